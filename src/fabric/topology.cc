@@ -32,23 +32,6 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   return entries;
 }
 
-bool is_pci_address(const std::string& name) noexcept {
-  return name.size() >= 12 && name[4] == ':' && name[7] == ':' && name[10] == '.';
-}
-
-// `device` is a link to a device's folder, in which every folder above is a bridge.
-PciPlace place_of(const fs::path& device) {
-  PciPlace place;
-  std::error_code error;
-  const fs::path real = fs::canonical(device, error);
-  if (error) return place;
-  for (const fs::path& part : real)
-    if (is_pci_address(part.string())) place.path.push_back(part.string());
-  const std::string node = read_line(real / "numa_node");
-  if (!node.empty() && !place.path.empty()) place.numa_node = std::atoi(node.c_str());
-  return place;
-}
-
 std::string driver_of(const fs::path& device) {
   std::error_code error;
   const fs::path driver = fs::canonical(device / "driver", error);
@@ -88,7 +71,7 @@ std::vector<RdmaPort> read_rdma_ports(const std::string& root) {
   for (const fs::path& device : entries_of(root + "/sys/class/infiniband")) {
     RdmaPort made;
     made.device = device.filename().string();
-    made.place = place_of(device / "device");
+    made.place = read_pci_place(device / "device");
     made.driver = driver_of(device / "device");
     std::error_code error;
     // Soft-RoCE names the interface that it stands on.
@@ -102,27 +85,6 @@ std::vector<RdmaPort> read_rdma_ports(const std::string& root) {
     }
   }
   return ports;
-}
-
-std::vector<PciPlace> read_gpus(const std::string& root) {
-  std::vector<PciPlace> gpus;
-  for (const fs::path& device : entries_of(root + "/sys/bus/pci/devices")) {
-    const std::string vendor = read_line(device / "vendor");
-    const std::string sort = read_line(device / "class");
-    const bool shows = sort.starts_with("0x0300") || sort.starts_with("0x0302") || sort.starts_with("0x1200");
-    if ((vendor == "0x10de" || vendor == "0x1002") && shows) gpus.push_back(place_of(device));
-  }
-  return gpus;
-}
-
-uint32_t pci_distance(const PciPlace& one, const PciPlace& other) noexcept {
-  if (one.path.empty() || other.path.empty()) return UINT32_MAX;
-  const std::size_t most = std::min(one.path.size(), other.path.size());
-  std::size_t common = 0;
-  while (common < most && one.path[common] == other.path[common]) ++common;
-  const auto steps = static_cast<uint32_t>(one.path.size() + other.path.size() - 2 * common);
-  if (common != 0) return steps;
-  return 1000 + steps + (one.numa_node != other.numa_node ? 1000 : 0);
 }
 
 uint32_t nearest_rails(std::span<const PciPlace> rails, const PciPlace& device) noexcept {

@@ -6,15 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "base/os/pci.h"
+
 namespace towline::fabric {
 
-// Where a device sits: the bridges above it, from the root, then itself ("0000:17:00.0").
-struct PciPlace {
-  std::vector<std::string> path;  // empty: not on PCI
-  int32_t numa_node = -1;         // -1: unknown
-
-  std::string address() const { return path.empty() ? std::string{} : path.back(); }
-};
+using towline::pci_distance;
+using towline::PciPlace;
+using towline::read_gpus;
 
 struct RdmaPort {
   std::string device;  // "mlx5_0"
@@ -32,12 +30,6 @@ struct RdmaPort {
 
 // root is the prefix of /sys, for tests. Whatever is missing or odd is left out, never an error.
 std::vector<RdmaPort> read_rdma_ports(const std::string& root = "");
-std::vector<PciPlace> read_gpus(
-    const std::string& root = "");  // NVIDIA's and AMD's display and 3D controllers
-
-// Steps from one device up to the bridge that both are below, and down again. Below no common bridge: 1000, and 1000
-// more on another NUMA node. UINT32_MAX: unknown.
-uint32_t pci_distance(const PciPlace& one, const PciPlace& other) noexcept;
 
 // The rails that are nearest, a bit each, of at most 32. All, where nothing is known.
 uint32_t nearest_rails(std::span<const PciPlace> rails, const PciPlace& device) noexcept;

@@ -2,11 +2,11 @@
 #include "fabric/topology.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
+
+#include "support/fake_sysfs.h"
 
 namespace towline::fabric {
 namespace {
@@ -15,34 +15,14 @@ namespace fs = std::filesystem;
 
 class Topology : public ::testing::Test {
  protected:
-  Topology() : root_(fs::temp_directory_path() / ("towline-topology-" + std::to_string(getpid()))) {
-    fs::remove_all(root_);
-    fs::create_directories(root_ / "sys/class/infiniband");
-    fs::create_directories(root_ / "sys/bus/pci/devices");
-  }
-  ~Topology() override { fs::remove_all(root_); }
-
-  void write(const fs::path& file, const std::string& text) {
-    fs::create_directories(file.parent_path());
-    std::ofstream{file} << text << "\n";
-  }
-  // `path` is what is below /sys/devices.
-  fs::path add_pci(const std::string& path, int node, const std::string& vendor, const std::string& sort) {
-    const fs::path device = root_ / "sys/devices" / path;
-    write(device / "numa_node", std::to_string(node));
-    write(device / "vendor", vendor);
-    write(device / "class", sort);
-    fs::create_symlink(device, root_ / "sys/bus/pci/devices" / device.filename());
-    return device;
-  }
   void add_nic(const std::string& name, const std::string& path, int node, const std::string& state,
                const std::string& driver = "mlx5_core") {
-    const fs::path device = add_pci(path, node, "0x15b3", "0x020700");
+    const fs::path device = sysfs_.add_pci(path, node, "0x15b3", "0x020700");
     fs::create_directories(root_ / "sys/drivers" / driver);
     fs::create_symlink(root_ / "sys/drivers" / driver, device / "driver");
     const fs::path nic = device / "infiniband" / name;
-    write(nic / "ports/1/state", state);
-    write(nic / "ports/1/rate", "400 Gb/sec (4X NDR)");
+    support::FakeSysfs::write(nic / "ports/1/state", state);
+    support::FakeSysfs::write(nic / "ports/1/rate", "400 Gb/sec (4X NDR)");
     fs::create_symlink(device, nic / "device");
     fs::create_symlink(nic, root_ / "sys/class/infiniband" / name);
   }
@@ -51,8 +31,7 @@ class Topology : public ::testing::Test {
     for (int node = 0; node < 2; ++node) {
       const std::string bus = node == 0 ? "pci0000:10/0000:10:01.0" : "pci0000:80/0000:80:01.0";
       const std::string low = node == 0 ? "1" : "8";
-      add_pci(bus + "/0000:" + low + "1:00.0/0000:" + low + "2:00.0/0000:" + low + "3:00.0", node, "0x10de",
-              "0x030200");
+      sysfs_.add_gpu(bus + "/0000:" + low + "1:00.0/0000:" + low + "2:00.0/0000:" + low + "3:00.0", node);
       add_nic("mlx5_" + std::to_string(2 * node),
               bus + "/0000:" + low + "1:00.0/0000:" + low + "2:01.0/0000:" + low + "4:00.0", node,
               "4: ACTIVE");
@@ -67,7 +46,8 @@ class Topology : public ::testing::Test {
     return all;
   }
 
-  fs::path root_;
+  support::FakeSysfs sysfs_;
+  const fs::path& root_ = sysfs_.root();
 };
 
 TEST_F(Topology, IsDescribedWithTheRailsThatServeEachGpuAndNode) {
@@ -125,7 +105,7 @@ TEST_F(Topology, HostMemoryGetsTheRailsOfItsNode) {
 TEST_F(Topology, RailsAreActivePortsOfRealDevicesAndTheReasonSaysWhatIsNot) {
   EXPECT_EQ(choose_rails(read_rdma_ports(root_)).reason, "this host has no RDMA device");
   const fs::path soft = root_ / "sys/devices/virtual/infiniband/rxe0";
-  write(soft / "ports/1/state", "4: ACTIVE");
+  support::FakeSysfs::write(soft / "ports/1/state", "4: ACTIVE");
   fs::create_symlink(soft, root_ / "sys/class/infiniband/rxe0");
   RailChoice choice = choose_rails(read_rdma_ports(root_));
   EXPECT_TRUE(choice.rails.empty());

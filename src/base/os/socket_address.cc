@@ -396,23 +396,34 @@ UniqueFd ListeningSocket::accept(SocketAddress* peer, int* error) noexcept {
   }
 }
 
-std::vector<SocketAddress> ListeningSocket::reachable() const {
-  if (!address_.is_any()) return {address_};
-  std::vector<SocketAddress> global;
-  std::vector<SocketAddress> loopback;
+// Of `interface`, or of all where it is empty; without ports.
+std::vector<SocketAddress> interface_addresses(const std::string& interface) {
+  std::vector<SocketAddress> found;
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0)
     fail(status_from_errno(errno), "listing network interfaces: {}", errno_text(errno));
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
     if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
+    if (!interface.empty() && interface != entry->ifa_name) continue;
     const int family = entry->ifa_addr->sa_family;
-    if (family != AF_INET && (family != AF_INET6 || address_.family() != AF_INET6)) continue;
+    if (family != AF_INET && family != AF_INET6) continue;
     const socklen_t bytes = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    const SocketAddress address = SocketAddress(entry->ifa_addr, bytes).with_port(address_.port());
-    if (address.is_link_local()) continue;
-    (address.is_loopback() ? loopback : global).push_back(address);
+    const SocketAddress address(entry->ifa_addr, bytes);
+    if (!address.is_link_local()) found.push_back(address.with_port(0));
   }
   freeifaddrs(list);
+  return found;
+}
+
+std::vector<SocketAddress> ListeningSocket::reachable() const {
+  if (!address_.is_any()) return {address_};
+  std::vector<SocketAddress> global;
+  std::vector<SocketAddress> loopback;
+  for (const SocketAddress& found : interface_addresses("")) {
+    if (found.family() == AF_INET6 && address_.family() != AF_INET6) continue;
+    const SocketAddress address = found.with_port(address_.port());
+    (address.is_loopback() ? loopback : global).push_back(address);
+  }
   std::stable_sort(global.begin(), global.end(), [](const SocketAddress& a, const SocketAddress& b) {
     return a.family() == AF_INET && b.family() != AF_INET;
   });
@@ -461,6 +472,12 @@ UniqueFd open_stream_socket(int family) {
   if (!fd.valid())
     fail(status_from_errno(errno), "opening a socket of address family {}: {}", family, errno_text(errno));
   return fd;
+}
+
+int start_from(int fd, const SocketAddress& own) noexcept {
+  const int on = 1;
+  (void)setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
+  return bind(fd, own.get(), own.size()) == 0 ? 0 : errno;
 }
 
 int start_connect(int fd, const SocketAddress& address) noexcept {

@@ -117,6 +117,9 @@ class ListeningSocket {
   std::string path_;  // to remove
 };
 
+// The addresses of an interface that is up, without link-local ones, with port 0. Empty: of all interfaces. Throws Error.
+std::vector<SocketAddress> interface_addresses(const std::string& interface);
+
 // Warns, once in a process for each `what` (a literal), that sockets of it take connections from beyond this host.
 void warn_of_open_ports(const char* what, std::span<const ListeningSocket* const> sockets);
 
@@ -127,6 +130,8 @@ std::vector<Endpoint> advertised(std::string_view advertise, std::span<const Lis
 // A new non-blocking, close-on-exec stream socket. Throws Error.
 UniqueFd open_stream_socket(int family);
 
+// Before start_connect(): gives the socket an address of this host; its port is chosen when it connects. 0, or an errno.
+int start_from(int fd, const SocketAddress& own) noexcept;
 // Starts connecting a non-blocking socket: 0 when it is connected at once, EINPROGRESS, or why not.
 int start_connect(int fd, const SocketAddress& address) noexcept;
 // The outcome once it is writable: 0 or an errno.

@@ -5,7 +5,9 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <algorithm>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -212,6 +214,30 @@ TEST(Advertised, ListsInterfacesForEveryAddress) {
   const auto endpoints = advertised("", sockets);
   ASSERT_FALSE(endpoints.empty());
   for (const Endpoint& endpoint : endpoints) EXPECT_NE(endpoint.host, "::");
+}
+
+TEST(OwnAddress, IsTheOneThatThePeerSees) {
+  ListeningSocket listener(parse_endpoint("127.0.0.1:0"));
+  const UniqueFd client = open_stream_socket(AF_INET);
+  const SocketAddress own = *numeric_address(parse_endpoint("127.0.0.2:0"));
+  ASSERT_EQ(start_from(client.get(), own), 0);
+  const int error = start_connect(client.get(), listener.address());
+  ASSERT_TRUE(error == 0 || error == EINPROGRESS) << error;
+  pollfd watched = {listener.fd(), POLLIN, 0};
+  ASSERT_EQ(poll(&watched, 1, 10'000), 1);
+  int accept_error = 0;
+  SocketAddress peer;
+  ASSERT_TRUE(listener.accept(&peer, &accept_error).valid());
+  EXPECT_EQ(peer.with_port(0), own);
+  EXPECT_NE(peer.port(), 0);
+}
+
+TEST(OwnAddress, AnInterfaceHasItsOwnAndNoOtherOnes) {
+  const std::vector<SocketAddress> loopback = interface_addresses("lo");
+  EXPECT_TRUE(std::all_of(loopback.begin(), loopback.end(),
+                          [](const SocketAddress& address) { return address.is_loopback(); }));
+  EXPECT_TRUE(interface_addresses("nowhere").empty());
+  EXPECT_GE(interface_addresses("").size(), loopback.size());
 }
 
 }  // namespace

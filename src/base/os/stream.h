@@ -71,6 +71,8 @@ class Stream {
   static Stream open(int family) { return Stream(open_stream_socket(family)); }
   // One that a ListeningSocket accepted: non-blocking.
   static Stream accepted(UniqueFd fd) noexcept { return Stream(std::move(fd)); }
+  // Connects from this address of ours. 0, or an errno.
+  int start_from(const SocketAddress& own) noexcept { return towline::start_from(fd(), own); }
   // 0: connected at once. EINPROGRESS: ask finish_connect() when it is writable. Else why not.
   int start_connect(const SocketAddress& address) noexcept { return towline::start_connect(fd(), address); }
   int finish_connect() noexcept { return towline::finish_connect(fd()); }

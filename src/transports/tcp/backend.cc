@@ -12,12 +12,20 @@
 #include "towline/towline.h"
 
 namespace towline::tcp {
+namespace {
+
+Options with_addresses(Options options, const Flows* flows) {
+  if (flows != nullptr) options.own_addresses = flows->addresses();
+  return options;
+}
+
+}  // namespace
 
 Backend::Backend(const plugin::Host& host, const char* name, Flows* flows)
     : BackendBase(host),
       name_(name),
       flows_(flows),
-      options_(Options::read(this->host(), name)),
+      options_(with_addresses(Options::read(this->host(), name), flows)),
       sources_(options_.limits) {
   for (uint32_t i = 0; i < std::max(this->host().worker_count(), 1u); ++i)
     workers_.push_back(std::make_unique<Worker>());
@@ -68,11 +76,21 @@ int32_t Backend::address(void* address, size_t* bytes) {
     *bytes = 0;
     return TOWLINE_OK;
   }
-  const std::vector<uint8_t> packed = pack_address(acceptor_->endpoints());
+  std::vector<std::string> endpoints = acceptor_->endpoints();
+  put_own_first(endpoints, options_.own_addresses);
+  const std::vector<uint8_t> packed = pack_address(endpoints);
   if (packed.size() > *bytes) return host().refuse(Status::kLimitExceeded, "no room for the address");
   std::memcpy(address, packed.data(), packed.size());
   *bytes = packed.size();
   return TOWLINE_OK;
+}
+
+// Peers try them in this order.
+void put_own_first(std::vector<std::string>& endpoints, const std::vector<SocketAddress>& own) {
+  std::stable_partition(endpoints.begin(), endpoints.end(), [&](const std::string& text) {
+    const std::optional<SocketAddress> address = numeric_address(parse_endpoint(text));
+    return address && std::find(own.begin(), own.end(), address->with_port(0)) != own.end();
+  });
 }
 
 std::vector<SocketAddress> choose_candidates(const towline_identity& self, const towline_identity& peer,

@@ -87,6 +87,9 @@ class Backend : public plugin::BackendBase {
   std::atomic<uint64_t> fault_seeds_{0};
 };
 
+// Puts endpoints at our `own` addresses before the others.
+void put_own_first(std::vector<std::string>& endpoints, const std::vector<SocketAddress>& own);
+
 // The addresses worth trying for this peer, best first: a Unix socket on the same host, loopback within the
 // same network namespace, then the others; loopback of another host only where there is nothing else. Texts
 // that are no numeric address are left out.

@@ -16,6 +16,14 @@ constexpr uint64_t kStaggerNs =
     200 * kMillisecondNs;  // an address that does not answer delays the next by so much
 constexpr uint64_t kSilenceNs = 1000 * kMillisecondNs;  // connected but no reply: others get their turn
 
+// 0, or an errno.
+int bind_to_own(Stream& stream, const SocketAddress& to, const std::vector<SocketAddress>& own) noexcept {
+  const auto address = std::find_if(own.begin(), own.end(), [&](const SocketAddress& one) {
+    return one.family() == to.family() && !to.is_loopback();
+  });
+  return address == own.end() ? 0 : stream.start_from(*address);
+}
+
 }  // namespace
 
 Dial::Dial(const plugin::Host& host, uint32_t worker, const SocketAddress& to, const Options& options,
@@ -23,7 +31,8 @@ Dial::Dial(const plugin::Host& host, uint32_t worker, const SocketAddress& to, c
     : host_(host), worker_(worker), to_(to), wake_(wake), argument_(argument) {
   stream_ = Stream::open(to.family());
   tune(stream_, options);
-  const int error = stream_.start_connect(to_);
+  int error = bind_to_own(stream_, to_, options.own_addresses);
+  if (error == 0) error = stream_.start_connect(to_);
   if (error == 0) {
     state_ = State::kConnected;
     watch(EPOLLIN);

@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "base/os/socket_address.h"
 #include "base/os/stream.h"
 #include "framing/lane.h"
 #include "towline/plugin/backend.hpp"
@@ -26,6 +28,8 @@ class Flows {
                                                    bool first, uint32_t frame_bytes,
                                                    const std::string& congestion, towline_ready_fn ready,
                                                    void* argument) = 0;
+  // The addresses by which payload has to come in, on the network interface whose NIC receives it; empty: any.
+  [[nodiscard]] virtual std::vector<SocketAddress> addresses() const { return {}; }
   // How payload is received, a few words for people.
   [[nodiscard]] virtual std::string how() const = 0;
   // Gives a lane that make_lane() made its payload flow. Throws Error, and then the lane has none.

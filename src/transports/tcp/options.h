@@ -28,6 +28,8 @@ struct Options {
   uint64_t handshake_timeout_ns = 0;
   uint64_t user_timeout_ns = 0;  // sent data that stays unacknowledged so long breaks a socket
   bool checksum = false;
+  std::vector<SocketAddress>
+      own_addresses;  // sockets to other hosts use one of these; empty: the kernel chooses
   framing::FaultOptions faults;
 
   // For a connection to this peer.

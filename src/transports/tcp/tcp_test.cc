@@ -563,5 +563,15 @@ TEST(Candidates, DependOnWhereThePeerIs) {
   EXPECT_EQ(texts(self, peer, {"unix:/run/x.sock", "name:1", "???"}), Texts{});
 }
 
+// So that payload comes in by the NIC that was chosen for it.
+TEST(Candidates, EndpointsAtOurOwnChosenAddressesComeFirst) {
+  std::vector<std::string> endpoints = {"10.0.0.7:1", "[2001:db8::1]:1", "10.0.1.7:1", "name:1",
+                                        "10.0.2.7:1"};
+  put_own_first(endpoints, {*numeric_address(parse_endpoint("10.0.2.7:0")),
+                            *numeric_address(parse_endpoint("[2001:db8::1]:0"))});
+  EXPECT_EQ(endpoints, (std::vector<std::string>{"[2001:db8::1]:1", "10.0.2.7:1", "10.0.0.7:1", "10.0.1.7:1",
+                                                 "name:1"}));
+}
+
 }  // namespace
 }  // namespace towline::tcp

@@ -16,6 +16,12 @@ std::unique_ptr<framing::Lane> SourceFlows::make_lane(const plugin::Host& host, 
 
 std::string SourceFlows::how() const { return std::string("payload by ") + ladder_.provider->name(); }
 
+// A NIC's queues see only what comes in by its own addresses.
+std::vector<SocketAddress> SourceFlows::addresses() const {
+  return settings_.nic.interface.empty() ? std::vector<SocketAddress>{}
+                                         : interface_addresses(settings_.nic.interface);
+}
+
 void SourceFlows::attach(framing::Lane& lane, Stream stream) {
   UniqueFd payload = std::move(stream).release();
   auto source = ladder_.provider->make(payload.get());
@@ -26,6 +32,8 @@ std::string Backend::describe() {
   const FlowTotals& totals = source_flows.totals();
   nlohmann::json result = {{"source", source_flows.ladder().provider->name()},
                            {"tried", nlohmann::json::array()},
+                           {"nic", source_flows.nic().interface},
+                           {"why_nic", source_flows.nic().why},
                            {"fragments", totals.fragments.load()},
                            {"fragment_bytes", totals.fragment_bytes.load()},
                            {"linear_bytes", totals.linear_bytes.load()},

@@ -20,9 +20,11 @@ class SourceFlows final : public tcp::Flows {
                                            bool first, uint32_t frame_bytes, const std::string& congestion,
                                            towline_ready_fn ready, void* argument) override;
   [[nodiscard]] std::string how() const override;
+  [[nodiscard]] std::vector<SocketAddress> addresses() const override;
   void attach(framing::Lane& lane, Stream payload) override;
   [[nodiscard]] const FlowTotals& totals() const noexcept { return totals_; }
   [[nodiscard]] const Ladder& ladder() const noexcept { return ladder_; }
+  [[nodiscard]] const NicChoice& nic() const noexcept { return settings_.nic; }
 
  private:
   const Settings settings_;

@@ -23,7 +23,8 @@ struct Known {
 };
 
 NicOptions nic_options(const Settings& settings) {
-  return {settings.interface, settings.queues, settings.pool_bytes, settings.state_folder};
+  return {settings.nic.interface, settings.queues, settings.pool_bytes, settings.state_folder,
+          settings.nic.why};
 }
 
 constexpr Known kKnown[] = {

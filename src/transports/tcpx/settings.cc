@@ -69,6 +69,13 @@ std::vector<uint32_t> read_queues(const plugin::Host& host) {
   return queues;
 }
 
+std::string read_gpu(const plugin::Host& host) {
+  const std::string value = host.config("tcpx.gpu", "");
+  std::string gpu = pci_address(value);
+  if (gpu.empty() && !value.empty()) refuse("tcpx.gpu", value, "a PCI address such as 0000:04:00.0");
+  return gpu;
+}
+
 }  // namespace
 
 const std::vector<std::string>& default_sources() {
@@ -88,10 +95,11 @@ Settings Settings::read(const plugin::Host& host) {
   settings.seed = read_number(host, "tcpx.seed", "1");
   settings.odd = read_bool(host, "tcpx.odd", true);
   settings.keep_fragments = read_bool(host, "tcpx.keep_fragments", true);
-  settings.interface = host.config("tcpx.interface", "");
+  settings.gpu = read_gpu(host);
+  settings.nic = choose_nic(split(host.config("tcpx.interface", "")), settings.gpu);
   settings.queues = read_queues(host);
   settings.daemon_folder = host.config("tcpx.daemon_dir", "/run/tcpx");
-  settings.daemon_gpu = host.config("tcpx.daemon_gpu", "");
+  settings.daemon_gpu = host.config("tcpx.daemon_gpu", settings.gpu.c_str());
   settings.state_folder = host.config("tcpx.state_dir", "/run/towline/tcpx");
   return settings;
 }

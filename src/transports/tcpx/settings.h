@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "towline/plugin/backend.hpp"
+#include "transports/tcpx/nic_choice.h"
 
 namespace towline::tcpx {
 
@@ -16,10 +17,11 @@ struct Settings {
   uint64_t seed = 0;                 // emulated: what comes how
   bool odd = true;                   // emulated: odd fragments
   bool keep_fragments = true;    // for the GPU to copy; false: the processor copies them to staging memory
-  std::string interface;         // the NIC that receives into device memory
+  NicChoice nic;                 // that receives into device memory
   std::vector<uint32_t> queues;  // its receive queues that are ours
   std::string daemon_folder;     // devmem-legacy: of the daemon's sockets
   std::string daemon_gpu;        // devmem-legacy: whose memory
+  std::string gpu;               // whose memory payload is for, by its PCI address; empty: not said
   std::string state_folder;      // where changes of the NIC are written down
 
   // Throws plugin::Failure, naming the value.

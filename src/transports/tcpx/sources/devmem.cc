@@ -9,7 +9,8 @@ namespace towline::tcpx {
 
 void check_nic_options(const NicOptions& options) {
   if (options.interface.empty())
-    fail(Status::kUnsupported, "tcpx.interface names no NIC that receives into device memory");
+    fail(Status::kUnsupported, "tcpx.interface gives no NIC that receives into device memory{}{}",
+         options.why.empty() ? "" : ": ", options.why);
   if (options.queues.empty())
     fail(Status::kUnsupported, "tcpx.queues names no receive queue of {} to take", options.interface);
 }

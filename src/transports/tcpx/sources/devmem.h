@@ -17,6 +17,7 @@ struct NicOptions {
   std::vector<uint32_t> queues;
   uint64_t pool_bytes = 64u << 20;
   std::string state_folder;
+  std::string why;  // this interface, or none
 };
 
 // Throws Error, naming the setting, unless a NIC and its queues are named.

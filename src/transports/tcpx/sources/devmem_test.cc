@@ -1,6 +1,13 @@
 #include "transports/tcpx/sources/devmem.h"
 
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#include <cstddef>
+#include <thread>
 
 #include "base/error.h"
 #include "support/temporary_folder.h"
@@ -30,7 +37,7 @@ class DevmemTest : public ::testing::Test {
 
   support::TemporaryFolder folder;
   FakeKernel kernel;
-  NicOptions options = {"nic0", {2, 3}, 1u << 20, folder.path()};
+  NicOptions options = {"nic0", {2, 3}, 1u << 20, folder.path(), ""};
 };
 
 TEST_F(DevmemTest, MemoryIsBoundToTheQueuesForAsLongAsItIsUsed) {
@@ -83,6 +90,45 @@ TEST_F(DevmemTest, TokensThatAreNotHeldAreIgnored) {
   const uint32_t tokens[] = {1, 1, UINT32_MAX};
   source->release(tokens);
   EXPECT_EQ(source->bad_releases(), 3u);
+}
+
+// For the calling thread recvmsg() fails with this errno.
+bool fail_receiving_with(uint32_t error) {
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_recvmsg, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program = {sizeof filter / sizeof *filter, filter};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+// ETOOSMALL, which user space has no name for. What was there can be received afterwards, with more room.
+TEST_F(DevmemTest, AKernelThatFindsTheControlBufferTooShortIsAnErrorAndLosesNothing) {
+  auto provider = open();
+  auto [writer, reader] = testing::connected_sockets();
+  auto source = provider->make(reader.get());
+  const auto sent = testing::pattern(1000);
+  write_fully(writer.get(), sent);
+  std::vector<uint8_t> linear(4096);
+  std::array<Fragment, 8> fragments;
+  Polled polled;
+  bool filtered = false;
+  std::thread([&] {
+    filtered = fail_receiving_with(525);
+    polled = source->poll(linear.data(), linear.size(), fragments);
+  }).join();
+  ASSERT_TRUE(filtered);
+  EXPECT_EQ(polled.io.status, Status::kProtocol);
+  EXPECT_EQ(polled.io.vendor_code, 525);
+  EXPECT_EQ(polled.count, 0u);
+  do {
+    polled = source->poll(linear.data(), linear.size(), fragments);
+  } while (polled.io.status == Status::kAgain);
+  EXPECT_EQ(polled.io.bytes, sent.size());
+  EXPECT_TRUE(std::equal(sent.begin(), sent.end(), linear.begin()));
 }
 
 TEST_F(DevmemTest, EveryReasonIsSaid) {
