@@ -1,0 +1,142 @@
+// Symmetric memory between processes. The test is the other process: it speaks as rank 1, and as strangers.
+#include "gpu/symmetric.h"
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "base/os/packets.h"
+#include "gpu/fake/fake_kernels.h"
+#include "gpu/symmetric_wire.h"
+
+namespace towline::cuda {
+namespace {
+
+constexpr uint64_t kBytes = 1 << 20;
+constexpr int kStrangers = 60;
+
+Deadline in_time() { return Deadline::after(monotonic_now_ns(), 60 * kSecondNs); }
+
+class Board {
+ public:
+  Noticeboard noticeboard() {
+    return {[this](const std::string& key, std::span<const uint8_t> value) { set(key, value); },
+            [this](const std::string& key, Deadline) { return get(key); }};
+  }
+  void set(const std::string& key, std::span<const uint8_t> value) {
+    const std::lock_guard lock(mutex_);
+    values_[key].assign(value.begin(), value.end());
+    changed_.notify_all();
+  }
+  std::vector<uint8_t> get(const std::string& key) {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, std::chrono::seconds(60), [&] { return values_.contains(key); }))
+      throw Error(Status::kTimedOut, "the test waited for " + key);
+    return values_[key];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::vector<uint8_t>> values_;
+};
+
+class SymmetricMemoryTest : public testing::Test {
+ protected:
+  // Rank 0 runs until it has both pieces.
+  void start() {
+    device_.start();
+    listener_ = packets::listen_on({true, name_});
+    notice_.key = 77;
+    notice_.bytes = notice_.length = kBytes;
+    notice_.host = read_host_identity();
+    notice_.host.pid += 1;  // another process
+    notice_.gpu = device_.gpus()[0].uuid;
+    notice_.socket = name_;
+    board_.set("gpu/1", encode(notice_));
+    rank0_ = std::thread([this] {
+      try {
+        memory_.emplace(device_, 0, kBytes, device_.make_words(0, 4096), 0, 2, board_.noticeboard(),
+                        in_time());
+      } catch (const std::exception& error) {
+        failure_ = error.what();
+      }
+    });
+    const auto theirs = decode_piece_notice(board_.get("gpu/0"));
+    ASSERT_TRUE(theirs);
+    theirs_ = *theirs;
+  }
+  UniqueFd connect() {
+    UniqueFd socket = packets::make_socket();
+    while (packets::connect_to(socket.get(), {true, theirs_.socket}) == EAGAIN) std::this_thread::yield();
+    return socket;
+  }
+  void say(const UniqueFd& socket, const PieceHello& hello, const SharedPiece* piece) {
+    if (piece == nullptr) {
+      (void)packets::send_packet(socket.get(), encode(hello), {});
+      return;
+    }
+    const UniqueFd descriptor = piece->descriptor();
+    const int fds[] = {descriptor.get()};
+    (void)packets::send_packet(socket.get(), encode(hello), fds);
+  }
+  void finish() {
+    board_.set("gpu/1/in", {});
+    rank0_.join();
+  }
+
+  KernelDevice& device_ = fake::fake_kernel_device();
+  Board board_;
+  const std::string name_ = "towline-symmetric-test-" + Id::random().to_hex();
+  UniqueFd listener_;
+  PieceNotice notice_;
+  PieceNotice theirs_;
+  std::optional<SymmetricMemory> memory_;
+  std::string failure_;
+  std::thread rank0_;
+};
+
+TEST_F(SymmetricMemoryTest, StrangersNeitherHoldUpTheRanksNorAreTakenForOne) {
+  start();
+  const auto piece = device_.allocate(0, kBytes);
+  const auto evil = device_.allocate(0, kBytes);
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < kStrangers; ++i) silent.push_back(connect());
+  std::vector<UniqueFd> liars;
+  for (int i = 0; i < 5; ++i) liars.push_back(connect());
+  const uint8_t noise[] = {1, 2, 3};
+  (void)packets::send_packet(liars[0].get(), noise, {});
+  say(liars[1], {notice_.key + 1, 1}, evil.get());  // another key
+  say(liars[2], {notice_.key, 0}, evil.get());      // the rank that is there
+  say(liars[3], {notice_.key, 9}, evil.get());      // none of the job
+  say(liars[4], {notice_.key, 1}, nullptr);         // without memory
+  UniqueFd spare = packets::open_spare();
+  const UniqueFd real = connect();
+  std::memset(reinterpret_cast<void*>(piece->address()), 0x5a, kBytes);
+  say(real, {notice_.key, 1}, piece.get());
+  finish();
+  ASSERT_EQ(failure_, "");
+  EXPECT_EQ(*reinterpret_cast<const uint8_t*>(memory_->address(1)), 0x5a);
+  EXPECT_EQ(memory_->lost(), std::nullopt);
+}
+
+TEST_F(SymmetricMemoryTest, ARankThatFailsTellsTheOthersItsWords) {
+  start();
+  const auto piece = device_.allocate(0, kBytes);
+  const UniqueFd real = connect();
+  say(real, {notice_.key, 1}, piece.get());
+  const std::string why = "the GPU is on fire";
+  board_.set("gpu/1/in", {reinterpret_cast<const uint8_t*>(why.data()), why.size()});
+  rank0_.join();
+  EXPECT_NE(failure_.find("rank 1 failed: " + why), std::string::npos) << failure_;
+}
+
+}  // namespace
+}  // namespace towline::cuda
