@@ -87,6 +87,15 @@ bool Backend::moves_all(uint32_t op, uint32_t local, uint32_t remote, uint32_t w
   return true;
 }
 
+namespace {
+
+// It copies GPU memory by another backend's landing, which has to be there first and go last.
+bool lands_on_another(const Backend& backend) noexcept {
+  return backend.plugin != nullptr && backend.has_trait(TOWLINE_TRAIT_LANDS);
+}
+
+}  // namespace
+
 BackendHost::BackendHost(Agent& agent, const std::vector<std::string>& wanted,
                          const std::vector<std::string>& plugin_files, const std::string& faults,
                          const towline_host_v1_t& services)
@@ -139,10 +148,10 @@ BackendHost::BackendHost(Agent& agent, const std::vector<std::string>& wanted,
   }
   set_order(std::move(order));
   try {
-    for (const auto& backend : backends_) {
-      prepare(*backend, faults, services);
-      open(*backend);
-    }
+    for (const auto& backend : backends_) prepare(*backend, faults, services);
+    for (const bool lands : {false, true})
+      for (const auto& backend : backends_)
+        if (lands_on_another(*backend) == lands) open(*backend);
   } catch (...) {
     close();
     throw;
@@ -158,6 +167,7 @@ void BackendHost::set_order(std::vector<Backend*> order) {
 
 void BackendHost::prepare(Backend& backend, const std::string& faults, const towline_host_v1_t& services) {
   backend.agent = &agent_;
+  backend.all = this;
   backend.host = services;
   backend.host.context = &backend;
   backend.prices = &prices_of(backend.name, backend.plugin != nullptr ? backend.plugin->cost : 1);
@@ -357,11 +367,13 @@ bool BackendHost::check_usable(Backend& backend) {
 }
 
 void BackendHost::close() noexcept {
-  for (const auto& backend : backends_) {
-    if (backend == nullptr || !backend->open()) continue;
-    backend->plugin->close(backend->handle);
-    backend->handle = nullptr;
-    backend->step = Backend::Step::kClosed;
+  for (const bool lands : {true, false}) {
+    for (const auto& backend : backends_) {
+      if (backend == nullptr || !backend->open() || lands_on_another(*backend) != lands) continue;
+      backend->plugin->close(backend->handle);
+      backend->handle = nullptr;
+      backend->step = Backend::Step::kClosed;
+    }
   }
 }
 

@@ -24,11 +24,14 @@
 namespace towline {
 
 class Agent;
+class BackendHost;
 
 struct Backend {
   enum class Step { kDiscovered, kLoaded, kUsable, kOpen, kClosed };
 
   Agent* agent = nullptr;
+  const BackendHost* all =
+      nullptr;  // that it is one of; known to services while it opens, which the agent's are not
   std::string name;
   std::string file;  // of the plugin; empty: built in
   std::atomic<Step> step = Step::kDiscovered;

@@ -133,7 +133,7 @@ void granted(void*, void* peer, uint64_t key) { static_cast<Link*>(peer)->on_gra
 
 int32_t landing(void* context, const towline_landing_table_v1** table, towline_backend** backend) {
   std::string reasons;
-  for (const auto& other : agent_of(context).backends().backends()) {
+  for (const auto& other : backend_of(context).all->backends()) {
     if (other->landing != nullptr && other->open()) {
       *table = other->landing;
       *backend = other->handle;

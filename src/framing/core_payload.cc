@@ -103,7 +103,7 @@ void Connection::receive_into_slot(LaneState& lane, ScatterSlot& slot) noexcept 
     return;
   }
   slot.flow = lane.lane->payload_flow();
-  slot.flow->offer(*landings_->lander);
+  slot.flow->offer(*landings_->lander, slot.device);
 }
 
 // From the slot, or from the fragments that its payload came as.

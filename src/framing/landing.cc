@@ -28,6 +28,10 @@ class HostedLander final : public Lander {
     if (!unpacks()) return Status::kUnsupported;
     return static_cast<Status>(table_.reach(landing_, address, bytes));
   }
+  Status reach_pool(towline_landing_pool* pool) noexcept override {
+    if (!unpacks() || table_.reach_pool == nullptr) return Status::kUnsupported;
+    return static_cast<Status>(table_.reach_pool(landing_, pool));
+  }
   Status unpack(uint32_t index, uint64_t device, std::span<const LandingPiece> fragments,
                 std::span<const LandingPiece> pieces, int32_t& vendor_code) noexcept override {
     if (!unpacks()) return Status::kUnsupported;

@@ -57,6 +57,10 @@ class Lander {
   [[nodiscard]] virtual Status reach(void* /*address*/, uint64_t /*bytes*/) noexcept {
     return Status::kUnsupported;
   }
+  // The same for memory on a GPU, for copies of that GPU. The pool lives as long as this.
+  [[nodiscard]] virtual Status reach_pool(towline_landing_pool* /*pool*/) noexcept {
+    return Status::kUnsupported;
+  }
   // As begin() of a scatter, from fragments that lie in the slot or in memory that reach() was told of.
   [[nodiscard]] virtual Status unpack(uint32_t /*index*/, uint64_t /*device*/,
                                       std::span<const LandingPiece> /*fragments*/,

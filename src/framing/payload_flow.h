@@ -48,9 +48,9 @@ class PayloadFlow {
   [[nodiscard]] virtual std::span<const towline_landing_piece> fragments(uint32_t slot) const noexcept = 0;
   // Their bytes were copied out, or nobody wants them.
   virtual void release(uint32_t slot) noexcept = 0;
-  // Before the first collect(): the GPU's side of this connection, which makes the pool reachable. It lives until all
-  // slots were released. Control path.
-  virtual void offer(Lander& lander) noexcept = 0;
+  // Before the first collect() of a frame: the GPU that it is for, and the GPU's side of this connection, which makes the
+  // pool reachable. It lives until all slots were released.
+  virtual void offer(Lander& lander, uint64_t device) noexcept = 0;
 };
 
 }  // namespace towline::framing

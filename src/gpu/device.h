@@ -45,6 +45,7 @@ struct Gpu {
   std::string name;
   uint32_t multiprocessors = 0;
   std::optional<uint32_t> host_node;  // of NUMA, the nearest
+  std::string pci_address;            // "0000:04:00.0", as the kernel writes it; empty: not known
 };
 
 enum class Where : uint8_t {
@@ -119,6 +120,21 @@ class Pinned {
   [[nodiscard]] virtual Use use() const noexcept { return Use::kWrite; }
   // The end of what was pinned in one piece with this address: the copy engine can't go beyond it at a time.
   [[nodiscard]] virtual uint64_t end_of(uint64_t /*address*/) const noexcept { return UINT64_MAX; }
+};
+
+// Memory on a GPU that other devices, such as NICs, can fill, until this goes.
+class DmaMemory {
+ public:
+  DmaMemory() = default;
+  DmaMemory(const DmaMemory&) = delete;
+  DmaMemory& operator=(const DmaMemory&) = delete;
+  virtual ~DmaMemory() = default;
+  [[nodiscard]] virtual uint64_t address() const noexcept = 0;
+  [[nodiscard]] virtual uint64_t bytes() const noexcept = 0;
+  // By which the kernel knows it; this object's.
+  [[nodiscard]] virtual int dma_buf() const noexcept = 0;
+  // Where the processor finds it; null: nowhere.
+  [[nodiscard]] virtual void* host() const noexcept { return nullptr; }
 };
 
 // Multiprocessors that the application leaves to copies (a green context), so that these need not wait for its
@@ -256,6 +272,8 @@ class Device {
   // For reading and writing, what is not pinned yet. Memory of the application is pinned by pinned_ranges().
   virtual std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes) = 0;
   [[nodiscard]] PinnedRanges& pinned_ranges() noexcept { return pinned_ranges_; }
+  // At least so many bytes. Throws Error that says what the GPU, its driver or the kernel lack.
+  virtual std::unique_ptr<DmaMemory> make_dma_memory(uint32_t gpu, uint64_t bytes) = 0;
   // after_default: work on the lane comes after what the application has put on the GPU's default stream
   // before, and what it puts there later comes after that work. Such a lane reserves nothing.
   virtual std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default, const ReserveWish& wish = {}) = 0;

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/os/memfd.h"
 #include "gpu/driver_api.h"
+#include "gpu/driver_dma_memory.h"
 #include "gpu/driver_gate.h"
 #include "gpu/driver_lane.h"
 #include "gpu/kernel_image.h"
@@ -98,6 +99,7 @@ class Nvidia final : public Device {
       if (api_.device_get_attribute(&node, driver::kAttributeHostNode, i) == kSuccess && node >= 0)
         gpu.host_node = static_cast<uint32_t>(node);
       std::memcpy(gpu.uuid.data(), uuid.bytes, gpu.uuid.size());
+      gpu.pci_address = pci_address_of(api_, i);
     }
     started_ = true;
   }
@@ -196,6 +198,10 @@ class Nvidia final : public Device {
 
   std::unique_ptr<Pinned> find_pinned(uint64_t address, uint64_t bytes) override;
   std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes) override;
+
+  std::unique_ptr<DmaMemory> make_dma_memory(uint32_t gpu, uint64_t bytes) override {
+    return make_driver_dma_memory(api_, context(gpu).context, gpu, bytes);
+  }
 
   std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default, const ReserveWish& wish) override {
     const Kernels& kernels = context(gpu);

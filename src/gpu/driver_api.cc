@@ -102,6 +102,7 @@ Api::Api(const char* file) : library(file) {
     if (version >= from && find(name, &address, from, 0, &found) == kSuccess)
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address);
   };
+  load_from(kWanted, range_handle, "cuMemGetHandleForAddressRange");
   load_from(kWithGreen, device_get_resource, "cuDeviceGetDevResource");
   load_from(kWithGreen, split_multiprocessors, "cuDevSmResourceSplitByCount");
   load_from(kWithGreen, describe_resource, "cuDevResourceGenerateDesc");

@@ -34,6 +34,11 @@ inline constexpr Result kPeerAccessAlreadyEnabled = 704;
 inline constexpr Result kHostMemoryAlreadyRegistered = 712;
 
 inline constexpr int kAttributeMultiprocessors = 16;
+inline constexpr int kAttributePciBus = 33;
+inline constexpr int kAttributePciDevice = 34;
+inline constexpr int kAttributePciDomain = 50;
+inline constexpr int kAttributeForOtherDevices = 110;  // VMM memory that they can fill
+inline constexpr int kAttributeDmaBuf = 124;           // memory that is a dma-buf
 inline constexpr int kAttributeHostPointers = 91;  // registered host memory is used at the host's addresses
 inline constexpr int kAttributeHostNode = 134;     // of NUMA; -1: not known. From CUDA 12.2 on
 inline constexpr int kFunctionThreads = 0;         // attribute: that a block may have
@@ -89,6 +94,9 @@ struct AllocationProperties {
   unsigned char flags[8] = {};
 };
 static_assert(sizeof(AllocationProperties) == 32);
+inline constexpr int kFlagForOtherDevices = 1;  // index into its flags
+inline constexpr int kLeastGranularity = 0;
+inline constexpr int kRangeDmaBuf = 1;  // what a range's handle is
 
 inline constexpr unsigned kIpcLazyPeerAccess = 1;
 inline constexpr unsigned kHostPortableMapped = 3;
@@ -199,6 +207,8 @@ struct Api {
   Result (*vmm_get_access)(unsigned long long*, const Location*, Pointer) = nullptr;
   Result (*pool_set_access)(MemoryPool, const AccessDescriptor*, size_t) = nullptr;
   Result (*pool_get_access)(int*, MemoryPool, Location*) = nullptr;
+  // Null: the driver has none.
+  Result (*range_handle)(void*, Pointer, size_t, int, unsigned long long) = nullptr;
   // From CUDA 12.5 on; null before.
   Result (*device_get_resource)(Device, Resource*, int) = nullptr;
   Result (*split_multiprocessors)(Resource*, unsigned*, const Resource*, Resource*, unsigned,

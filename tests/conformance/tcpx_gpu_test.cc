@@ -19,16 +19,16 @@ class TcpxGpuTest : public ::testing::Test {
             .default_timeout = 20s};
   }
   // Pages in reverse order, both ways; what the right agent says of itself then.
-  std::string move(const std::string& tcpx) {
+  std::string move(const std::string& tcpx, Kind kind = Kind::kVram) {
     const Agent left("left", over(tcpx));
     const Agent right("right", over(tcpx));
     const Buffer mine(kPage * kPages, false);
     const Buffer theirs(kPage * kPages, false);
-    const auto view = [](const Buffer& memory) {
-      return MemoryView{.address = memory.data(), .bytes = memory.size(), .kind = Kind::kVram};
+    const auto view = [kind](const Buffer& memory) {
+      return MemoryView{.address = memory.data(), .bytes = memory.size(), .kind = kind};
     };
-    const auto pages = [](const Buffer& memory) {
-      return Blocks::at(memory.data(), kPage, Kind::kVram).repeat(kPages, kPage);
+    const auto pages = [kind](const Buffer& memory) {
+      return Blocks::at(memory.data(), kPage, kind).repeat(kPages, kPage);
     };
     const Region my_region = left.register_memory(view(mine), {.access = Access::kAll});
     const Region their_region = right.register_memory(view(theirs), {.access = Access::kAll});
@@ -78,6 +78,121 @@ TEST_F(TcpxGpuTest, APoolThatNoGpuReachesIsCopiedOut) {
   const std::string info = move("source = \"mapped\"\n");
   EXPECT_EQ(number_after(info, "kept_bytes"), 0u);
   EXPECT_GT(number_after(info, "fragments"), 0u);
+}
+
+// ---- pools in memory of a GPU
+
+TEST_F(TcpxGpuTest, PayloadThatArrivesInMemoryOfAGpuIsUnpackedThere) {
+  const std::string info = move("source = \"emulated\"\npool = \"gpu\"\n");
+  EXPECT_NE(info.find("\"pool\":\"memory of GPU 0 at 0000:f0:00.0\""), std::string::npos) << info;
+  EXPECT_GT(number_after(info, "kept_bytes"), kPage * kPages);
+  EXPECT_EQ(number_after(info, "held"), 0u);
+}
+
+TEST_F(TcpxGpuTest, ATinyPoolInMemoryOfAGpuIsReadByItAndEveryByteArrives) {
+  const std::string info = move("source = \"emulated\"\npool = \"gpu\"\npool_bytes = \"32KiB\"\n");
+  EXPECT_GT(number_after(info, "fetched_bytes"), 0u);
+  EXPECT_EQ(number_after(info, "held"), 0u);
+}
+
+TEST_F(TcpxGpuTest, PayloadForHostMemoryIsReadOutOfTheGpus) {
+  const std::string info = move("source = \"emulated\"\npool = \"gpu\"\n", Kind::kDram);
+  EXPECT_GT(number_after(info, "fetched_bytes"), kPage * kPages);
+  EXPECT_EQ(number_after(info, "kept_bytes"), 0u);
+  EXPECT_EQ(number_after(info, "held"), 0u);
+}
+
+TEST_F(TcpxGpuTest, WhereNoGpuGivesMemoryTheReasonIsSaid) {
+  void* const library = dlopen(TOWLINE_CUDA_FAKE, RTLD_NOW);
+  ASSERT_NE(library, nullptr) << dlerror();
+  const auto command = reinterpret_cast<bool (*)(const char*, uint64_t, uint64_t, uint64_t)>(
+      dlsym(library, "towline_fake_gpu"));
+  ASSERT_TRUE(command("refuse dma", 1, 0, 0));
+  const Agent agent("left", over("source = \"emulated,copy\"\npool = \"auto\"\n"));
+  EXPECT_NE(agent.info().find("\"source\":\"emulated\""), std::string::npos) << agent.info();
+  const Agent refused("right", over("source = \"emulated\"\npool = \"gpu\"\n"));
+  EXPECT_NE(refused.info().find("no memory that is a dma-buf"), std::string::npos) << refused.info();
+  (void)command("reset", 0, 0, 0);
+  dlclose(library);
+}
+
+// Host memory at one end, so that the unpacking is all that GPUs are asked for.
+class UnpackFails : public TcpxGpuTest {
+ protected:
+  using Command = bool (*)(const char* command, uint64_t a, uint64_t b, uint64_t c);
+
+  void SetUp() override {
+    library_ = dlopen(TOWLINE_CUDA_FAKE, RTLD_NOW);
+    ASSERT_NE(library_, nullptr) << dlerror();
+    command_ = reinterpret_cast<Command>(dlsym(library_, "towline_fake_gpu"));
+    ASSERT_NE(command_, nullptr);
+    left_ = std::make_unique<Agent>("left", over("source = \"emulated\"\n"));
+    right_ = std::make_unique<Agent>("right", over("source = \"emulated\"\n"));
+    my_region_ = std::make_unique<Region>(left_->register_memory(dram(mine_), {.access = Access::kAll}));
+    their_region_ = std::make_unique<Region>(right_->register_memory(
+        MemoryView{.address = theirs_.data(), .bytes = theirs_.size(), .kind = Kind::kVram},
+        {.access = Access::kAll}));
+    peer_ = std::make_unique<Peer>(left_->add_peer(right_->metadata()));
+    stamp(mine_.data(), mine_.size(), 7);
+    wait_for_flow();
+  }
+  void TearDown() override {
+    (void)command_("reset", 0, 0, 0);
+    peer_.reset();
+    my_region_.reset();
+    their_region_.reset();
+    left_.reset();
+    right_.reset();
+    dlclose(library_);
+  }
+  Status write() {
+    std::memset(theirs_.data(), 0, theirs_.size());
+    const Transfer transfer = left_->transfer(
+        Op::write, left_->block_list(Blocks::at(mine_.data(), kPage).repeat(kPages, kPage)),
+        peer_->block_list(Blocks::at(theirs_.data(), kPage, Kind::kVram).repeat(kPages, kPage)));
+    const Status posted = transfer.post();
+    return posted == Status::kInProgress ? transfer.wait(20s) : posted;
+  }
+  // Until fragments have come: the first transfers may begin before the payload flow is up.
+  void wait_for_flow() {
+    const auto until = std::chrono::steady_clock::now() + 20s;
+    while (number_after(right_->info(), "kept_bytes") == 0 && std::chrono::steady_clock::now() < until)
+      ASSERT_EQ(write(), Status::kOk) << last_error();
+  }
+  void expect_nothing_held() {
+    const auto until = std::chrono::steady_clock::now() + 20s;
+    while (number_after(right_->info(), "held") != 0 && std::chrono::steady_clock::now() < until)
+      std::this_thread::yield();
+    EXPECT_EQ(number_after(right_->info(), "held"), 0u);
+  }
+
+  void* library_ = nullptr;
+  Command command_ = nullptr;
+  const Memory mine_{kPage * kPages};
+  const Buffer theirs_{kPage * kPages, false};
+  std::unique_ptr<Agent> left_;
+  std::unique_ptr<Agent> right_;
+  std::unique_ptr<Region> my_region_;
+  std::unique_ptr<Region> their_region_;
+  std::unique_ptr<Peer> peer_;
+};
+
+TEST_F(UnpackFails, ARefusedLaunchEndsItsTransferAndTheNextOneIsWhole) {
+  ASSERT_TRUE(command_("refuse", 1, 719, 0));
+  EXPECT_EQ(write(), Status::kIo);
+  expect_nothing_held();
+  ASSERT_EQ(write(), Status::kOk) << last_error();
+  EXPECT_EQ(std::memcmp(mine_.data(), theirs_.data(), mine_.size()), 0);
+  expect_nothing_held();
+}
+
+// As where a kernel faults: nothing of that GPU works any more, but nothing hangs, and no token is lost.
+TEST_F(UnpackFails, AGpuThatBreaksEndsTransfersAndGivesEveryTokenBack) {
+  ASSERT_TRUE(command_("break", 700, 0, 0));
+  EXPECT_EQ(write(), Status::kIo);
+  expect_nothing_held();
+  EXPECT_NE(write(), Status::kOk);
+  expect_nothing_held();
 }
 
 TEST_F(TcpxGpuTest, TheLadderIsShown) {

@@ -31,7 +31,7 @@ using testing::pattern;
 class GuestTest : public ::testing::Test {
  protected:
   [[nodiscard]] NicOptions nic(int host, uint64_t pool_bytes = 8u << 20) const {
-    return {guest::kNic[host], {2, 3}, pool_bytes, folder_.path()};
+    return {guest::kNic[host], {2, 3}, pool_bytes, folder_.path(), ""};
   }
   std::unique_ptr<DevmemProvider> open(int host, uint64_t pool_bytes = 8u << 20) {
     enter(host);
@@ -126,6 +126,31 @@ TEST_F(GuestTest, AStreamArrivesInBoundMemoryAndEveryTokenIsReturned) {
   });
 }
 
+// The kernel's own ETOOSMALL, which it says before it takes anything off the socket.
+TEST_F(GuestTest, AControlBufferWithoutRoomIsRefusedAndLosesNothing) {
+  const auto provider = open(0);
+  auto [writer, reader] = guest::connect_hosts();
+  auto source = provider->make(reader.get());
+  const auto sent = pattern(256u << 10);
+  std::thread sender([&, fd = writer.get()] {
+    write_fully(fd, sent);
+    ::shutdown(fd, SHUT_WR);
+  });
+  std::vector<uint8_t> linear(64u << 10);
+  Polled refused;
+  do {
+    pollfd wait = {reader.get(), POLLIN, 0};
+    (void)::poll(&wait, 1, 1000);
+    refused = source->poll(linear.data(), linear.size(), {});
+  } while (refused.io.status == Status::kAgain);
+  EXPECT_EQ(refused.io.status, Status::kProtocol);
+  EXPECT_EQ(refused.io.vendor_code, 525);
+  const Taken taken = take_all(*source, reader.get(), sent);
+  sender.join();
+  EXPECT_EQ(taken.bytes, sent.size());
+  EXPECT_EQ(taken.wrong, 0u);
+}
+
 // A pool of which nearly everything is held: it can be filled again only if closing gave it back.
 TEST_F(GuestTest, ASourceThatEndsGivesItsTokensBack) {
   constexpr uint64_t kPool = 1u << 20;
@@ -181,7 +206,7 @@ TEST_F(GuestTest, SendsGoFromBoundMemory) {
   enter(1);
   const PoolMemory memory = make_pool_memory(kBytes);
   Nic nic(this_kernel(), guest::kNic[1]);
-  const Binding binding = nic.bind_send(memory.dma_buf.get());
+  const Binding binding = nic.bind_send(memory.dma_buf());
   auto provider = open(0);
   auto [writer, reader] = guest::connect_hosts();
   auto source = provider->make(reader.get());

@@ -14,6 +14,7 @@ extern "C" {
 #endif
 
 typedef struct towline_landing towline_landing;
+typedef struct towline_landing_pool towline_landing_pool;
 
 enum {                            // ways of a copy
   TOWLINE_LANDING_GATHER = 0,     // pieces of GPU memory to a slot, side by side
@@ -29,6 +30,16 @@ typedef struct towline_landing_piece {
   uint64_t address;  // in GPU memory
   uint64_t bytes;
 } towline_landing_piece;
+
+// Memory on a GPU that payload arrives in.
+typedef struct towline_landing_pool_info {
+  uint64_t device;   // the GPU
+  uint64_t address;  // where it finds the memory
+  uint64_t bytes;
+  void* host;       // where the processor finds it; NULL: nowhere
+  int32_t dma_buf;  // by which the kernel gives it to NICs, as long as the pool lives; -1: it was given
+  char gpu[20];     // the GPU's PCI address as the kernel writes it; empty: not known
+} towline_landing_pool_info;
 
 typedef struct towline_landing_table_v1 {
   size_t struct_size;
@@ -66,6 +77,22 @@ typedef struct towline_landing_table_v1 {
   int32_t (*unpack)(towline_landing* landing, uint32_t slot, uint64_t device,
                     const towline_landing_piece* fragments, uint32_t fragment_count,
                     const towline_landing_piece* pieces, uint32_t piece_count, int32_t* vendor_code);
+
+  // Absent in older plugins.
+
+  // Takes memory on a GPU, for payload that a NIC puts there. `gpu`: its PCI address; "": the one that the backend is
+  // set to, or one that the process uses. `given`: a descriptor of memory on that GPU which another process has
+  // exported, and keeps; -1: new memory. Or a reason in `reason`. May block. Any thread.
+  int32_t (*open_pool)(towline_backend* backend, const char* gpu, uint64_t bytes, int32_t given,
+                       towline_landing_pool** pool, towline_landing_pool_info* info, char* reason,
+                       size_t reason_bytes);
+  // No landing that was told of it copies any more. Also after its backend was closed.
+  void (*close_pool)(towline_landing_pool* pool);
+  // As reach: fragments for the pool's own GPU may lie in it, until the landing closes.
+  int32_t (*reach_pool)(towline_landing* landing, towline_landing_pool* pool);
+  // Copies pieces of the pool to host memory, side by side, and waits for it. Any thread.
+  int32_t (*read_pool)(towline_landing_pool* pool, const towline_landing_piece* pieces, uint32_t count,
+                       void* to, int32_t* vendor_code);
 } towline_landing_table_v1;
 #define TOWLINE_LANDING_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_landing_table_v1, poll)
 

@@ -161,6 +161,8 @@ constexpr Setting kSettings[] = {
     {"tcpx.least_bytes", SettingType::kBytes, "16KiB", "1 to 1GiB",
      "a frame with at least so much payload has it on the payload flow", false},
     {"tcpx.pool_bytes", SettingType::kBytes, "16MiB", "16KiB to 4GiB", "of each lane's pool", false},
+    {"tcpx.pool", SettingType::kChoice, "auto", "auto, gpu, host",
+     "the memory that payload is received into; auto: a GPU's where a NIC can fill it", false},
     {"tcpx.seed", SettingType::kNumber, "1", "", "of the emulated source: what comes how", false},
     {"tcpx.odd", SettingType::kBool, "true", "", "of the emulated source: false: whole pages only", false},
     {"tcpx.keep_fragments", SettingType::kBool, "true", "",

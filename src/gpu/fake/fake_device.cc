@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "gpu/fake/fake_dma_memory.h"
 #include "memory/shared_memory.h"
 
 namespace towline::cuda::fake {
@@ -484,6 +485,7 @@ class FakeDevice final : public Device {
       gpu.uuid.fill(static_cast<uint8_t>(0xf0 + i));
       gpu.name = "fake GPU";
       gpu.multiprocessors = 4;
+      gpu.pci_address = fmt::format("0000:f{}:00.0", i);
       gpus_.push_back(gpu);
     }
   }
@@ -555,6 +557,10 @@ class FakeDevice final : public Device {
       fail(Status::kOutOfMemory, "fake GPU: no room to pin staging memory");
     }
     return std::make_unique<Registered>(address, bytes);
+  }
+  std::unique_ptr<DmaMemory> make_dma_memory(uint32_t, uint64_t bytes) override {
+    if (faults().dma_refused()) fail(Status::kUnsupported, "fake GPU: no memory that is a dma-buf");
+    return std::make_unique<FakeDmaMemory>(bytes);
   }
   std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default, const ReserveWish& wish) override {
     return std::make_unique<FakeLane>(gpu, after_default ? 0 : reserve(gpu, wish).sms);

@@ -71,6 +71,8 @@ class Faults {
   [[nodiscard]] bool pins_refused();
   void refuse_pools(bool refused);  // of memory that the transport takes to copy through
   [[nodiscard]] bool pools_refused();
+  void refuse_dma(bool refused);  // memory that other devices can fill
+  [[nodiscard]] bool dma_refused();
   // The application has pinned this, for reading only.
   void pin_for_reading(uint64_t address, uint64_t bytes);
   [[nodiscard]] bool pinned_for_reading(uint64_t address);
@@ -105,6 +107,7 @@ class Faults {
   bool full_ = false;
   bool pins_refused_ = false;
   bool pools_refused_ = false;
+  bool dma_refused_ = false;
   bool by_hand_ = false;
   uint32_t refusals_ = 0;
   Code refusal_ = 0;

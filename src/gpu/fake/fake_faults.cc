@@ -182,6 +182,16 @@ bool Faults::pools_refused() {
   return pools_refused_;
 }
 
+void Faults::refuse_dma(bool refused) {
+  const std::lock_guard lock(mutex_);
+  dma_refused_ = refused;
+}
+
+bool Faults::dma_refused() {
+  const std::lock_guard lock(mutex_);
+  return dma_refused_;
+}
+
 void Faults::pin_for_reading(uint64_t address, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   for_reading_.push_back({address, address + bytes, 0});
@@ -205,7 +215,7 @@ bool Faults::is_by_hand() {
 void Faults::reset() {
   for (Stop* stop : {&launches, &lists, &pins}) stop->hold(false);
   const std::lock_guard lock(mutex_);
-  separated_ = full_ = pins_refused_ = pools_refused_ = by_hand_ = false;
+  separated_ = full_ = pins_refused_ = pools_refused_ = dma_refused_ = by_hand_ = false;
   refusals_ = refusals_behind_gates_ = 0;
   refusal_ = refusal_behind_gates_ = break_ = 0;
   made_.clear();

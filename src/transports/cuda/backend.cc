@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 #include "base/error.h"
@@ -118,6 +119,39 @@ int32_t Backend::landing_open(uint64_t gpu, uint32_t slots, uint32_t slot_bytes,
   return host().refuse(error.code(), error.message());
 } catch (const std::exception& error) {
   return host().refuse(Status::kInternal, error.what());
+}
+
+// As with copies of host memory, no GPU is taken unasked.
+uint32_t Backend::gpu_for_pool(const std::string& gpu) const {
+  const std::vector<Gpu>& gpus = device_.gpus();
+  for (uint32_t i = 0; i < gpus.size(); ++i) {
+    const bool wanted = !gpu.empty()         ? gpus[i].pci_address == gpu
+                        : settings_.gpu >= 0 ? static_cast<uint32_t>(settings_.gpu) == i
+                                             : device_.in_use(i);
+    if (wanted) return i;
+  }
+  if (!gpu.empty()) fail(Status::kNotFound, "cuda: this process sees no GPU at {}", gpu);
+  if (settings_.gpu >= 0) fail(Status::kNotFound, "cuda: there is no GPU {} (cuda.gpu)", settings_.gpu);
+  fail(Status::kUnsupported,
+       "cuda: this process uses no GPU, and none is taken unasked (cuda.gpu names one)");
+}
+
+int32_t Backend::landing_open_pool(const std::string& gpu, uint64_t bytes, int given, LandingPool*& pool,
+                                   std::span<char> reason) noexcept {
+  const auto refuse = [&](Status status, const char* text) {
+    (void)std::snprintf(reason.data(), reason.size(), "%s", text);
+    return static_cast<int32_t>(status);
+  };
+  try {
+    if (bytes == 0) fail(Status::kInvalidArgument, "cuda: a pool of no bytes");
+    device_.start();
+    pool = std::make_unique<LandingPool>(device_, gpu_for_pool(gpu), bytes, given).release();
+    return TOWLINE_OK;
+  } catch (const core::Error& error) {
+    return refuse(error.code(), error.message().c_str());
+  } catch (const std::exception& error) {
+    return refuse(Status::kInternal, error.what());
+  }
 }
 
 int32_t Backend::add(const towline_region_args& args, towline_registration** registration, void* token,

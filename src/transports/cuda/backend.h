@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -59,6 +60,8 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   // Landing, for other backends.
   int32_t landing_check(const towline_region_ref& region) noexcept;
   int32_t landing_open(uint64_t gpu, uint32_t slots, uint32_t slot_bytes, Landing*& landing) noexcept;
+  int32_t landing_open_pool(const std::string& gpu, uint64_t bytes, int given, LandingPool*& pool,
+                            std::span<char> reason) noexcept;
 
   // For connections.
 
@@ -91,6 +94,7 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   }
 
  private:
+  [[nodiscard]] uint32_t gpu_for_pool(const std::string& gpu) const;
   struct Worker {
     PassList<Connection> connections;
   };

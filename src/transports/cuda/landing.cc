@@ -15,6 +15,7 @@ std::optional<uint32_t> node_of(Device& device, uint64_t gpu) {
 }
 
 Landing& from(towline_landing* landing) noexcept { return *reinterpret_cast<Landing*>(landing); }
+LandingPool& from(towline_landing_pool* pool) noexcept { return *reinterpret_cast<LandingPool*>(pool); }
 
 }  // namespace
 
@@ -119,11 +120,19 @@ void Landing::reach(void* address, uint64_t bytes) {
     if (pool.address == begin && pool.bytes == bytes) return;
   auto pinned = device_.pin(begin, bytes);
   const uint64_t delta = pinned->delta();
-  pools_.push_back({begin, bytes, delta, std::move(pinned)});
+  pools_.push_back({begin, bytes, delta, std::move(pinned), std::nullopt});
+}
+
+void Landing::reach(const LandingPool& pool) {
+  for (const Pool& known : pools_)
+    if (known.gpu && known.address == pool.address()) return;
+  if (pools_.size() >= TOWLINE_LANDING_MOST_POOLS)
+    fail(Status::kLimitExceeded, "cuda: a connection has {} pools of fragments already", pools_.size());
+  pools_.push_back({pool.address(), pool.bytes(), 0, nullptr, pool.gpu()});
 }
 
 // Fragments come from a peer's packets by way of a transport: what lies elsewhere must not reach a kernel.
-uint64_t Landing::gpu_address(const towline_landing_piece& fragment) const {
+uint64_t Landing::gpu_address(uint64_t gpu, const towline_landing_piece& fragment) const {
   const auto inside = [&](uint64_t address, uint64_t bytes) {
     return fragment.address >= address && fragment.bytes <= bytes &&
            fragment.address - address <= bytes - fragment.bytes;
@@ -131,7 +140,8 @@ uint64_t Landing::gpu_address(const towline_landing_piece& fragment) const {
   if (inside(reinterpret_cast<uint64_t>(memory_->address()), memory_->bytes()))
     return fragment.address + pinned_->delta();
   for (const Pool& pool : pools_)
-    if (inside(pool.address, pool.bytes)) return fragment.address + pool.delta;
+    if (pool.gpu.value_or(gpu) == gpu && inside(pool.address, pool.bytes))
+      return fragment.address + pool.delta;
   fail(Status::kInvalidArgument, "cuda: a fragment of {} bytes at {:#x} lies in no pool of this connection",
        fragment.bytes, fragment.address);
 }
@@ -155,7 +165,7 @@ Code Landing::unpack(uint32_t slot, uint64_t gpu, std::span<const towline_landin
     for (uint64_t done = 0; done < piece.bytes;) {
       while (left == 0) {
         if (next == fragments.size()) fail(Status::kInvalidArgument, "cuda: fewer fragments than pieces");
-        from = gpu_address(fragments[next]);
+        from = gpu_address(gpu, fragments[next]);
         left = fragments[next++].bytes;
       }
       const uint64_t here = std::min(left, piece.bytes - done);
@@ -208,6 +218,27 @@ int32_t landing_reach(towline_landing* landing, void* address, uint64_t bytes) n
   return from(landing).refuse(error.code(), error.message());
 } catch (const std::exception& error) {
   return from(landing).refuse(Status::kInternal, error.what());
+}
+
+int32_t landing_reach_pool(towline_landing* landing, towline_landing_pool* pool) noexcept try {
+  from(landing).reach(from(pool));
+  return TOWLINE_OK;
+} catch (const core::Error& error) {
+  return from(landing).refuse(error.code(), error.message());
+} catch (const std::exception& error) {
+  return from(landing).refuse(Status::kInternal, error.what());
+}
+
+void landing_close_pool(towline_landing_pool* pool) noexcept { delete &from(pool); }
+
+int32_t landing_read_pool(towline_landing_pool* pool, const towline_landing_piece* pieces, uint32_t count,
+                          void* to, int32_t* vendor_code) noexcept try {
+  *vendor_code = from(pool).read({pieces, count}, static_cast<uint8_t*>(to));
+  return *vendor_code == 0 ? TOWLINE_OK : TOWLINE_IO;
+} catch (const core::Error& error) {
+  return static_cast<int32_t>(error.code());
+} catch (const std::exception&) {
+  return TOWLINE_INTERNAL;
 }
 
 int32_t landing_unpack(towline_landing* landing, uint32_t slot, uint64_t device,

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "gpu/device.h"
 #include "memory/shared_memory.h"
 #include "towline/plugin/backend.hpp"
+#include "transports/cuda/landing_pool.h"
 #include "transports/cuda/piece_copier.h"
 #include "transports/cuda/settings.h"
 
@@ -60,24 +62,26 @@ class Landing {
   Code begin(uint32_t way, uint32_t slot, uint64_t gpu, const towline_landing_piece* pieces, uint32_t count);
   // As landing.h; throw Error.
   void reach(void* address, uint64_t bytes);
+  void reach(const LandingPool& pool);
   Code unpack(uint32_t slot, uint64_t gpu, std::span<const towline_landing_piece> fragments,
               std::span<const towline_landing_piece> pieces);
   [[nodiscard]] Code poll(uint32_t way, uint32_t slot, uint64_t now_ns) noexcept;
   int32_t refuse(Status status, const std::string& text) const { return host_.refuse(status, text); }
 
  private:
-  // Host memory in which fragments may lie.
+  // Memory in which fragments may lie.
   struct Pool {
     uint64_t address = 0;
     uint64_t bytes = 0;
     uint64_t delta = 0;
-    std::unique_ptr<Pinned> pinned;  // null: the slots'
+    std::unique_ptr<Pinned> pinned;  // null: the slots', or memory of a GPU
+    std::optional<uint64_t> gpu;     // that alone reaches it; empty: all
   };
 
   PieceCopier& copier(uint64_t gpu, uint32_t way);
   std::unique_ptr<PieceCopier> make_copier(uint32_t gpu, uint32_t way);
   void check_piece(uint64_t gpu, const towline_landing_piece& piece, Allocation& found) const;
-  [[nodiscard]] uint64_t gpu_address(const towline_landing_piece& fragment) const;
+  [[nodiscard]] uint64_t gpu_address(uint64_t gpu, const towline_landing_piece& fragment) const;
 
   const plugin::Host host_;
   Device& device_;
@@ -101,6 +105,10 @@ int32_t landing_ready(towline_landing* landing, uint64_t device) noexcept;
 int32_t landing_begin(towline_landing* landing, uint32_t way, uint32_t slot, uint64_t device,
                       const towline_landing_piece* pieces, uint32_t count, int32_t* vendor_code) noexcept;
 int32_t landing_reach(towline_landing* landing, void* address, uint64_t bytes) noexcept;
+int32_t landing_reach_pool(towline_landing* landing, towline_landing_pool* pool) noexcept;
+void landing_close_pool(towline_landing_pool* pool) noexcept;
+int32_t landing_read_pool(towline_landing_pool* pool, const towline_landing_piece* pieces, uint32_t count,
+                          void* to, int32_t* vendor_code) noexcept;
 int32_t landing_unpack(towline_landing* landing, uint32_t slot, uint64_t device,
                        const towline_landing_piece* fragments, uint32_t fragment_count,
                        const towline_landing_piece* pieces, uint32_t piece_count,
@@ -124,6 +132,17 @@ struct LandingTable {
     *landing = reinterpret_cast<towline_landing*>(made);
     return TOWLINE_OK;
   }
+  static int32_t open_pool(towline_backend* backend, const char* gpu, uint64_t bytes, int32_t given,
+                           towline_landing_pool** pool, towline_landing_pool_info* info, char* reason,
+                           size_t reason_bytes) noexcept {
+    LandingPool* made = nullptr;
+    const int32_t status =
+        reinterpret_cast<B*>(backend)->landing_open_pool(gpu, bytes, given, made, {reason, reason_bytes});
+    if (status != TOWLINE_OK) return status;
+    *info = made->info();
+    *pool = reinterpret_cast<towline_landing_pool*>(made);
+    return TOWLINE_OK;
+  }
   static constexpr towline_landing_table_v1 kTable = {sizeof(towline_landing_table_v1),
                                                       check,
                                                       open,
@@ -132,7 +151,11 @@ struct LandingTable {
                                                       landing_begin,
                                                       landing_poll,
                                                       landing_reach,
-                                                      landing_unpack};
+                                                      landing_unpack,
+                                                      open_pool,
+                                                      landing_close_pool,
+                                                      landing_reach_pool,
+                                                      landing_read_pool};
 };
 
 }  // namespace towline::cuda

@@ -59,7 +59,7 @@ class TcpxAllocations : public ::testing::Test {
     auto source = provider.make(reader.get());
     flow.attach(std::move(reader), std::move(source));
     Reaching lander;
-    flow.offer(lander);
+    flow.offer(lander, 0);
     constexpr std::size_t kFrame = 64u << 10;
     const auto sent = testing::pattern(kFrame);
     std::vector<uint8_t> staging(kFrame);

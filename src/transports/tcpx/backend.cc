@@ -31,6 +31,7 @@ void SourceFlows::attach(framing::Lane& lane, Stream stream) {
 std::string Backend::describe() {
   const FlowTotals& totals = source_flows.totals();
   nlohmann::json result = {{"source", source_flows.ladder().provider->name()},
+                           {"pool", source_flows.ladder().provider->where()},
                            {"tried", nlohmann::json::array()},
                            {"nic", source_flows.nic().interface},
                            {"why_nic", source_flows.nic().why},
@@ -39,6 +40,7 @@ std::string Backend::describe() {
                            {"linear_bytes", totals.linear_bytes.load()},
                            {"kept_bytes", totals.kept_bytes.load()},
                            {"copied_bytes", totals.copied_bytes.load()},
+                           {"fetched_bytes", totals.fetched_bytes.load()},
                            {"dry", totals.dry.load()},
                            {"held", totals.held.load()}};
   for (const Rung& rung : source_flows.ladder().rungs)

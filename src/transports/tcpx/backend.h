@@ -14,7 +14,7 @@ namespace towline::tcpx {
 class SourceFlows final : public tcp::Flows {
  public:
   explicit SourceFlows(const plugin::Host& host)
-      : settings_(Settings::read(host)), ladder_(climb(settings_)) {}
+      : host_(host), settings_(Settings::read(host_)), ladder_(climb(settings_, host_)) {}
 
   std::unique_ptr<framing::Lane> make_lane(const plugin::Host& host, uint32_t worker, Stream stream,
                                            bool first, uint32_t frame_bytes, const std::string& congestion,
@@ -27,6 +27,7 @@ class SourceFlows final : public tcp::Flows {
   [[nodiscard]] const NicChoice& nic() const noexcept { return settings_.nic; }
 
  private:
+  const plugin::Host host_;
   const Settings settings_;
   const Ladder ladder_;
   FlowTotals totals_;

@@ -1,6 +1,7 @@
 #include "transports/tcpx/ladder.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -15,53 +16,93 @@
 namespace towline::tcpx {
 namespace {
 
-using Make = std::unique_ptr<Provider> (*)(const Settings&);
+// What a source is made from.
+struct Parts {
+  const Settings& settings;
+  const plugin::Host& host;
+  bool gpu;  // its pool is memory of a GPU
+
+  [[nodiscard]] NicOptions nic() const {
+    return {settings.nic.interface, settings.queues, settings.pool_bytes, settings.state_folder,
+            settings.nic.why};
+  }
+  [[nodiscard]] MakePoolMemory gpu_memory() const { return make_gpu_memory(host, settings.gpu); }
+};
+
+using Make = std::unique_ptr<Provider> (*)(const Parts&);
+
+enum class Pools : uint8_t { kHost, kEither, kOwn };
 
 struct Known {
   const char* name;
-  Make make;  // throws Error that says why not
+  Make make;    // throws Error that says why not
+  Pools pools;  // the memory that it can receive into; kOwn: whatever it is given
 };
-
-NicOptions nic_options(const Settings& settings) {
-  return {settings.nic.interface, settings.queues, settings.pool_bytes, settings.state_folder,
-          settings.nic.why};
-}
 
 constexpr Known kKnown[] = {
     {"devmem",
-     [](const Settings& settings) -> std::unique_ptr<Provider> {
-       return std::make_unique<DevmemProvider>(this_kernel(), nic_options(settings), make_pool_memory);
-     }},
+     [](const Parts& parts) -> std::unique_ptr<Provider> {
+       return std::make_unique<DevmemProvider>(
+           this_kernel(), parts.nic(), parts.gpu ? parts.gpu_memory() : MakePoolMemory(make_pool_memory));
+     },
+     Pools::kEither},
     {"zcrx",
-     [](const Settings& settings) -> std::unique_ptr<Provider> {
-       return std::make_unique<ZcrxProvider>(this_kernel(), nic_options(settings));
-     }},
+     [](const Parts& parts) -> std::unique_ptr<Provider> {
+       return std::make_unique<ZcrxProvider>(this_kernel(), parts.nic(),
+                                             parts.gpu ? parts.gpu_memory() : MakePoolMemory{});
+     },
+     Pools::kEither},
     {"devmem-legacy",
-     [](const Settings& settings) -> std::unique_ptr<Provider> {
+     [](const Parts& parts) -> std::unique_ptr<Provider> {
+       const bool gpu = parts.settings.pool != PoolPlace::kHost;
        return std::make_unique<DevmemLegacyProvider>(
-           DaemonOptions{settings.daemon_folder, settings.daemon_gpu});
-     }},
-    {"mapped",
-     [](const Settings&) -> std::unique_ptr<Provider> { return std::make_unique<MappedProvider>(); }},
+           DaemonOptions{parts.settings.daemon_folder, parts.settings.daemon_gpu},
+           gpu ? &parts.host : nullptr);
+     },
+     Pools::kOwn},
+    {"mapped", [](const Parts&) -> std::unique_ptr<Provider> { return std::make_unique<MappedProvider>(); },
+     Pools::kHost},
     {"zcrx-copy",
-     [](const Settings& settings) -> std::unique_ptr<Provider> {
-       return std::make_unique<ZcrxProvider>(settings.pool_bytes,
+     [](const Parts& parts) -> std::unique_ptr<Provider> {
+       return std::make_unique<ZcrxProvider>(parts.settings.pool_bytes,
                                              [](std::span<uint8_t> area, uint32_t refills) {
-                                               return open_zcrx_ring(area, {0, 0, refills});
+                                               return open_zcrx_ring(area, {0, 0, refills, -1});
                                              });
-     }},
-    {"copy", [](const Settings&) -> std::unique_ptr<Provider> { return std::make_unique<CopyProvider>(); }},
+     },
+     Pools::kHost},
+    {"copy", [](const Parts&) -> std::unique_ptr<Provider> { return std::make_unique<CopyProvider>(); },
+     Pools::kHost},
     {"emulated",
-     [](const Settings& settings) -> std::unique_ptr<Provider> {
+     [](const Parts& parts) -> std::unique_ptr<Provider> {
+       const Settings& settings = parts.settings;
        return std::make_unique<EmulatedProvider>(
-           EmulatedOptions{settings.pool_bytes, settings.seed, settings.odd});
-     }},
+           EmulatedOptions{settings.pool_bytes, settings.seed, settings.odd},
+           parts.gpu ? parts.gpu_memory() : MakePoolMemory{});
+     },
+     Pools::kEither},
 };
 
 const Known* find(const std::string& name) {
   const auto* const found = std::find_if(std::begin(kKnown), std::end(kKnown),
                                          [&](const Known& known) { return known.name == name; });
   return found == std::end(kKnown) ? nullptr : found;
+}
+
+bool needs_nic(const Known& known) {
+  return std::string_view(known.name) == "devmem" || std::string_view(known.name) == "zcrx";
+}
+
+// The memory to try, a GPU's first. The emulated source plays a NIC: a GPU's only where it is asked for.
+std::vector<bool> on_gpu(const Known& known, const Settings& settings) {
+  if (known.pools == Pools::kOwn || settings.pool == PoolPlace::kHost) return {false};
+  if (settings.pool == PoolPlace::kGpu) return {true};
+  return needs_nic(known) ? std::vector<bool>{true, false} : std::vector<bool>{false};
+}
+
+std::unique_ptr<Provider> make_source(const Known& known, const Parts& parts) {
+  if (parts.gpu && known.pools == Pools::kHost)
+    fail(Status::kUnsupported, "it receives into host memory only, and tcpx.pool is gpu");
+  return known.make(parts);
 }
 
 }  // namespace
@@ -74,17 +115,36 @@ std::string source_names() {
   return names;
 }
 
-Ladder climb(const Settings& settings) {
+Ladder climb(const Settings& settings, const plugin::Host& host) {
   Ladder ladder;
   std::string reasons;
-  for (const std::string& name : settings.sources) {
+  const auto climbs = [&](const std::string& name, const auto& attempt) {
     try {
-      ladder.provider = find(name)->make(settings);
+      attempt();
       ladder.rungs.push_back({name, ""});
-      return ladder;
+      return true;
     } catch (const core::Error& error) {
       ladder.rungs.push_back({name, error.message()});
       reasons += fmt::format("; {}: {}", name, error.message());
+      return false;
+    }
+  };
+  for (const std::string& name : settings.sources) {
+    const Known& known = *find(name);
+    const Parts unplaced{settings, host, false};
+    // One reason, not one for each sort of memory.
+    if (needs_nic(known)) {
+      try {
+        check_nic_options(unplaced.nic());
+      } catch (const core::Error& error) {
+        ladder.rungs.push_back({name, error.message()});
+        reasons += fmt::format("; {}: {}", name, error.message());
+        continue;
+      }
+    }
+    for (const bool gpu : on_gpu(known, settings)) {
+      const std::string rung = gpu ? name + " into memory of a GPU" : name;
+      if (climbs(rung, [&] { ladder.provider = make_source(known, {settings, host, gpu}); })) return ladder;
     }
   }
   throw plugin::Failure(Status::kUnsupported, "tcpx has no source of payload" + reasons);

@@ -23,7 +23,7 @@ struct Ladder {
 [[nodiscard]] bool is_source(const std::string& name);
 [[nodiscard]] std::string source_names();  // for people
 
-// Throws plugin::Failure with every reason if no source can be had.
-[[nodiscard]] Ladder climb(const Settings& settings);
+// Throws plugin::Failure with every reason if no source can be had. `host` outlives the provider.
+[[nodiscard]] Ladder climb(const Settings& settings, const plugin::Host& host);
 
 }  // namespace towline::tcpx

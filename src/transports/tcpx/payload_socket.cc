@@ -17,6 +17,8 @@ using framing::IoResult;
 
 void PayloadSocket::attach(UniqueFd socket, std::unique_ptr<Source> source) {
   linear_ = std::make_unique_for_overwrite<uint8_t[]>(kLinearBytes);
+  for (const Pool& pool : source->pools()) reader_ = pool.reader;
+  if (reader_ != nullptr) fetched_ = std::make_unique_for_overwrite<uint8_t[]>(kLinearBytes);
   source_ = std::move(source);
   socket_ = std::move(socket);
 }
@@ -105,11 +107,45 @@ const char* PayloadSocket::check(const Polled& polled, std::size_t most) const n
   return total == polled.io.bytes ? nullptr : "fragments that don't add up to what was received";
 }
 
-// `linear`: where the next linear fragment begins.
-const uint8_t* PayloadSocket::bytes_of(const Fragment& fragment, std::size_t& linear) const noexcept {
-  if (!fragment.linear) return source_->pools()[fragment.pool].memory + fragment.offset;
-  linear += fragment.bytes;
-  return linear_.get() + linear - fragment.bytes;
+const uint8_t* PayloadSocket::bytes_of(const Fragment& fragment, Place& place) const noexcept {
+  if (!fragment.linear && reader_ == nullptr) return source_->pools()[fragment.pool].memory + fragment.offset;
+  std::size_t& at = fragment.linear ? place.linear : place.fetched;
+  at += fragment.bytes;
+  return (fragment.linear ? linear_ : fetched_).get() + at - fragment.bytes;
+}
+
+// ---- pools on a GPU
+
+bool PayloadSocket::in_pool(uint64_t address) const noexcept {
+  for (const Pool& pool : source_->pools())
+    if (address - reinterpret_cast<uint64_t>(pool.memory) < pool.bytes) return true;
+  return false;
+}
+
+// What to_read_ names.
+IoResult PayloadSocket::read_pool(uint8_t* to) noexcept {
+  if (to_read_.empty()) return IoResult::moved(0);
+  uint64_t bytes = 0;
+  for (const towline_landing_piece& piece : to_read_) bytes += piece.bytes;
+  int32_t vendor_code = 0;
+  const Status status = reader_->read(to_read_, to, vendor_code);
+  to_read_.clear();
+  if (status != Status::kOk)
+    return IoResult::error(Status::kIo, vendor_code, "reading payload from a GPU failed");
+  count(&FlowTotals::fetched_bytes, bytes);
+  return IoResult::moved(bytes);
+}
+
+// Brings the first fragments that were polled to where the processor reads them.
+IoResult PayloadSocket::fetch(uint32_t count) noexcept {
+  if (reader_ == nullptr) return IoResult::moved(0);
+  to_read_.clear();
+  for (uint32_t i = 0; i < count; ++i)
+    if (!polled_[i].linear)
+      to_read_.push_back(
+          {reinterpret_cast<uint64_t>(source_->pools()[polled_[i].pool].memory) + polled_[i].offset,
+           polled_[i].bytes});
+  return read_pool(fetched_.get());
 }
 
 void PayloadSocket::give_back(std::span<const Fragment> fragments) noexcept {
@@ -143,10 +179,14 @@ IoResult PayloadSocket::read(std::span<const iovec> pieces) noexcept {
   for (const iovec& piece : pieces) most += piece.iov_len;
   const Polled polled = poll(most);
   if (polled.io.status != Status::kOk) return polled.io;
-  std::size_t linear = 0;
+  if (const IoResult fetched = fetch(polled.count); fetched.status != Status::kOk) {
+    give_back({polled_.data(), polled.count});
+    return fetched;
+  }
+  Place place;
   std::size_t at = 0;  // in the piece
   for (uint32_t i = 0; i < polled.count; ++i) {
-    const uint8_t* from = bytes_of(polled_[i], linear);
+    const uint8_t* from = bytes_of(polled_[i], place);
     for (std::size_t left = polled_[i].bytes; left != 0;) {
       const std::size_t here = std::min(left, pieces.front().iov_len - at);
       copy_bytes(static_cast<uint8_t*>(pieces.front().iov_base) + at, from, here);
@@ -170,37 +210,54 @@ IoResult PayloadSocket::drop(std::size_t bytes) noexcept {
 
 // ---- for GPU memory
 
-void PayloadSocket::offer(framing::Lander& lander) noexcept {
-  if (offered_ == &lander || source_ == nullptr) return;
+void PayloadSocket::offer(framing::Lander& lander, uint64_t device) noexcept {
+  if ((offered_ == &lander && offered_device_ == device) || source_ == nullptr) return;
   offered_ = &lander;
+  offered_device_ = device;
   reachable_ = keep_fragments_;
-  for (const Pool& pool : source_->pools())
-    reachable_ = reachable_ && pool.pinnable && lander.reach(pool.memory, pool.bytes) == Status::kOk;
+  for (const Pool& pool : source_->pools()) {
+    if (pool.reader != nullptr)
+      reachable_ = reachable_ && pool.reader->device() == device && pool.reader->reach(lander) == Status::kOk;
+    else
+      reachable_ = reachable_ && pool.pinnable && lander.reach(pool.memory, pool.bytes) == Status::kOk;
+  }
 }
 
 bool PayloadSocket::holds_much() const noexcept { return held_ > source_->tokens() / 2; }
 
+// Tokens of the list go back where too many are held, or the pool is dry.
+IoResult PayloadSocket::make_room(List& list, const Polled& polled) noexcept {
+  const bool came = polled.io.status == Status::kOk;
+  if (!polled.dry && !(came && (!reachable_ || holds_much()))) return IoResult::moved(0);
+  return copy_out(list);
+}
+
 IoResult PayloadSocket::collect(uint32_t slot, uint8_t* staging, std::size_t bytes) noexcept {
   List& list = lists_[slot];
   if (list.bytes == 0) list.staging = staging;
-  if (list.pieces.size() + kMostPolled > kMostPieces) copy_out(list);
+  if (list.pieces.size() + kMostPolled > kMostPieces) {
+    if (const IoResult copied = copy_out(list); copied.status != Status::kOk) return copied;
+  }
   const Polled polled = poll(bytes);
-  if (polled.dry) copy_out(list);
-  if (polled.io.status != Status::kOk) return polled.io;
-  if (!reachable_ || holds_much()) copy_out(list);
+  IoResult failed = make_room(list, polled);
+  if (polled.io.status != Status::kOk) return failed.status != Status::kOk ? failed : polled.io;
   // What is left over the limit is held by frames that a GPU is copying.
   const bool copies = !reachable_ || holds_much();
-  std::size_t linear = 0;
+  if (copies && failed.status == Status::kOk) failed = fetch(polled.count);
+  if (failed.status != Status::kOk) {
+    give_back({polled_.data(), polled.count});
+    return failed;
+  }
+  Place place;
   for (uint32_t i = 0; i < polled.count; ++i) {
     const Fragment& fragment = polled_[i];
-    const uint8_t* const from = bytes_of(fragment, linear);
     if (copies || fragment.linear) {
       uint8_t* const to = list.staging + list.bytes;
-      copy_bytes(to, from, fragment.bytes);
+      copy_bytes(to, bytes_of(fragment, place), fragment.bytes);
       if (!fragment.linear) count(&FlowTotals::copied_bytes, fragment.bytes);
       keep(list, fragment, to);
     } else {
-      keep(list, fragment, from);
+      keep(list, fragment, source_->pools()[fragment.pool].memory + fragment.offset);
       list.tokens.push_back(fragment.token);  // within its capacity
       count(&FlowTotals::kept_bytes, fragment.bytes);
     }
@@ -219,23 +276,34 @@ void PayloadSocket::keep(List& list, const Fragment& fragment, const uint8_t* at
   list.bytes += fragment.bytes;
 }
 
-// All that is there of the frame, to where it lies in staging memory.
-void PayloadSocket::copy_out(List& list) noexcept {
-  if (list.tokens.empty() && list.pieces.size() <= 1) return;
+// All that is there of the frame, to where it lies in staging memory. What lies in a GPU's memory is read in stretches.
+IoResult PayloadSocket::copy_out(List& list) noexcept {
+  if (list.tokens.empty() && list.pieces.size() <= 1) return IoResult::moved(0);
   uint8_t* to = list.staging;
+  uint8_t* read_to = to;
+  to_read_.clear();
   for (const towline_landing_piece& piece : list.pieces) {
     const auto* const from = reinterpret_cast<const uint8_t*>(piece.address);
-    if (from != to) {
-      copy_bytes(to, from, piece.bytes);
+    if (reader_ != nullptr && in_pool(piece.address)) {
+      if (to_read_.empty()) read_to = to;
+      to_read_.push_back(piece);  // within its capacity
       count(&FlowTotals::copied_bytes, piece.bytes);
+    } else {
+      if (const IoResult read = read_pool(read_to); read.status != Status::kOk) return read;
+      if (from != to) {
+        copy_bytes(to, from, piece.bytes);
+        count(&FlowTotals::copied_bytes, piece.bytes);
+      }
     }
     to += piece.bytes;
   }
+  if (const IoResult read = read_pool(read_to); read.status != Status::kOk) return read;
   list.pieces.clear();
   list.pieces.push_back({reinterpret_cast<uint64_t>(list.staging), list.bytes});
   count_held(0, static_cast<uint32_t>(list.tokens.size()));
   source_->release(list.tokens);
   list.tokens.clear();
+  return IoResult::moved(0);
 }
 
 void PayloadSocket::release(uint32_t slot) noexcept {

@@ -26,6 +26,7 @@ struct FlowTotals {
   std::atomic<uint64_t> linear_bytes{0};    // that did not
   std::atomic<uint64_t> kept_bytes{0};      // in fragments that were left to a GPU
   std::atomic<uint64_t> copied_bytes{0};    // for GPU memory, that the processor copied to staging memory
+  std::atomic<uint64_t> fetched_bytes{0};   // from a pool on a GPU, by that GPU, for the processor
   std::atomic<uint64_t> dry{0};             // polls that found every token held
   std::atomic<uint64_t> held{0};            // tokens, now
 };
@@ -40,6 +41,7 @@ class PayloadSocket final : public framing::PayloadFlow {
       list.tokens.reserve(kMostPieces);
     }
     released_.reserve(kMostPieces);
+    to_read_.reserve(kMostPieces);
   }
 
   // The socket is up. Control path.
@@ -70,7 +72,7 @@ class PayloadSocket final : public framing::PayloadFlow {
     return lists_[slot].pieces;
   }
   void release(uint32_t slot) noexcept override;
-  void offer(framing::Lander& lander) noexcept override;
+  void offer(framing::Lander& lander, uint64_t device) noexcept override;
 
  private:
   static constexpr std::size_t kMostPieces = TOWLINE_LANDING_MOST_PIECES;
@@ -85,15 +87,25 @@ class PayloadSocket final : public framing::PayloadFlow {
     uint8_t* staging = nullptr;
   };
 
+  // Where in the buffers the bytes of polled fragments are looked up next.
+  struct Place {
+    std::size_t linear = 0;
+    std::size_t fetched = 0;
+  };
+
   [[nodiscard]] Polled poll(std::size_t most) noexcept;
   framing::IoResult read_linear(std::span<const iovec> pieces) noexcept;
   [[nodiscard]] const char* check(const Polled& polled, std::size_t most) const noexcept;
-  [[nodiscard]] const uint8_t* bytes_of(const Fragment& fragment, std::size_t& linear) const noexcept;
+  [[nodiscard]] const uint8_t* bytes_of(const Fragment& fragment, Place& place) const noexcept;
+  [[nodiscard]] framing::IoResult fetch(uint32_t count) noexcept;
+  [[nodiscard]] framing::IoResult read_pool(uint8_t* to) noexcept;
+  [[nodiscard]] bool in_pool(uint64_t address) const noexcept;
   void count(std::atomic<uint64_t> FlowTotals::*which, uint64_t by) noexcept;
   void count_held(uint32_t more, uint32_t fewer) noexcept;
   void give_back(std::span<const Fragment> fragments) noexcept;
   void keep(List& list, const Fragment& fragment, const uint8_t* at) noexcept;
-  void copy_out(List& list) noexcept;
+  [[nodiscard]] framing::IoResult copy_out(List& list) noexcept;
+  [[nodiscard]] framing::IoResult make_room(List& list, const Polled& polled) noexcept;
   [[nodiscard]] bool holds_much() const noexcept;
 
   const uint32_t least_bytes_;
@@ -101,11 +113,15 @@ class PayloadSocket final : public framing::PayloadFlow {
   UniqueFd socket_;
   std::unique_ptr<Source> source_;
   std::unique_ptr<uint8_t[]> linear_;
+  PoolReader* reader_ = nullptr;                // of a pool on a GPU
+  std::unique_ptr<uint8_t[]> fetched_;          // what was read from it
+  std::vector<towline_landing_piece> to_read_;  // scratch
   std::array<Fragment, kMostPolled> polled_;
   std::array<List, framing::kLandingSlots> lists_;
   std::vector<uint32_t> released_;  // scratch
   framing::Lander* offered_ = nullptr;
-  bool reachable_ = false;  // the pools, for the GPUs
+  uint64_t offered_device_ = 0;
+  bool reachable_ = false;  // the pools, for the GPU of the frame that comes
   bool wants_read_ = false;
   bool wants_write_ = false;
   uint32_t held_ = 0;

@@ -3,10 +3,14 @@
 
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 
+#include <cstring>
 #include <deque>
+#include <optional>
 #include <set>
 
+#include "base/os/memfd.h"
 #include "transports/tcpx/sources/test_support.h"
 
 namespace towline::tcpx {
@@ -15,6 +19,42 @@ namespace {
 using framing::IoResult;
 
 constexpr std::size_t kPoolBytes = 64u << 10;
+
+// A GPU's memory: no processor reads it where the pool says it is, and this reads it elsewhere.
+class GuardedMemory final : public PoolReader {
+ public:
+  explicit GuardedMemory(std::span<const uint8_t> content)
+      : file_(create_memfd("guarded", content.size())),
+        mine_(Mapping::map_shared(file_.get(), content.size(), MapAccess::kReadWrite)),
+        pools_(Mapping::map_shared(file_.get(), content.size(), MapAccess::kRead)) {
+    std::copy(content.begin(), content.end(), mine_.address());
+    EXPECT_EQ(::mprotect(pools_.address(), pools_.bytes(), PROT_NONE), 0);
+  }
+  [[nodiscard]] uint64_t device() const noexcept override { return 0; }
+  [[nodiscard]] Status reach(framing::Lander&) noexcept override { return Status::kOk; }
+  [[nodiscard]] Status read(std::span<const towline_landing_piece> pieces, uint8_t* to,
+                            int32_t& vendor_code) noexcept override {
+    ++reads;
+    if (fails != 0) {
+      vendor_code = fails;
+      return Status::kIo;
+    }
+    for (const auto& [address, bytes] : pieces) {
+      std::memcpy(to, mine_.address() + (address - reinterpret_cast<uint64_t>(pools_.address())), bytes);
+      to += bytes;
+    }
+    return Status::kOk;
+  }
+  [[nodiscard]] Pool pool() noexcept { return {pools_.address(), pools_.bytes(), false, this}; }
+
+  int32_t fails = 0;  // a vendor's code
+  uint32_t reads = 0;
+
+ private:
+  const UniqueFd file_;
+  const Mapping mine_;
+  const Mapping pools_;
+};
 
 // Hands over what the test lines up, and checks that tokens come back once.
 class ScriptedSource final : public Source {
@@ -52,6 +92,9 @@ class ScriptedSource final : public Source {
   [[nodiscard]] std::span<const Pool> pools() const noexcept override { return {&pool_, 1}; }
   [[nodiscard]] uint32_t tokens() const noexcept override { return limit_; }
   [[nodiscard]] const char* name() const noexcept override { return "scripted"; }
+
+  void lie_in(GuardedMemory& memory) { pool_ = memory.pool(); }
+  [[nodiscard]] const std::vector<uint8_t>& content() const noexcept { return memory_; }
 
   // Fragments of `bytes` each, a page apart, wrapping around the pool.
   void line_up(uint32_t count, uint32_t bytes) {
@@ -97,12 +140,21 @@ class ReachingLander final : public framing::Lander {
 
 class PayloadSocketTest : public ::testing::Test {
  protected:
-  void open(uint32_t tokens, bool reaches = true) {
+  // `device`: the GPU that frames are for.
+  void open_on_gpu(uint32_t tokens, uint64_t device) {
     auto made = std::make_unique<ScriptedSource>(tokens);
+    guarded.emplace(made->content());
+    made->lie_in(*guarded);
+    open(std::move(made), true, device);
+  }
+  void open(uint32_t tokens, bool reaches = true) {
+    open(std::make_unique<ScriptedSource>(tokens), reaches, 0);
+  }
+  void open(std::unique_ptr<ScriptedSource> made, bool reaches, uint64_t device) {
     source = made.get();
     flow.attach(UniqueFd(eventfd(0, EFD_CLOEXEC)), std::move(made));
     lander = std::make_unique<ReachingLander>(reaches);
-    flow.offer(*lander);
+    flow.offer(*lander, device);
     staging.assign(1u << 20, 0);
   }
   // As the engine does; false where nothing came.
@@ -122,6 +174,17 @@ class PayloadSocketTest : public ::testing::Test {
     return bytes;
   }
 
+  // Of fragments that were lined up from page `first` on.
+  [[nodiscard]] std::vector<uint8_t> content(uint32_t first, uint32_t count, uint32_t bytes) const {
+    std::vector<uint8_t> all;
+    for (uint32_t i = first; i < first + count; ++i) {
+      const uint8_t* const page = source->content().data() + std::size_t{i} * 4096;
+      all.insert(all.end(), page, page + bytes);
+    }
+    return all;
+  }
+
+  std::optional<GuardedMemory> guarded;
   PayloadSocket flow{16384, true, nullptr};
   std::unique_ptr<framing::Lander> lander;
   ScriptedSource* source = nullptr;
@@ -294,6 +357,83 @@ TEST(PayloadSocketAlone, NothingMovesBeforeTheSocketIsThere) {
   uint8_t byte = 0;
   const iovec piece = {&byte, 1};
   EXPECT_EQ(flow.read({&piece, 1}).status, Status::kAgain);
+}
+
+// ---- pools on a GPU: a processor that touches one faults
+
+TEST_F(PayloadSocketTest, FragmentsOnAGpuStayWhereTheyAreForThatGpu) {
+  open_on_gpu(64, 0);
+  source->line_up(8, 1000);
+  ASSERT_TRUE(collect(0, 8000));
+  EXPECT_EQ(flow.fragments(0).size(), 8u);
+  EXPECT_EQ(source->held.size(), 8u);
+  EXPECT_EQ(guarded->reads, 0u);
+  flow.release(0);
+  EXPECT_EQ(flow.held(), 0u);
+}
+
+TEST_F(PayloadSocketTest, FragmentsOnAGpuAreReadByItForHostMemory) {
+  open_on_gpu(64, 0);
+  source->line_up(2, 1000);
+  source->script.push_back({0, 500, 0, 0, true});
+  source->line_up(2, 1000);
+  std::vector<uint8_t> first(1700);
+  std::vector<uint8_t> second(2800);
+  const iovec pieces[] = {{first.data(), first.size()}, {second.data(), second.size()}};
+  ASSERT_EQ(flow.read(pieces).bytes, 4500u);
+  std::vector<uint8_t> got = first;
+  got.insert(got.end(), second.begin(), second.end());
+  std::vector<uint8_t> expected = content(0, 2, 1000);
+  expected.insert(expected.end(), 500, 0xEE);
+  const auto rest = content(2, 2, 1000);
+  expected.insert(expected.end(), rest.begin(), rest.end());
+  EXPECT_EQ(got, expected);
+  EXPECT_EQ(guarded->reads, 1u) << "in one go";
+  EXPECT_EQ(flow.statistics().fetched_bytes, 4000u);
+  EXPECT_TRUE(source->held.empty());
+}
+
+TEST_F(PayloadSocketTest, FragmentsOnAGpuAreReadByItForAnotherGpu) {
+  open_on_gpu(64, 1);
+  source->line_up(8, 1000);
+  ASSERT_TRUE(collect(0, 8000));
+  EXPECT_EQ(bytes_of(0), content(0, 8, 1000));
+  EXPECT_TRUE(source->held.empty());
+  EXPECT_EQ(flow.statistics().copied_bytes, 8000u);
+}
+
+TEST_F(PayloadSocketTest, APoolOnAGpuThatRunsDryIsReadAndReleased) {
+  open_on_gpu(6, 0);
+  source->line_up(2, 700);
+  source->script.push_back({0, 300, 0, 0, true});
+  source->line_up(12, 700);
+  while (collected[0] < 14 * 700 + 300)
+    ASSERT_TRUE(collect(0, 14 * 700 + 300) || source->held.size() <= 6) << collected[0];
+  std::vector<uint8_t> expected = content(0, 2, 700);
+  expected.insert(expected.end(), 300, 0xEE);
+  const auto rest = content(2, 12, 700);
+  expected.insert(expected.end(), rest.begin(), rest.end());
+  EXPECT_LE(source->most_held, 6u);
+  flow.release(0);
+  EXPECT_TRUE(source->held.empty());
+  EXPECT_GT(guarded->reads, 0u);
+  EXPECT_TRUE(std::equal(expected.begin(), expected.begin() + 700 * 2 + 300, staging.begin()));
+}
+
+TEST_F(PayloadSocketTest, AGpuThatCannotReadItsPoolEndsTheFlowAndNoTokenIsLost) {
+  open_on_gpu(8, 1);
+  guarded->fails = 700;
+  source->line_up(4, 1000);
+  const IoResult collecting = flow.collect(0, staging.data(), 4000);
+  EXPECT_EQ(collecting.status, Status::kIo);
+  EXPECT_EQ(collecting.vendor_code, 700);
+  flow.release(0);
+  EXPECT_TRUE(source->held.empty());
+  source->line_up(4, 1000);
+  const iovec piece = {staging.data(), 4000};
+  EXPECT_EQ(flow.read({&piece, 1}).status, Status::kIo);
+  EXPECT_TRUE(source->held.empty());
+  EXPECT_EQ(flow.held(), 0u);
 }
 
 }  // namespace

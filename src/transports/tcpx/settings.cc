@@ -69,6 +69,14 @@ std::vector<uint32_t> read_queues(const plugin::Host& host) {
   return queues;
 }
 
+PoolPlace read_pool(const plugin::Host& host) {
+  const std::string value = host.config("tcpx.pool", "auto");
+  if (value == "auto") return PoolPlace::kAuto;
+  if (value == "gpu") return PoolPlace::kGpu;
+  if (value == "host") return PoolPlace::kHost;
+  refuse("tcpx.pool", value, "auto, gpu or host");
+}
+
 std::string read_gpu(const plugin::Host& host) {
   const std::string value = host.config("tcpx.gpu", "");
   std::string gpu = pci_address(value);
@@ -92,6 +100,7 @@ Settings Settings::read(const plugin::Host& host) {
   if (settings.sources.empty()) refuse("tcpx.source", sources, "auto, or names of " + source_names());
   settings.least_bytes = static_cast<uint32_t>(read_bytes(host, "tcpx.least_bytes", "16KiB", 1, 1u << 30));
   settings.pool_bytes = read_bytes(host, "tcpx.pool_bytes", "16MiB", 16u << 10, uint64_t{4} << 30);
+  settings.pool = read_pool(host);
   settings.seed = read_number(host, "tcpx.seed", "1");
   settings.odd = read_bool(host, "tcpx.odd", true);
   settings.keep_fragments = read_bool(host, "tcpx.keep_fragments", true);

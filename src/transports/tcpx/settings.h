@@ -10,12 +10,20 @@
 
 namespace towline::tcpx {
 
+// Where payload is received into.
+enum class PoolPlace : uint8_t {
+  kAuto = 0,  // a GPU's memory where a NIC fills it, else the host's
+  kGpu = 1,
+  kHost = 2,
+};
+
 struct Settings {
   std::vector<std::string> sources;  // rungs of the ladder, best first
   uint32_t least_bytes = 0;          // payload from this size on goes on the payload flow
   uint64_t pool_bytes = 0;           // of a source that makes its own pool
   uint64_t seed = 0;                 // emulated: what comes how
   bool odd = true;                   // emulated: odd fragments
+  PoolPlace pool = PoolPlace::kAuto;
   bool keep_fragments = true;    // for the GPU to copy; false: the processor copies them to staging memory
   NicChoice nic;                 // that receives into device memory
   std::vector<uint32_t> queues;  // its receive queues that are ours

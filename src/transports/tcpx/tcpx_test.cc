@@ -188,6 +188,20 @@ TEST_F(TcpxTest, AWrongSettingIsNamed) {
   EXPECT_NE(agent.failure.find("tcpx.source = \"telepathy\""), std::string::npos) << agent.failure;
 }
 
+TEST_F(TcpxTest, MemoryOfAGpuThatCannotBeHadIsRefusedWithTheReason) {
+  const auto why = [](const char* source, const char* pool) {
+    const FakeAgent agent(towline_plugin_v1(0), "a", {{"tcpx.source", source}, {"tcpx.pool", pool}}, 1);
+    EXPECT_NE(agent.status, Status::kOk);
+    return agent.failure;
+  };
+  EXPECT_NE(why("mapped", "gpu").find("host memory only"), std::string::npos) << why("mapped", "gpu");
+  EXPECT_NE(why("emulated", "gpu").find("no open backend"), std::string::npos) << why("emulated", "gpu");
+  EXPECT_NE(why("emulated", "moon").find("tcpx.pool = \"moon\""), std::string::npos)
+      << why("emulated", "moon");
+  const std::string one = why("devmem", "auto");  // one reason, not one for each sort of memory
+  EXPECT_EQ(one.find("tcpx.interface"), one.rfind("tcpx.interface")) << one;
+}
+
 TEST_F(TcpxTest, TheBackendSaysWhichSourceItUses) {
   open({});
   char json[4096] = "";

@@ -69,6 +69,8 @@ extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, ui
     faults.refuse_pins(a != 0);
   else if (is("refuse pools"))
     faults.refuse_pools(a != 0);
+  else if (is("refuse dma"))
+    faults.refuse_dma(a != 0);
   else if (is("pin for reading"))
     faults.pin_for_reading(a, b);
   else if (is("separate"))

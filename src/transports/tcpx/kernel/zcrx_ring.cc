@@ -98,8 +98,12 @@ void KernelZcrxRing::register_queue(std::span<uint8_t> area, const ZcrxQueue& qu
   const uint64_t ring_bytes = kPageBytes + uint64_t{queue.refills} * sizeof(zcrx::Refill);
   region_ = Mapping::map_private((ring_bytes + kPageBytes - 1) / kPageBytes * kPageBytes);
   zcrx::Area memory = {};
-  memory.address = number_of(area.data());
+  memory.address = queue.dma_buf < 0 ? number_of(area.data()) : 0;  // of a dma-buf: an offset
   memory.bytes = area.size();
+  if (queue.dma_buf >= 0) {
+    memory.flags = zcrx::kDmaBuf;
+    memory.dma_buf = static_cast<uint32_t>(queue.dma_buf);
+  }
   zcrx::Region region = {};
   region.address = number_of(region_.address());
   region.bytes = region_.bytes();

@@ -48,6 +48,7 @@ struct ZcrxQueue {
   uint32_t interface = 0;  // 0: no NIC; the kernel copies what arrives into the area
   uint32_t queue = 0;
   uint32_t refills = 4096;  // a power of two
+  int dma_buf = -1;         // the area's, where it is memory of a GPU
 };
 
 // Over `area`, whole pages that outlive it. Throws Error that says why not.

@@ -41,10 +41,20 @@ DevmemProvider::DevmemProvider(Kernel& kernel, const NicOptions& options, const 
           (check_nic_options(options), make_memory(options.pool_bytes / kPoolPageBytes * kPoolPageBytes))),
       nic_(kernel, options.interface),
       steering_(nic_, options.queues, options.state_folder),
-      binding_(nic_.bind_receive(options.queues, memory_.dma_buf.get())) {
-  pool_.pool = {memory_.mapping.address(), memory_.mapping.bytes(), true};
+      binding_(bind(options)) {
+  pool_.pool = memory_.pool();
   pool_.number = binding_.number;
-  pool_.pages = static_cast<uint32_t>(memory_.mapping.bytes() / kPoolPageBytes);
+  pool_.pages = static_cast<uint32_t>(pool_.pool.bytes / kPoolPageBytes);
+}
+
+// A NIC that has no path to the GPU is found out here.
+Binding DevmemProvider::bind(const NicOptions& options) {
+  try {
+    return nic_.bind_receive(options.queues, memory_.dma_buf());
+  } catch (const core::Error& error) {
+    if (!memory_.gpu) throw;
+    fail(error.code(), "{} ({}; {}: {})", error.message(), memory_.where(), options.interface, options.why);
+  }
 }
 
 std::unique_ptr<Source> DevmemProvider::make(int socket) {

@@ -29,6 +29,7 @@ class DevmemProvider final : public Provider {
   DevmemProvider(Kernel& kernel, const NicOptions& options, const MakePoolMemory& make_memory);
 
   [[nodiscard]] const char* name() const noexcept override { return "devmem"; }
+  [[nodiscard]] std::string where() const override { return memory_.where(); }
   std::unique_ptr<Source> make(int socket) override;
 
   [[nodiscard]] const SharedPool& pool() const noexcept { return pool_; }
@@ -36,6 +37,8 @@ class DevmemProvider final : public Provider {
 
  private:
   class Steered;
+
+  [[nodiscard]] Binding bind(const NicOptions& options);
 
   PoolMemory memory_;
   Nic nic_;

@@ -95,7 +95,7 @@ void ask_for_rule(const DaemonOptions& options, const char* socket, const FlowRu
          answer.text.substr(0, 200));
 }
 
-Mapping map_memory(const DaemonOptions& options) {
+PoolMemory take_memory(const DaemonOptions& options, const plugin::Host* host) {
   if (options.gpu.empty())
     fail(Status::kUnsupported, "tcpx.daemon_gpu names no GPU whose memory the daemon gives");
   const Answer memory =
@@ -105,13 +105,20 @@ Mapping map_memory(const DaemonOptions& options) {
       Daemon(options.folder, "get_gpu_metadata_" + options.gpu).ask(encode_daemon_text(options.gpu));
   const auto bytes = decode_daemon_memory_bytes(about.text);
   if (!bytes) fail(Status::kProtocol, "the daemon says nothing useful of the memory of {}", options.gpu);
+  std::string why_not = "memory of GPUs is not to be used";
+  if (host != nullptr) {
+    try {
+      return {{}, {}, std::make_unique<GpuPool>(*host, GpuPoolWish{options.gpu, *bytes, memory.fd.get()})};
+    } catch (const core::Error& error) {
+      why_not = error.message();
+    }
+  }
   try {
     if (file_bytes(memory.fd.get()) < *bytes) fail(Status::kMismatch, "it is smaller than the daemon says");
-    return Mapping::map_shared(memory.fd.get(), *bytes, MapAccess::kRead);
+    return {Mapping::map_shared(memory.fd.get(), *bytes, MapAccess::kRead), {}, nullptr};
   } catch (const core::Error& error) {
-    fail(Status::kUnsupported,
-         "the daemon's memory of {} can't be mapped, and memory of GPUs is not used yet: {}", options.gpu,
-         error.message());
+    fail(Status::kUnsupported, "the daemon's memory of {} can't be used by a GPU ({}), nor be mapped ({})",
+         options.gpu, why_not, error.message());
   }
 }
 
@@ -144,10 +151,10 @@ class DevmemLegacyProvider::Steered final : public DeviceMemorySource {
   std::optional<FlowRule> rule_;
 };
 
-DevmemLegacyProvider::DevmemLegacyProvider(const DaemonOptions& options)
-    : options_(options), memory_(map_memory(options)) {
-  pool_.pool = {memory_.address(), memory_.bytes(), true};
-  pool_.pages = static_cast<uint32_t>(memory_.bytes() / kPoolPageBytes);
+DevmemLegacyProvider::DevmemLegacyProvider(const DaemonOptions& options, const plugin::Host* host)
+    : options_(options), memory_(take_memory(options, host)) {
+  pool_.pool = memory_.pool();
+  pool_.pages = static_cast<uint32_t>(pool_.pool.bytes / kPoolPageBytes);
 }
 
 std::unique_ptr<Source> DevmemLegacyProvider::make(int socket) {

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "support/temporary_folder.h"
+#include "transports/tcpx/sources/fake_gpu_host.h"
 #include "transports/tcpx/sources/test_support.h"
 
 namespace towline::tcpx {
@@ -116,7 +117,7 @@ class DevmemLegacyTest : public ::testing::Test {
  protected:
   std::string why_not(const DaemonOptions& with) {
     try {
-      const DevmemLegacyProvider provider(with);
+      const DevmemLegacyProvider provider(with, nullptr);
       return "";
     } catch (const core::Error& error) {
       return error.message();
@@ -129,7 +130,7 @@ class DevmemLegacyTest : public ::testing::Test {
 
 TEST_F(DevmemLegacyTest, TheDaemonGivesMemoryAndARuleForEachConnection) {
   FakeDaemon daemon(folder.path());
-  DevmemLegacyProvider provider(options);
+  DevmemLegacyProvider provider(options, nullptr);
   const auto [a, b] = testing::connected_sockets();
   auto source = provider.make(b.get());
   EXPECT_EQ(source->pools()[0].bytes, kGpuBytes);
@@ -143,7 +144,7 @@ TEST_F(DevmemLegacyTest, TheDaemonGivesMemoryAndARuleForEachConnection) {
 TEST_F(DevmemLegacyTest, WithoutARuleBytesAreLinear) {
   FakeDaemon daemon(folder.path());
   daemon.refuses = true;
-  DevmemLegacyProvider provider(options);
+  DevmemLegacyProvider provider(options, nullptr);
   auto [writer, reader] = testing::connected_sockets();
   auto source = provider.make(reader.get());
   write_fully(writer.get(), testing::pattern(100));
@@ -157,6 +158,31 @@ TEST_F(DevmemLegacyTest, WithoutARuleBytesAreLinear) {
   EXPECT_TRUE(fragments[0].linear);
 }
 
+TEST_F(DevmemLegacyTest, AGpuImportsTheDaemonsMemory) {
+  FakeDaemon daemon(folder.path());
+  testing::FakeGpuHost gpu;
+  const plugin::Host host = gpu.host();
+  {
+    DevmemLegacyProvider provider(options, &host);
+    EXPECT_GE(gpu.given, 0);
+    EXPECT_EQ(gpu.asked_gpu, kGpu);
+    const auto [a, b] = testing::connected_sockets();
+    EXPECT_NE(provider.make(b.get())->pools()[0].reader, nullptr);
+    EXPECT_NE(provider.where().find("memory of GPU 1"), std::string::npos) << provider.where();
+  }
+  EXPECT_EQ(gpu.pools, 0);
+  gpu.fails = "it can't be imported";  // then it is mapped
+  const DevmemLegacyProvider mapped(options, &host);
+  EXPECT_EQ(mapped.where(), "host memory");
+  daemon.gives_a_pipe = true;
+  try {
+    const DevmemLegacyProvider neither(options, &host);
+    FAIL() << "a pipe is no memory";
+  } catch (const core::Error& error) {
+    EXPECT_NE(error.message().find("it can't be imported"), std::string::npos) << error.message();
+  }
+}
+
 TEST_F(DevmemLegacyTest, EveryReasonIsSaid) {
   EXPECT_NE(why_not({folder.path(), ""}).find("tcpx.daemon_gpu"), std::string::npos);
   EXPECT_NE(why_not(options).find("get_gpu_fd_0000:04:00.0"), std::string::npos) << why_not(options);
@@ -168,7 +194,7 @@ TEST_F(DevmemLegacyTest, EveryReasonIsSaid) {
   EXPECT_NE(why_not(options).find("nothing useful"), std::string::npos) << why_not(options);
   daemon.says_bytes = kGpuBytes;
   daemon.gives_a_pipe = true;
-  EXPECT_NE(why_not(options).find("can't be mapped"), std::string::npos) << why_not(options);
+  EXPECT_NE(why_not(options).find("nor be mapped"), std::string::npos) << why_not(options);
   daemon.babbles = true;
   EXPECT_NE(why_not(options).find("answers with"), std::string::npos) << why_not(options);
 }

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "support/temporary_folder.h"
 #include "transports/tcpx/kernel/fake_kernel.h"
+#include "transports/tcpx/sources/fake_gpu_host.h"
 #include "transports/tcpx/sources/test_support.h"
 
 namespace towline::tcpx {
@@ -23,7 +24,7 @@ class DevmemTest : public ::testing::Test {
  protected:
   static PoolMemory memory(uint64_t bytes) {
     UniqueFd file = create_memfd("pool", bytes);
-    return {Mapping::map_shared(file.get(), bytes, MapAccess::kReadWrite), std::move(file)};
+    return {Mapping::map_shared(file.get(), bytes, MapAccess::kReadWrite), std::move(file), nullptr};
   }
   std::unique_ptr<DevmemProvider> open() { return std::make_unique<DevmemProvider>(kernel, options, memory); }
   std::string why_not() {
@@ -90,6 +91,70 @@ TEST_F(DevmemTest, TokensThatAreNotHeldAreIgnored) {
   const uint32_t tokens[] = {1, 1, UINT32_MAX};
   source->release(tokens);
   EXPECT_EQ(source->bad_releases(), 3u);
+}
+
+// ---- memory of a GPU
+
+class DevmemGpuTest : public DevmemTest {
+ protected:
+  std::unique_ptr<DevmemProvider> open_on_gpu() {
+    return std::make_unique<DevmemProvider>(kernel, options,
+                                            make_gpu_memory(host, testing::FakeGpuHost::kGpu));
+  }
+  std::string why_not_on_gpu() {
+    try {
+      (void)open_on_gpu();
+      return "it was opened";
+    } catch (const core::Error& error) {
+      return error.message();
+    }
+  }
+
+  testing::FakeGpuHost gpu;
+  plugin::Host host = gpu.host();
+};
+
+TEST_F(DevmemGpuTest, ItsMemoryIsBoundToTheQueuesAndGoesAfterTheBinding) {
+  auto provider = open_on_gpu();
+  EXPECT_EQ(gpu.asked_gpu, testing::FakeGpuHost::kGpu);
+  EXPECT_EQ(gpu.pools, 1);
+  EXPECT_EQ(kernel.bindings.size(), 1u);
+  EXPECT_NE(provider->where().find("memory of GPU 1 at 0000:04:00.0"), std::string::npos)
+      << provider->where();
+  const auto [a, b] = testing::connected_sockets();
+  const auto source = provider->make(b.get());
+  ASSERT_NE(source->pools()[0].reader, nullptr);
+  EXPECT_EQ(source->pools()[0].reader->device(), testing::FakeGpuHost::kDevice);
+  EXPECT_FALSE(source->pools()[0].pinnable);
+}
+
+TEST_F(DevmemGpuTest, TheMemoryGoesWithTheProvider) {
+  open_on_gpu().reset();
+  EXPECT_EQ(gpu.pools, 0);
+  EXPECT_TRUE(kernel.bindings.empty());
+}
+
+// As of a NIC below another root: its driver can't map the GPU's memory.
+TEST_F(DevmemGpuTest, AWrongPairOfNicAndGpuIsNamedAndNothingStays) {
+  options.why =
+      "tcpx.interface names it; it is on another NUMA node from GPU 0000:04:00.0, and nic1 is nearer";
+  kernel.bind_error = EINVAL;
+  kernel.bind_reason = "failed to map dmabuf attachment";
+  const std::string why = why_not_on_gpu();
+  for (const char* part : {"failed to map dmabuf attachment", "nic0", "0000:04:00.0", "nic1 is nearer"})
+    EXPECT_NE(why.find(part), std::string::npos) << part << ": " << why;
+  EXPECT_EQ(gpu.pools, 0);
+  EXPECT_TRUE(kernel.bindings.empty());
+  EXPECT_EQ(kernel.rings.split, Split::kOff);
+}
+
+TEST_F(DevmemGpuTest, WithoutSuchMemoryTheReasonIsSaid) {
+  gpu.fails = "GPU 1 has no memory that is a dma-buf";
+  EXPECT_NE(why_not_on_gpu().find("no memory that is a dma-buf"), std::string::npos) << why_not_on_gpu();
+  gpu.be_older();
+  EXPECT_NE(why_not_on_gpu().find("is older"), std::string::npos) << why_not_on_gpu();
+  gpu.absent = true;
+  EXPECT_NE(why_not_on_gpu().find("no open backend of this agent"), std::string::npos) << why_not_on_gpu();
 }
 
 // For the calling thread recvmsg() fails with this errno.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/error.h"
 #include "transports/tcpx/sources/copy.h"
 
 namespace towline::tcpx {
@@ -19,16 +20,30 @@ uint32_t pages_of(uint64_t bytes) noexcept {
   return static_cast<uint32_t>(std::clamp<uint64_t>(bytes / EmulatedSource::kPageBytes, 4, 1u << 20));
 }
 
+Mapping host_memory(uint64_t bytes) {
+  return Mapping::map_shared(create_memfd("towline-tcpx-pool", bytes, {.reserve = false}).get(), bytes,
+                             MapAccess::kReadWrite);
+}
+
 }  // namespace
 
-EmulatedSource::EmulatedSource(int socket, const EmulatedOptions& options)
+EmulatedProvider::EmulatedProvider(const EmulatedOptions& options, MakePoolMemory make_gpu)
+    : options_(options), make_gpu_(std::move(make_gpu)) {
+  if (!make_gpu_) return;
+  const PoolMemory probe = make_gpu_(EmulatedSource::kPageBytes);
+  if (probe.gpu->info().host == nullptr)
+    fail(Status::kUnsupported, "the processor, which plays the NIC, does not reach {}", probe.where());
+  where_ = probe.where();
+}
+
+EmulatedSource::EmulatedSource(int socket, const EmulatedOptions& options, std::unique_ptr<GpuPool> gpu)
     : socket_(socket),
       options_(options),
-      pages_(pages_of(options.pool_bytes)),
-      memory_(Mapping::map_shared(
-          create_memfd("towline-tcpx-pool", uint64_t{pages_} * kPageBytes, {.reserve = false}).get(),
-          uint64_t{pages_} * kPageBytes, MapAccess::kReadWrite)),
-      pool_{static_cast<uint8_t*>(memory_.address()), uint64_t{pages_} * kPageBytes, true},
+      pages_(gpu ? static_cast<uint32_t>(gpu->info().bytes / kPageBytes) : pages_of(options.pool_bytes)),
+      gpu_(std::move(gpu)),
+      memory_(gpu_ ? Mapping{} : host_memory(uint64_t{pages_} * kPageBytes)),
+      pool_(gpu_ ? gpu_->pool() : Pool{memory_.address(), uint64_t{pages_} * kPageBytes, true, nullptr}),
+      host_(gpu_ ? static_cast<uint8_t*>(gpu_->info().host) : memory_.address()),
       random_(options.seed),
       held_(pages_) {
   free_.reserve(pages_);
@@ -72,7 +87,7 @@ Polled EmulatedSource::poll(uint8_t* linear, std::size_t most, std::span<Fragmen
   while (count < room && asked < most) {
     const Fragment fragment = next_fragment(most - asked);
     if (fragment.bytes == 0) break;
-    void* const at = fragment.linear ? next_linear : pool_.memory + fragment.offset;
+    void* const at = fragment.linear ? next_linear : host_ + fragment.offset;
     if (fragment.linear) next_linear += fragment.bytes;
     pieces[count] = {at, fragment.bytes};
     out[count++] = fragment;

@@ -11,6 +11,7 @@
 #include "base/os/memfd.h"
 #include "base/random.h"
 #include "transports/tcpx/sources/held_tokens.h"
+#include "transports/tcpx/sources/pool_memory.h"
 #include "transports/tcpx/sources/source.h"
 
 namespace towline::tcpx {
@@ -25,7 +26,8 @@ class EmulatedSource final : public Source {
  public:
   static constexpr uint32_t kPageBytes = 4096;
 
-  EmulatedSource(int socket, const EmulatedOptions& options);
+  // `gpu`: memory of a GPU that the processor finds, too, in place of host memory; or null.
+  EmulatedSource(int socket, const EmulatedOptions& options, std::unique_ptr<GpuPool> gpu = nullptr);
 
   Polled poll(uint8_t* linear, std::size_t most, std::span<Fragment> out) noexcept override;
   void release(std::span<const uint32_t> tokens) noexcept override;
@@ -45,8 +47,10 @@ class EmulatedSource final : public Source {
   const int socket_;
   const EmulatedOptions options_;
   const uint32_t pages_;
-  const Mapping memory_;
+  const std::unique_ptr<GpuPool> gpu_;
+  const Mapping memory_;  // invalid: the GPU's
   const Pool pool_;
+  uint8_t* const host_;  // where the processor finds it
   Random random_;
   HeldTokens held_;
   std::vector<uint32_t> free_;  // pages, within its capacity
@@ -54,16 +58,21 @@ class EmulatedSource final : public Source {
 
 class EmulatedProvider final : public Provider {
  public:
-  explicit EmulatedProvider(const EmulatedOptions& options) : options_(options) {}
+  // `make_gpu`: each source's pool, where it is memory of a GPU. Throws Error where that can't be had.
+  explicit EmulatedProvider(const EmulatedOptions& options, MakePoolMemory make_gpu = {});
   [[nodiscard]] const char* name() const noexcept override { return "emulated"; }
+  [[nodiscard]] std::string where() const override { return where_; }
   std::unique_ptr<Source> make(int socket) override {
     EmulatedOptions options = options_;
     options.seed += made_.fetch_add(1, std::memory_order_relaxed);
-    return std::make_unique<EmulatedSource>(socket, options);
+    return std::make_unique<EmulatedSource>(socket, options,
+                                            make_gpu_ ? make_gpu_(options.pool_bytes).gpu : nullptr);
   }
 
  private:
   const EmulatedOptions options_;
+  const MakePoolMemory make_gpu_;
+  std::string where_ = "host memory";
   std::atomic<uint64_t> made_{0};  // by any worker
 };
 

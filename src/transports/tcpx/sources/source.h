@@ -14,14 +14,36 @@
 #include <string>
 
 #include "framing/lane.h"
+#include "towline/plugin/landing.h"
+
+namespace towline::framing {
+class Lander;
+}
 
 namespace towline::tcpx {
 
-// Memory in which fragments lie. `memory` is where this process's processors read it.
+// Reads memory of a GPU, which no processor reaches. All pools of a source are of one, or none is.
+class PoolReader {
+ public:
+  PoolReader() = default;
+  PoolReader(const PoolReader&) = delete;
+  PoolReader& operator=(const PoolReader&) = delete;
+  virtual ~PoolReader() = default;
+
+  [[nodiscard]] virtual uint64_t device() const noexcept = 0;  // the GPU
+  // Makes the memory reachable for this connection's copies on that GPU.
+  [[nodiscard]] virtual Status reach(framing::Lander& lander) noexcept = 0;
+  // Copies pieces to host memory, side by side, and waits for the GPU. Any worker.
+  [[nodiscard]] virtual Status read(std::span<const towline_landing_piece> pieces, uint8_t* to,
+                                    int32_t& vendor_code) noexcept = 0;
+};
+
+// Memory in which fragments lie.
 struct Pool {
-  uint8_t* memory = nullptr;
+  uint8_t* memory = nullptr;  // where this process's processors read it; with a reader: where its GPU does
   uint64_t bytes = 0;
-  bool pinnable = false;  // a GPU can be made to reach it
+  bool pinnable = false;         // a GPU can be made to reach it
+  PoolReader* reader = nullptr;  // of memory on a GPU
 };
 
 struct Fragment {
@@ -69,6 +91,8 @@ class Provider {
   virtual ~Provider() = default;
 
   [[nodiscard]] virtual const char* name() const noexcept = 0;
+  // What memory it receives into, for people.
+  [[nodiscard]] virtual std::string where() const { return "host memory"; }
   // Of a connected, non-blocking stream socket, which outlives the source. Throws Error.
   virtual std::unique_ptr<Source> make(int socket) = 0;
 };

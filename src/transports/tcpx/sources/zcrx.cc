@@ -11,10 +11,19 @@
 namespace towline::tcpx {
 namespace {
 
-OpenZcrxRing ring_at(Kernel& kernel, const NicOptions& options) {
-  return [&kernel, &options](std::span<uint8_t> area, uint32_t refills) {
-    return open_zcrx_ring(area,
-                          {kernel.interface_number(options.interface), options.queues.front(), refills});
+uint64_t whole_pages(uint64_t bytes) noexcept { return bytes / ZcrxPump::kPageBytes * ZcrxPump::kPageBytes; }
+
+// Of this process, or of a GPU.
+PoolMemory make_area(const NicOptions& options, const MakePoolMemory& make_memory) {
+  check_nic_options(options);
+  const uint64_t bytes = whole_pages(options.pool_bytes);
+  return make_memory ? make_memory(bytes) : PoolMemory{Mapping::map_private(bytes), {}, nullptr};
+}
+
+OpenZcrxRing ring_at(Kernel& kernel, const NicOptions& options, const PoolMemory& memory) {
+  return [&kernel, &options, &memory](std::span<uint8_t> area, uint32_t refills) {
+    return open_zcrx_ring(area, {kernel.interface_number(options.interface), options.queues.front(), refills,
+                                 memory.dma_buf()});
   };
 }
 
@@ -22,15 +31,17 @@ OpenZcrxRing ring_at(Kernel& kernel, const NicOptions& options) {
 
 ZcrxProvider::ZcrxProvider(uint64_t pool_bytes, const OpenZcrxRing& open)
     : name_("zcrx-copy"),
-      pump_(pool_bytes, open),
-      pool_{pump_.area().address(), pump_.area().bytes(), true} {}
+      memory_{Mapping::map_private(whole_pages(pool_bytes)), {}, nullptr},
+      pool_(memory_.pool()),
+      pump_({pool_.memory, pool_.bytes}, open) {}
 
-ZcrxProvider::ZcrxProvider(Kernel& kernel, const NicOptions& options)
+ZcrxProvider::ZcrxProvider(Kernel& kernel, const NicOptions& options, const MakePoolMemory& make_memory)
     : name_("zcrx"),
-      nic_((check_nic_options(options), std::in_place), kernel, options.interface),
+      memory_(make_area(options, make_memory)),
+      nic_(std::in_place, kernel, options.interface),
       steering_(std::in_place, *nic_, std::vector<uint32_t>{options.queues.front()}, options.state_folder),
-      pump_(options.pool_bytes, ring_at(kernel, options)),
-      pool_{pump_.area().address(), pump_.area().bytes(), true} {}
+      pool_(memory_.pool()),
+      pump_({pool_.memory, pool_.bytes}, ring_at(kernel, options, memory_)) {}
 
 std::unique_ptr<Source> ZcrxProvider::make(int socket) { return std::make_unique<ZcrxSource>(socket, *this); }
 

@@ -18,10 +18,11 @@ class ZcrxProvider final : public Provider {
  public:
   // Without a NIC. Both throw Error that says why not.
   ZcrxProvider(uint64_t pool_bytes, const OpenZcrxRing& open);
-  // Takes the first of the queues. `kernel` outlives it.
-  ZcrxProvider(Kernel& kernel, const NicOptions& options);
+  // Takes the first of the queues. `kernel` outlives it. `make_memory`: of the area, where it is memory of a GPU.
+  ZcrxProvider(Kernel& kernel, const NicOptions& options, const MakePoolMemory& make_memory = {});
 
   [[nodiscard]] const char* name() const noexcept override { return name_; }
+  [[nodiscard]] std::string where() const override { return memory_.where(); }
   std::unique_ptr<Source> make(int socket) override;
 
   [[nodiscard]] uint32_t pages() const noexcept {
@@ -32,10 +33,11 @@ class ZcrxProvider final : public Provider {
   friend class ZcrxSource;
 
   const char* const name_;
+  const PoolMemory memory_;
   std::optional<Nic> nic_;
   std::optional<Steering> steering_;  // first: a NIC splits headers before its queue is taken
+  const Pool pool_;
   ZcrxPump pump_;
-  Pool pool_;
   std::atomic<uint32_t> sources_{0};
 };
 

@@ -22,16 +22,16 @@ constexpr uint32_t kMostFruitless = 16;
 
 }  // namespace
 
-ZcrxPump::ZcrxPump(uint64_t area_bytes, const OpenZcrxRing& open)
-    : area_(Mapping::map_private(area_bytes / kPageBytes * kPageBytes)), slots_(slots_for(area_bytes)) {
+ZcrxPump::ZcrxPump(std::span<uint8_t> area, const OpenZcrxRing& open)
+    : area_bytes_(area.size()), slots_(slots_for(area.size())) {
   for (uint32_t slot = slots(); slot != 0; --slot) free_.push_back(slot - 1);
   owed_.reserve(slots_.size());
   std::promise<void> opened;
   std::future<void> result = opened.get_future();
   // The thread that opens the ring is the one that the kernel lets in.
-  thread_ = std::thread([this, &open, opened = std::move(opened)]() mutable {
+  thread_ = std::thread([this, area, &open, opened = std::move(opened)]() mutable {
     try {
-      ring_ = open(area_.span(), std::bit_ceil(slots()));
+      ring_ = open(area, std::bit_ceil(slots()));
     } catch (...) {
       opened.set_exception(std::current_exception());
       return;
@@ -145,7 +145,7 @@ void ZcrxPump::take(const ZcrxCompletion& completion) noexcept {
     take_end(channel, completion.result);
     return;
   }
-  const auto place = place_in_area(completion, area_.bytes());
+  const auto place = place_in_area(completion, area_bytes_);
   if (!place) {
     end(channel, -EPROTO);  // what can't be placed can't be given back: the ring's end returns it
     return;

@@ -52,8 +52,8 @@ class ZcrxPump {
  public:
   static constexpr uint32_t kPageBytes = 4096;
 
-  // Opens the ring. Throws Error that says why not.
-  ZcrxPump(uint64_t area_bytes, const OpenZcrxRing& open);
+  // Opens the ring, over an area that outlives it. Throws Error that says why not.
+  ZcrxPump(std::span<uint8_t> area, const OpenZcrxRing& open);
   // No channel is open any more.
   ~ZcrxPump();
   ZcrxPump(const ZcrxPump&) = delete;
@@ -66,7 +66,6 @@ class ZcrxPump {
   // After slots were returned. Any thread.
   void poke() noexcept;
 
-  [[nodiscard]] const Mapping& area() const noexcept { return area_; }
   [[nodiscard]] uint32_t slots() const noexcept { return static_cast<uint32_t>(slots_.size()); }
   // Of a number that was popped and not returned.
   [[nodiscard]] ZcrxSlot slot(uint32_t number) const noexcept { return slots_[number]; }
@@ -87,7 +86,7 @@ class ZcrxPump {
   void say() noexcept;
   void end(ZcrxChannel& channel, int32_t how) noexcept;
 
-  const Mapping area_;
+  const uint64_t area_bytes_;
   std::vector<ZcrxSlot> slots_;
   std::vector<uint32_t> free_;
   std::vector<uint32_t> owed_;  // slots whose pages the kernel has yet to take

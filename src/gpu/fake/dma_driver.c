@@ -1,0 +1,167 @@
+// As much of a driver of CUDA 12.0 as it takes to make memory that other devices can fill. Tests read what was asked of it,
+// and have one of its functions fail.
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+#define SHOWN __attribute__((visibility("default")))
+
+struct properties {
+  int type;
+  int handles;
+  int location_type;
+  int location;
+  void* unused;
+  unsigned char flags[8];
+};
+
+SHOWN const char* dma_driver_fails = "";  // the function that fails with CUDA_ERROR_NOT_SUPPORTED
+SHOWN int dma_driver_attributes = 1;      // of 110 and 124
+SHOWN int dma_driver_live = 0;  // reserved ranges, allocations, mappings and contexts that are current
+SHOWN uint64_t dma_driver_bytes = 0;
+SHOWN int dma_driver_for_devices = 0;
+SHOWN int dma_driver_gpu = -1;
+SHOWN int dma_driver_handle_type = 0;
+
+enum { kUnit = 2 << 20 };
+
+static int outcome(const char* name) { return strcmp(dma_driver_fails, name) == 0 ? 801 : 0; }
+
+static int nothing(void) { return 0; }
+
+static int get_attribute(int* value, int which, int gpu) {
+  (void)gpu;
+  *value = which == 110 || which == 124 ? dma_driver_attributes : which == 33 ? 0xaf : which == 50 ? 1 : 0;
+  return outcome("cuDeviceGetAttribute");
+}
+
+static int push(void* context) {
+  (void)context;
+  ++dma_driver_live;
+  return 0;
+}
+
+static int pop(void** context) {
+  *context = NULL;
+  --dma_driver_live;
+  return 0;
+}
+
+static int granularity(size_t* unit, const struct properties* wish, int which) {
+  (void)wish;
+  (void)which;
+  *unit = kUnit;
+  return outcome("cuMemGetAllocationGranularity");
+}
+
+static int reserve(unsigned long long* address, size_t bytes, size_t alignment, unsigned long long near,
+                   unsigned long long flags) {
+  (void)bytes;
+  (void)alignment;
+  (void)near;
+  (void)flags;
+  const int failed = outcome("cuMemAddressReserve");
+  if (failed != 0) return failed;
+  *address = 0x700000000000;
+  ++dma_driver_live;
+  return 0;
+}
+
+static int unreserve(unsigned long long address, size_t bytes) {
+  (void)address;
+  (void)bytes;
+  --dma_driver_live;
+  return 0;
+}
+
+static int create(unsigned long long* handle, size_t bytes, const struct properties* wish,
+                  unsigned long long flags) {
+  (void)flags;
+  const int failed = outcome("cuMemCreate");
+  if (failed != 0) return failed;
+  *handle = 5;
+  dma_driver_bytes = bytes;
+  dma_driver_for_devices = wish->flags[1];
+  dma_driver_gpu = wish->location;
+  ++dma_driver_live;
+  return 0;
+}
+
+static int release(unsigned long long handle) {
+  (void)handle;
+  --dma_driver_live;
+  return 0;
+}
+
+static int map(unsigned long long address, size_t bytes, size_t offset, unsigned long long handle,
+               unsigned long long flags) {
+  (void)address;
+  (void)bytes;
+  (void)offset;
+  (void)handle;
+  (void)flags;
+  const int failed = outcome("cuMemMap");
+  if (failed == 0) ++dma_driver_live;
+  return failed;
+}
+
+static int unmap(unsigned long long address, size_t bytes) {
+  (void)address;
+  (void)bytes;
+  --dma_driver_live;
+  return 0;
+}
+
+static int set_access(unsigned long long address, size_t bytes, const void* access, size_t count) {
+  (void)address;
+  (void)bytes;
+  (void)access;
+  (void)count;
+  return outcome("cuMemSetAccess");
+}
+
+static int range_handle(void* handle, unsigned long long address, size_t bytes, int type,
+                        unsigned long long flags) {
+  (void)address;
+  (void)bytes;
+  (void)flags;
+  const int failed = outcome("cuMemGetHandleForAddressRange");
+  if (failed != 0) return failed;
+  dma_driver_handle_type = type;
+  *(int*)handle = dup(2);
+  return 0;
+}
+
+SHOWN int cuDriverGetVersion(int* version) {
+  *version = 12000;
+  return 0;
+}
+
+SHOWN int cuGetProcAddress_v2(const char* name, void** function, int version, unsigned long long flags,
+                              int* found) {
+  static const struct {
+    const char* name;
+    void* function;
+  } known[] = {
+      {"cuDeviceGetAttribute", (void*)get_attribute},
+      {"cuCtxPushCurrent", (void*)push},
+      {"cuCtxPopCurrent", (void*)pop},
+      {"cuMemGetAllocationGranularity", (void*)granularity},
+      {"cuMemAddressReserve", (void*)reserve},
+      {"cuMemAddressFree", (void*)unreserve},
+      {"cuMemCreate", (void*)create},
+      {"cuMemRelease", (void*)release},
+      {"cuMemMap", (void*)map},
+      {"cuMemUnmap", (void*)unmap},
+      {"cuMemSetAccess", (void*)set_access},
+      {"cuMemGetHandleForAddressRange", (void*)range_handle},
+  };
+  (void)version;
+  (void)flags;
+  *found = 0;
+  *function = (void*)nothing;
+  for (size_t i = 0; i < sizeof known / sizeof known[0]; ++i)
+    if (strcmp(known[i].name, name) == 0) *function = known[i].function;
+  return 0;
+}
