@@ -8,6 +8,7 @@
 #include "agent/agent.h"
 #include "agent/link.h"
 #include "agent/worker.h"
+#include "base/error.h"
 
 namespace towline {
 
