@@ -54,7 +54,7 @@ void open(Side& side, const AllToAll& options, int gpus) {
   agent_options.listen = "none";
   agent_options.backends = "cuda";
   agent_options.config =
-      fmt::format("plugins = [\"{}\"]\n[cuda]\nblocks = \"{}\"\n", options.plugin, options.blocks);
+      fmt::format("plugins = [\"{}\"]\n[tuning.cuda]\nblocks = \"{}\"\n", options.plugin, options.blocks);
   side.agent = std::make_unique<towline::Agent>(fmt::format("gpu-{}", side.gpu), agent_options);
   side.region = std::make_unique<towline::Region>(
       side.agent->register_memory({.address = reinterpret_cast<void*>(side.address),

@@ -118,7 +118,7 @@ class Copies {
     towline::AgentOptions result;
     result.listen = "none";
     result.backends = "cuda";
-    result.config = fmt::format("plugins = [\"{}\"]\n[cuda]\n{}", options.plugin, way.config);
+    result.config = fmt::format("plugins = [\"{}\"]\n[tuning.cuda]\n{}", options.plugin, way.config);
     return result;
   }
 

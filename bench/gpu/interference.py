@@ -62,7 +62,7 @@ def main() -> None:
     multiply(left, right, out, args.seconds)
     print(f"{'blocks':>6} {'pages':>6} {'matmul alone':>13} {'beside':>8} {'TFLOP/s':>8} {'transfer alone':>15} {'beside':>8} GB/s")
     for blocks, pages in ((blocks, pages) for blocks in args.blocks for pages in args.pages):
-        near = towline.Agent("near", listen="none", config={"cuda.blocks": str(blocks)})
+        near = towline.Agent("near", listen="none", config={"tuning.cuda.blocks": str(blocks)})
         far = towline.Agent("far", listen="none")
         regions = [near.register(mine, access="rw"), far.register(theirs, access="rw")]
         peer = near.add_peer(far.metadata())

@@ -73,9 +73,9 @@ towline::AgentOptions agent_options(const Options& options) {
   towline::AgentOptions result;
   result.listen = "none";
   result.backends = "cuda";
-  result.config =
-      fmt::format("plugins = [\"{}\"]\n[cuda]\nblocks = \"{}\"\nread_blocks = \"{}\"\nhost_blocks = \"{}\"\n",
-                  options.plugin, options.blocks, options.read_blocks, options.host_blocks);
+  result.config = fmt::format(
+      "plugins = [\"{}\"]\n[tuning.cuda]\nblocks = \"{}\"\nread_blocks = \"{}\"\nhost_blocks = \"{}\"\n",
+      options.plugin, options.blocks, options.read_blocks, options.host_blocks);
   if (!options.pin.empty()) result.config += fmt::format("pin = \"{}\"\n", options.pin);
   if (options.through_host) result.config += "through_host = \"always\"\n";
   return result;
@@ -386,8 +386,8 @@ int measure_pageable(const char* self, const Options& options) {
   const Target target(self, options);
   gpu::use(0);
   gpu::synchronize();  // the process uses a GPU
-  Rows rows{
-      {"transfer", "bytes, 32 KiB each", "cuda.pin", "first, GB/s", "second, GB/s", "later, GB/s", "pages"}};
+  Rows rows{{"transfer", "bytes, 32 KiB each", "tuning.cuda.pin", "first, GB/s", "second, GB/s",
+             "later, GB/s", "pages"}};
   bool right = true;
   for (const uint64_t bytes : {uint64_t{128} << 20, uint64_t{1} << 30, options.host_span})
     for (const char* pin : {"auto", "first", "never"})
@@ -478,7 +478,7 @@ int main(int argc, char** argv) try {
   app.add_flag("--on-stream", options.on_stream, "posts as work of a stream of the harness");
   app.add_flag("--pageable", options.pageable,
                "only host memory as malloc gives it, moved once and again, pinned and never pinned");
-  app.add_option("--pin", options.pin, "the setting cuda.pin");
+  app.add_option("--pin", options.pin, "the setting tuning.cuda.pin");
   app.add_flag("--ways", options.ways, "only plain kernels: pushed or pulled, by how many thread blocks");
   app.add_flag("--through-host", options.through_host,
                "as where the GPUs have no path: through host memory of both processes");

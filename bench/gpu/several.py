@@ -61,7 +61,7 @@ class Rank:
             backend="gpu",
             bootstrap=f"file:{self.folder}/towline",
             timeout=20.0,
-            config=f"[collectives]\ngpu = {self.rank}\n{settings}",
+            config=f"[tuning.collectives]\ngpu = {self.rank}\n{settings}",
         )
 
     def say(self, *what) -> None:

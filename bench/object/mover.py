@@ -45,7 +45,7 @@ class Towline:
                 "mover",
                 listen="none",
                 config=f'plugins = "object"\n[object]\nendpoint = "{self.endpoint}"\nregion = "{REGION}"\n'
-                f'access_key = "{ACCESS_KEY}"\nsecret_key = "{SECRET_KEY}"\nconcurrency = {concurrency}\n'
+                f'access_key = "{ACCESS_KEY}"\nsecret_key = "{SECRET_KEY}"\n[tuning.object]\nconcurrency = {concurrency}\n'
                 # As the CRT client does it; by default bytes that go over an unencrypted line are signed.
                 f'multipart = {PART}\npart = {PART}\nsign_payload = "never"\n',
             )

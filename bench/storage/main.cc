@@ -63,7 +63,7 @@ int main(int argc, char** argv) {
   app.add_option("--folder", options.folder, "where the file is made")->capture_default_str();
   app.add_option("--fill", options.fill, "bytes of each write that makes the file")->capture_default_str();
   app.add_option("--limit", options.limit, "leave cells of more bytes out; the span by default");
-  app.add_option("--engines", options.engines, "posix.engine of Towline's contenders")
+  app.add_option("--engines", options.engines, "tuning.posix.engine of Towline's contenders")
       ->delimiter(',')
       ->capture_default_str();
   bench::add_options(app, options, "bytes of the file");

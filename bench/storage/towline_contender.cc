@@ -23,7 +23,7 @@ class TowlineStore final : public StoreContender {
   void setup() override {
     towline::Agent agent("bench", {.progress = towline::Progress::kCaller,
                                    .listen = "none",
-                                   .config = "[posix]\nengine = \"" + engine_ + "\"\n"});
+                                   .config = "[tuning.posix]\nengine = \"" + engine_ + "\"\n"});
     auto memory = agent.register_memory(towline::dram(store().memory(), store().span()),
                                         {.access = towline::Access::kAll});
     auto file = towline::register_storage(agent, "file:" + store().path(),

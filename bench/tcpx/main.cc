@@ -140,7 +140,7 @@ std::string show(const std::vector<double>& values) {
 }
 
 void compare(bench::Rows& rows, const std::string& source, Pair& tcp, const Options& options) {
-  Pair tcpx("tcpx", "plugins = [\"tcpx\"]\n[tcpx]\nsource = \"" + source + "\"\n", options);
+  Pair tcpx("tcpx", "plugins = [\"tcpx\"]\n[tuning.tcpx]\nsource = \"" + source + "\"\n", options);
   for (const bool read : {false, true}) {
     (void)tcp.run(read);
     (void)tcpx.run(read);

@@ -187,7 +187,7 @@ TOWLINE_API int32_t towline_peer_connect(towline_agent_t* agent, const char* add
 // A connection or blob that arrives unasked makes an *unsolicited* peer. It is separate from a peer of the
 // same incarnation that was added or connected to, and does not change that one, because nothing proves who
 // sent it. Unused unsolicited peers (no connection, reference, list or notice) are removed when the limits
-// peer.unsolicited and peer.unsolicited_bytes are reached.
+// tuning.peer.unsolicited and tuning.peer.unsolicited_bytes are reached.
 TOWLINE_API int32_t towline_peer_find(towline_agent_t* agent, const char* name, towline_peer_t** peer);
 // Fetches the peer's current metadata (new regions) from the address at which it listens.
 // TOWLINE_UNREACHABLE: it does not listen; let it send a new blob.

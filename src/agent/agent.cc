@@ -79,8 +79,8 @@ Agent::Agent(AgentOptions options)
       incarnation_(Id::random()),
       incarnation_text_(incarnation_.to_hex()),
       fork_generation_(fork_generation()),
-      peers_({options_.config.get_u64("peer.unsolicited", kUnsolicitedPeers, 1, UINT32_MAX),
-              options_.config.get_bytes("peer.unsolicited_bytes", kUnsolicitedBytes)}) {
+      peers_({options_.config.get_u64("tuning.peer.unsolicited", kUnsolicitedPeers, 1, UINT32_MAX),
+              options_.config.get_bytes("tuning.peer.unsolicited_bytes", kUnsolicitedBytes)}) {
   count_forks();
   choose_copies();
   options_.config.set("listen", options_.listen);  // backends read it there
@@ -89,9 +89,9 @@ Agent::Agent(AgentOptions options)
              config.get_duration_ns("peer.heartbeat", kSecondNs),
              config.get_duration_ns("peer.suspect", 3 * kSecondNs),
              config.get_duration_ns("peer.lost", 10 * kSecondNs),
-             config.get_duration_ns("connection.idle", 300 * kSecondNs),
+             config.get_duration_ns("tuning.connection.idle", 300 * kSecondNs),
              config.get_duration_ns("connection.timeout", 10 * kSecondNs),
-             config.get_duration_ns("connection.wait", UINT64_MAX)};
+             config.get_duration_ns("tuning.connection.wait", UINT64_MAX)};
   const HostIdentity host = read_host_identity();
   identity_ = {sizeof identity_,
                {incarnation_.hi, incarnation_.lo},

@@ -74,9 +74,9 @@ struct AgentTuning {
   uint64_t heartbeat_ns;        // peer.heartbeat
   uint64_t suspect_ns;          // peer.suspect
   uint64_t lost_ns;             // peer.lost
-  uint64_t idle_ns;             // connection.idle: close after this time; backends to other hosts
+  uint64_t idle_ns;             // tuning.connection.idle: close after this time; backends to other hosts
   uint64_t connect_timeout_ns;  // connection.timeout
-  uint64_t connect_wait_ns;     // connection.wait: how long creating a transfer waits for a connection
+  uint64_t connect_wait_ns;     // tuning.connection.wait: how long creating a transfer waits for a connection
 };
 
 // Whether an agent still exists.

@@ -157,7 +157,7 @@ TEST(Names, AnAddressRegisteredAgainMeansTheLaterRegion) {
 }
 
 TEST(Names, UnsolicitedPeersAreBoundedInNumber) {
-  const auto agent = make_agent("agent", "none", {{"peer.unsolicited", "3"}});
+  const auto agent = make_agent("agent", "none", {{"tuning.peer.unsolicited", "3"}});
   const metadata::PeerMetadata held = stranger("held", 2);
   agent->offer_peer(metadata::encode(held));
   PeerHold hold = agent->find_peer("held");
@@ -176,7 +176,7 @@ TEST(Names, UnsolicitedPeersAreBoundedInNumber) {
 }
 
 TEST(Names, UnsolicitedPeersInUseLeaveNoRoom) {
-  const auto agent = make_agent("agent", "none", {{"peer.unsolicited", "2"}});
+  const auto agent = make_agent("agent", "none", {{"tuning.peer.unsolicited", "2"}});
   std::vector<PeerHold> holds;
   for (const char* name : {"a", "b"}) {
     agent->offer_peer(metadata::encode(stranger(name)));
@@ -190,7 +190,7 @@ TEST(Names, UnsolicitedPeersInUseLeaveNoRoom) {
 }
 
 TEST(Names, WhatUnsolicitedPeersOfferIsBoundedInBytes) {
-  const auto agent = make_agent("agent", "none", {{"peer.unsolicited_bytes", "1MiB"}});
+  const auto agent = make_agent("agent", "none", {{"tuning.peer.unsolicited_bytes", "1MiB"}});
   for (int i = 0; i < 20; ++i) agent->offer_peer(metadata::encode(stranger("s" + std::to_string(i), 1000)));
   EXPECT_EQ(status_of_find(*agent, "s0"), Status::kNotFound);
   EXPECT_EQ(status_of_find(*agent, "s19"), Status::kOk);
@@ -205,7 +205,7 @@ TEST(Names, WhatUnsolicitedPeersOfferIsBoundedInBytes) {
 }
 
 TEST(Names, StrangersShareOneSeriesOfCounters) {
-  const auto agent = make_agent("agent", "none", {{"peer.unsolicited", "2000"}});
+  const auto agent = make_agent("agent", "none", {{"tuning.peer.unsolicited", "2000"}});
   Backend& tcp = *agent->backends().find("tcp");
   const Series* shared = nullptr;
   for (int i = 0; i < 600; ++i) {  // more than there are series

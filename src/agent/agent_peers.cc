@@ -42,7 +42,7 @@ PeerHold Agent::meet(const metadata::PeerSummary& told, std::span<const uint8_t>
   if (!room) {
     fail(Status::kLimitExceeded,
          "agent '{}' has no room for another peer that it did not ask for, with {} regions in {} bytes: they "
-         "may be {} (peer.unsolicited) and take {} bytes (peer.unsolicited_bytes)",
+         "may be {} (tuning.peer.unsolicited) and take {} bytes (tuning.peer.unsolicited_bytes)",
          name(), told.regions, blob.size(), peers_.limits().peers, peers_.limits().bytes);
   }
   if (peer == nullptr) {

@@ -5,6 +5,7 @@
 #include "agent/block_list.h"
 #include "agent/host_services.h"
 #include "agent/metadata_service.h"
+#include "base/config/settings_table.h"
 #include "base/error.h"
 
 namespace towline {
@@ -125,7 +126,7 @@ void Agent::forget_own_region(uint64_t key) noexcept {
 
 namespace {
 
-// "ucx?transports=tcp&slice_bytes=64KiB" sets ucx.transports and ucx.slice_bytes. Returns "ucx".
+// "ucx?transports=tcp&slice_bytes=64KiB" sets tuning.ucx.transports and tuning.ucx.slice_bytes. Returns "ucx".
 std::string take_settings(const std::string& plugin, Config& config) {
   const auto mark = plugin.find('?');
   const std::string name = plugin.substr(0, mark);
@@ -136,7 +137,7 @@ std::string take_settings(const std::string& plugin, Config& config) {
     const auto equal = setting.find('=');
     if (equal == 0 || equal == std::string::npos)
       fail(Status::kInvalidArgument, "{}: \"{}\" is no setting; write NAME=VALUE", plugin, setting);
-    config.set(name + "." + setting.substr(0, equal), setting.substr(equal + 1));
+    config.set(setting_name(name + "." + setting.substr(0, equal)), setting.substr(equal + 1));
     at = end + 1;
   }
   return name;

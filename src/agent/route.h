@@ -53,7 +53,7 @@ class Route {
 
   // Chooses the backend: tries the candidates in order until one has prepared every part of `post`. Throws Error
   // naming each candidate and the reason against it. Control path, may wait until the deadline. A backend whose
-  // connection takes longer than connection.wait is chosen anyway: posts wait for it, and use the next
+  // connection takes longer than tuning.connection.wait is chosen anyway: posts wait for it, and use the next
   // candidates if the connection fails.
   // `within`: this is a leg within the agent, to which the application's order of backends does not apply.
   // `bytes`: for which prices are compared; 0: those of the post.

@@ -20,16 +20,17 @@ constexpr std::size_t kMostPools = 17;  // huge pages, and 16 GPUs
 
 StagingSettings read_staging_settings(const Config& config) {
   const StagingSettings settings = {
-      config.get_bytes("staging.bytes", 32 * kMiB), config.get_bytes("staging.chunk", 1 * kMiB),
-      static_cast<uint32_t>(config.get_u64("staging.depth", 4, 2, kLargestDepth)),
-      config.get_bool("staging.straight", true)};
+      config.get_bytes("tuning.staging.bytes", 32 * kMiB), config.get_bytes("tuning.staging.chunk", 1 * kMiB),
+      static_cast<uint32_t>(config.get_u64("tuning.staging.depth", 4, 2, kLargestDepth)),
+      config.get_bool("tuning.staging.straight", true)};
   if (settings.chunk_bytes < kPageBytes || settings.chunk_bytes > kLargestChunk ||
       settings.chunk_bytes % kPageBytes != 0)
-    fail(Status::kInvalidArgument, "staging.chunk is {} bytes: it is a multiple of {} up to {}",
+    fail(Status::kInvalidArgument, "tuning.staging.chunk is {} bytes: it is a multiple of {} up to {}",
          settings.chunk_bytes, kPageBytes, kLargestChunk);
   if (settings.bytes / settings.chunk_bytes < settings.depth)
     fail(Status::kInvalidArgument,
-         "staging.bytes is {}, less than staging.depth ({}) chunks of staging.chunk ({} bytes): a transfer "
+         "tuning.staging.bytes is {}, less than tuning.staging.depth ({}) chunks of tuning.staging.chunk ({} "
+         "bytes): a transfer "
          "needs so many",
          settings.bytes, settings.depth, settings.chunk_bytes);
   return settings;

@@ -23,10 +23,10 @@ namespace towline {
 class Agent;
 
 struct StagingSettings {
-  uint64_t bytes;        // staging.bytes: of a pool
-  uint64_t chunk_bytes;  // staging.chunk
-  uint32_t depth;        // staging.depth: chunks of a set
-  bool straight;         // staging.straight: cached data is read directly into mapped memory
+  uint64_t bytes;        // tuning.staging.bytes: of a pool
+  uint64_t chunk_bytes;  // tuning.staging.chunk
+  uint32_t depth;        // tuning.staging.depth: chunks of a set
+  bool straight;         // tuning.staging.straight: cached data is read directly into mapped memory
 };
 
 // Throws Error for invalid values.

@@ -25,7 +25,7 @@ std::string describe_settings(const char* text) {
                         {"default", setting.fallback},
                         {"bounds", setting.bounds},
                         {"meaning", setting.meaning},
-                        {"promised", setting.promised},
+                        {"promised", setting.promised()},
                         {"value", told ? json(set.value_or(setting.fallback)) : json("(set)")},
                         {"source", config.source(setting.name)}});
   }

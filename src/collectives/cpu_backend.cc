@@ -45,18 +45,19 @@ CpuBackend::CpuBackend(const towline_collective_open_args& args)
       flags_(args.flags),
       timeout_ns_(Deadline::at(args.deadline_ns).remaining_ns(monotonic_now_ns())),
       name_(args.name) {
-  const std::string warn = setting("collectives.warn", "30s");
+  const std::string warn = setting("tuning.collectives.warn", "30s");
   const auto warn_ns = parse_duration_ns(warn);
-  if (!warn_ns) fail(Status::kInvalidArgument, "collectives.warn = \"{}\" is no time, such as 30s", warn);
+  if (!warn_ns)
+    fail(Status::kInvalidArgument, "tuning.collectives.warn = \"{}\" is no time, such as 30s", warn);
   warn_ns_ = *warn_ns;
-  settings_.stage_bytes = size_setting("collectives.stage_bytes", settings_.stage_bytes);
+  settings_.stage_bytes = size_setting("tuning.collectives.stage_bytes", settings_.stage_bytes);
   settings_.flat_bytes =
-      std::min(size_setting("collectives.flat_bytes", settings_.flat_bytes), settings_.stage_bytes);
-  settings_.channel_bytes = size_setting("collectives.channel_bytes", settings_.channel_bytes);
-  settings_.streaming_bytes = size_setting("collectives.streaming_bytes", settings_.streaming_bytes);
-  settings_.leader_bytes = size_setting("collectives.leader_bytes", settings_.leader_bytes);
-  settings_.chunk_bytes =
-      std::max<uint64_t>(size_setting("collectives.chunk_bytes", settings_.chunk_bytes) / 4096 * 4096, 4096);
+      std::min(size_setting("tuning.collectives.flat_bytes", settings_.flat_bytes), settings_.stage_bytes);
+  settings_.channel_bytes = size_setting("tuning.collectives.channel_bytes", settings_.channel_bytes);
+  settings_.streaming_bytes = size_setting("tuning.collectives.streaming_bytes", settings_.streaming_bytes);
+  settings_.leader_bytes = size_setting("tuning.collectives.leader_bytes", settings_.leader_bytes);
+  settings_.chunk_bytes = std::max<uint64_t>(
+      size_setting("tuning.collectives.chunk_bytes", settings_.chunk_bytes) / 4096 * 4096, 4096);
   settings_.stage_bytes = std::max<uint64_t>((settings_.stage_bytes + 4095) / 4096 * 4096,
                                              (static_cast<uint64_t>(size_) * 64 + 4095) / 4096 * 4096);
   settings_.channel_bytes = std::max<uint64_t>(settings_.channel_bytes / 4096 * 4096, 4096);
@@ -65,7 +66,7 @@ CpuBackend::CpuBackend(const towline_collective_open_args& args)
 
   const Deadline deadline = Deadline::at(args.deadline_ns);
   mesh_ = std::make_unique<TcpMesh>(rank_, size_, setting("collectives.listen", "*:0"), breaker_);
-  mesh_->set_congestion(setting("collectives.congestion", ""));
+  mesh_->set_congestion(setting("tuning.collectives.congestion", ""));
   exchange_infos(deadline);
   watcher_ = std::thread([this] { watch(); });
   try {

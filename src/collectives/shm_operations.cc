@@ -291,7 +291,7 @@ Status ShmGroup::all_to_all_v(const Call& call) {
   const uint64_t row = n * sizeof(uint64_t);
   if (2 * row > settings_.stage_bytes)
     return breaker_.raise(Status::kLimitExceeded,
-                          "all_to_all_v: collectives.stage_bytes is too small for the counts");
+                          "all_to_all_v: tuning.collectives.stage_bytes is too small for the counts");
   const uint64_t at = next_stage();
   std::memcpy(half(index_, at), call.in.bytes.data(), row);
   std::memcpy(half(index_, at) + row, call.out.bytes.data(), row);

@@ -41,13 +41,13 @@ inline std::shared_ptr<Communicator> join(const World& world, int rank,
   options.flags = world.flags;
   options.timeout_ns = world.timeout_ns;
   auto config = std::make_shared<Config>();
-  config->set("collectives.stage_bytes", world.stage_bytes);
-  config->set("collectives.flat_bytes", "8KiB");
-  config->set("collectives.channel_bytes", "16KiB");
-  config->set("collectives.leader_bytes", "8KiB");
-  config->set("collectives.chunk_bytes", "64KiB");
+  config->set("tuning.collectives.stage_bytes", world.stage_bytes);
+  config->set("tuning.collectives.flat_bytes", "8KiB");
+  config->set("tuning.collectives.channel_bytes", "16KiB");
+  config->set("tuning.collectives.leader_bytes", "8KiB");
+  config->set("tuning.collectives.chunk_bytes", "64KiB");
   config->set("collectives.listen", "127.0.0.1:0");
-  config->set("collectives.warn", world.warn);
+  config->set("tuning.collectives.warn", world.warn);
   if (world.ranks_per_host != 0) {
     const int host = world.strewn ? rank % (world.size / world.ranks_per_host) : rank / world.ranks_per_host;
     config->set("collectives.host", std::to_string(host));

@@ -106,7 +106,7 @@ RailChoice choose_rails(const std::vector<RdmaPort>& ports) {
   };
   for (const RdmaPort& port : ports) {
     if (port.software)
-      leave_out(port, "is software (name it in rdma.rails)");
+      leave_out(port, "is software (name it in tuning.rdma.rails)");
     else if (!port.active)
       leave_out(port, "is " + (port.state.empty() ? std::string{"in no known state"} : port.state));
     else if (choice.rails.size() == kMaxRails)

@@ -109,7 +109,8 @@ TEST_F(Topology, RailsAreActivePortsOfRealDevicesAndTheReasonSaysWhatIsNot) {
   fs::create_symlink(soft, root_ / "sys/class/infiniband/rxe0");
   RailChoice choice = choose_rails(read_rdma_ports(root_));
   EXPECT_TRUE(choice.rails.empty());
-  EXPECT_EQ(choice.reason, "this host has no usable RDMA port: rxe0/1 is software (name it in rdma.rails)");
+  EXPECT_EQ(choice.reason,
+            "this host has no usable RDMA port: rxe0/1 is software (name it in tuning.rdma.rails)");
   add_nic("mlx5_0", "pci0000:10/0000:10:01.0/0000:11:00.0", 0, "4: ACTIVE");
   add_nic("mlx5_1", "pci0000:20/0000:20:01.0/0000:21:00.0", 1, "1: DOWN");
   add_nic("rdmap0s6", "pci0000:30/0000:30:06.0", 0, "4: ACTIVE", "efa");

@@ -352,15 +352,16 @@ class Nvidia final : public Device {
     driver::Context context = nullptr;
     driver::Device device = -1;
     driver::Resource resource;
-    api_.check(api_.context_of_green(&context, green), "cuda.green_context: cuCtxFromGreenCtx");
+    api_.check(api_.context_of_green(&context, green), "tuning.cuda.green_context: cuCtxFromGreenCtx");
     {
       const Current current(api_, context);
-      api_.check(api_.context_get_device(&device), "cuda.green_context: cuCtxGetDevice");
+      api_.check(api_.context_get_device(&device), "tuning.cuda.green_context: cuCtxGetDevice");
     }
     if (device != static_cast<int>(gpu))
-      fail(Status::kUnsupported, "cuda: cuda.green_context is one of GPU {}, not of GPU {}", device, gpu);
+      fail(Status::kUnsupported, "cuda: tuning.cuda.green_context is one of GPU {}, not of GPU {}", device,
+           gpu);
     api_.check(api_.green_get_resource(green, &resource, driver::kMultiprocessors),
-               "cuda.green_context: cuGreenCtxGetDevResource");
+               "tuning.cuda.green_context: cuGreenCtxGetDevResource");
     return {green, resource.multiprocessors};
   }
 

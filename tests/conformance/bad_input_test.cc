@@ -93,9 +93,9 @@ TEST_F(BadInput, AgentsCheckTheirOptions) {
   expect_error(Status::kInvalidArgument, "log.level",
                [] { Agent agent("a", {.config = "log.level = \"loud\"\n"}); });
   for (const char* setting :
-       {"tcp.sockets = 0", "tcp.user_timeout = \"soon\"", "tcp.listen = \"not an address\"",
-        "tcp.port_range = \"high\"", "tcp.checksum = \"maybe\"", "shm.paths = \"nonsense\"",
-        "memory.ring_bytes = 3", "posix.threads = \"many\"", "faults = \"nonsense\""}) {
+       {"tuning.tcp.sockets = 0", "tuning.tcp.user_timeout = \"soon\"", "tcp.listen = \"not an address\"",
+        "tcp.port_range = \"high\"", "tcp.checksum = \"maybe\"", "tuning.shm.paths = \"nonsense\"",
+        "tuning.memory.ring_bytes = 3", "tuning.posix.threads = \"many\"", "faults = \"nonsense\""}) {
     const std::string key(setting, std::strcspn(setting, " "));
     expect_error(Status::kInvalidArgument, "set by the program: " + key,
                  [&] { Agent agent("a", {.config = setting}); });
@@ -309,10 +309,10 @@ TEST_F(BadInput, InAForkedChildHandlesAnswerForked) {
 
 TEST(Settings, InfiniteTimesNeverCome) {
   const std::string infinite =
-      "[connection]\ntimeout = \"infinite\"\nidle = \"infinite\"\n"
+      "[connection]\ntimeout = \"infinite\"\n[tuning.connection]\nidle = \"infinite\"\n"
       "[peer]\nheartbeat = \"infinite\"\nsuspect = \"infinite\"\nlost = \"infinite\"\n"
-      "[tcp]\nhandshake_timeout = \"infinite\"\nuser_timeout = \"infinite\"\n"
-      "[progress]\nspin = \"infinite\"\n[posix]\nspin = \"infinite\"\n";
+      "[tuning.tcp]\nhandshake_timeout = \"infinite\"\nuser_timeout = \"infinite\"\n"
+      "[progress]\nspin = \"infinite\"\n[tuning.posix]\nspin = \"infinite\"\n";
   Agent agent("patient", {.listen = "127.0.0.1:0", .backends = "tcp", .config = infinite});
   Agent other("other", {.listen = "127.0.0.1:0", .backends = "tcp", .config = infinite});
   const Peer peer = agent.connect(other.address());

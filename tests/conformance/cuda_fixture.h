@@ -42,7 +42,8 @@ class CudaTest : public ::testing::Test {
     return {
         .listen = "none",
         .backends = "cuda",
-        .config = std::string("plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[cuda]\ndirect = \"false\"\n") + more,
+        .config =
+            std::string("plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[tuning.cuda]\ndirect = \"false\"\n") + more,
         .default_timeout = 20s};
   }
   static MemoryView vram(const Buffer& memory, uint64_t device = 0) {

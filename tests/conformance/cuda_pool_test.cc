@@ -175,7 +175,7 @@ TEST_F(CudaPoolTest, NothingIsPinnedWhereSettingsSaySo) {
   for (const char* threads : {"auto", "0"}) {
     restart(("pin = \"never\"\nhost_threads = \"" + std::string(threads) + "\"\n").c_str());
     const std::string routes = there_and_back(3 << 20);
-    EXPECT_NE(routes.find("cuda.pin is"), std::string::npos) << routes;
+    EXPECT_NE(routes.find("tuning.cuda.pin is"), std::string::npos) << routes;
   }
 }
 

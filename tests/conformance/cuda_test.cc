@@ -281,17 +281,17 @@ TEST_F(CudaTest, WhoAsksForMemoryWhenDescriptorsHaveRunOutIsTurnedAway) {
 
 TEST_F(CudaTest, BadSettingsAreNamed) {
   for (const auto& [setting, wanted] :
-       {std::pair{"blocks = \"0\"\n", "cuda.blocks"},
-        {"gpu = \"x\"\n", "cuda.gpu"},
-        {"through_host = \"maybe\"\n", "cuda.through_host"},
-        {"pin = \"yes\"\n", "cuda.pin"},
-        {"beside = \"me\"\n", "cuda.beside"},
-        {"reserved_sms = \"-8\"\n", "cuda.reserved_sms"},
-        {"reserved_sms = \"8\"\napplication_sms = \"120\"\n", "cuda.application_sms"},
-        {"reserved_sms = \"8\"\ngreen_context = \"7\"\n", "cuda.green_context"},
-        {"green_context = \"0xyz\"\n", "cuda.green_context"},
-        {"host_threads = \"-1\"\n", "cuda.host_threads"},
-        {"copy_engine_bytes = \"many\"\n", "cuda.copy_engine_bytes"}}) {
+       {std::pair{"blocks = \"0\"\n", "tuning.cuda.blocks"},
+        {"[cuda]\ngpu = \"x\"\n", "cuda.gpu"},
+        {"through_host = \"maybe\"\n", "tuning.cuda.through_host"},
+        {"pin = \"yes\"\n", "tuning.cuda.pin"},
+        {"beside = \"me\"\n", "tuning.cuda.beside"},
+        {"reserved_sms = \"-8\"\n", "tuning.cuda.reserved_sms"},
+        {"reserved_sms = \"8\"\napplication_sms = \"120\"\n", "tuning.cuda.application_sms"},
+        {"reserved_sms = \"8\"\ngreen_context = \"7\"\n", "tuning.cuda.green_context"},
+        {"green_context = \"0xyz\"\n", "tuning.cuda.green_context"},
+        {"host_threads = \"-1\"\n", "tuning.cuda.host_threads"},
+        {"copy_engine_bytes = \"many\"\n", "tuning.cuda.copy_engine_bytes"}}) {
     try {
       const Agent agent("agent", options(setting));
       ADD_FAILURE() << setting << "was taken";

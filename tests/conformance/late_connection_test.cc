@@ -17,7 +17,8 @@ constexpr size_t kBytes = 2 << 20;
 
 // Two agents whose transfers wait for no connection. Memory that is not shared can't be mapped.
 struct Pair {
-  static constexpr const char* kConfig = "[shm]\npaths = \"mapped\"\n[connection]\nwait = \"0s\"\n";
+  static constexpr const char* kConfig =
+      "[tuning.shm]\npaths = \"mapped\"\n[tuning.connection]\nwait = \"0s\"\n";
 
   explicit Pair(const char* backends)
       : here("here", {.workers = 2, .listen = "none", .backends = backends, .config = kConfig}),

@@ -25,10 +25,10 @@ void PrintTo(const Path& path, std::ostream* out) { *out << path.name; }
 
 constexpr Path kPaths[] = {
     {"memory", "cuda,memory", "memory", "", false},
-    {"memory_framed", "cuda,memory", "memory", "[memory]\nframed = true\n", false},
-    {"shm_mapped", "cuda,shm", "shm", "[shm]\npaths = \"mapped\"\n", true},
-    {"shm_process_vm", "cuda,shm", "shm", "[shm]\npaths = \"process_vm\"\n", false},
-    {"shm_ring", "cuda,shm", "shm", "[shm]\npaths = \"ring\"\n", false},
+    {"memory_framed", "cuda,memory", "memory", "[tuning.memory]\nframed = true\n", false},
+    {"shm_mapped", "cuda,shm", "shm", "[tuning.shm]\npaths = \"mapped\"\n", true},
+    {"shm_process_vm", "cuda,shm", "shm", "[tuning.shm]\npaths = \"process_vm\"\n", false},
+    {"shm_ring", "cuda,shm", "shm", "[tuning.shm]\npaths = \"ring\"\n", false},
 };
 
 class LegsTest : public CudaTest, public ::testing::WithParamInterface<Path> {
@@ -61,7 +61,7 @@ class LegsTest : public CudaTest, public ::testing::WithParamInterface<Path> {
         "left", AgentOptions{.listen = "127.0.0.1:0",
                              .backends = GetParam().here,
                              .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n" + config +
-                                       "[staging]\nchunk = \"64KiB\"\ndepth = 3\nbytes = \"400KiB\"\n",
+                                       "[tuning.staging]\nchunk = \"64KiB\"\ndepth = 3\nbytes = \"400KiB\"\n",
                              .default_timeout = 20s});
     right_ = std::make_unique<Agent>(
         "right",

@@ -45,8 +45,8 @@ class PricesTest : public ::testing::TestWithParam<PricedPath> {
 
 INSTANTIATE_TEST_SUITE_P(All, PricesTest,
                          ::testing::Values(PricedPath{"memory", "", 16 << 10},  // posts that read no clock
-                                           PricedPath{"memory", "[memory]\nframed = true\n", 64 << 10},
-                                           PricedPath{"shm", "[shm]\npaths = \"mapped\"\n", 16 << 10},
+                                           PricedPath{"memory", "[tuning.memory]\nframed = true\n", 64 << 10},
+                                           PricedPath{"shm", "[tuning.shm]\npaths = \"mapped\"\n", 16 << 10},
                                            PricedPath{"tcp", "", 16 << 10}));
 
 TEST_P(PricesTest, BecomeWhatWasMeasured) {

@@ -43,27 +43,28 @@ struct Store {
 inline void PrintTo(const Store& store, std::ostream* out) { *out << store.name; }
 
 // Backends over vendors' libraries, each with a fake of the library.
-#define TOWLINE_GDS "plugins = \"gds\"\n[gds]\nlibrary = \"" TOWLINE_FAKE_CUFILE "\"\n"
-#define TOWLINE_NIXL "plugins = \"nixl\"\n[nixl]\nlibrary = \"" TOWLINE_FAKE_NIXL "\"\n"
-#define TOWLINE_HF3FS "plugins = \"hf3fs\"\n[hf3fs]\nlibrary = \"" TOWLINE_FAKE_USRBIO "\"\n"
+#define TOWLINE_GDS "plugins = \"gds\"\n[gds]\nlibrary = \"" TOWLINE_FAKE_CUFILE "\"\n[tuning.gds]\n"
+#define TOWLINE_NIXL "plugins = \"nixl\"\n[nixl]\nlibrary = \"" TOWLINE_FAKE_NIXL "\"\n[tuning.nixl]\n"
+#define TOWLINE_HF3FS "plugins = \"hf3fs\"\n[hf3fs]\nlibrary = \"" TOWLINE_FAKE_USRBIO "\"\n[tuning.hf3fs]\n"
 
 // Every way bytes can take to a file today. A new backend, or a new path of one, joins here.
 inline const Store kStores[] = {
     {"auto", ""},
-    {"auto_never_inline", "[posix]\ninline_bytes = 0\nparallel_bytes = 0\n"},
-    {"uring", "[posix]\nengine = \"uring\"\nqueue_depth = 16\n"},
-    {"uring_polled", "[posix]\nengine = \"uring\"\nsqpoll = true\n"},
-    {"uring_registered", "[posix]\nengine = \"uring\"\nregister_files = true\nregister_buffers = true\n"},
-    {"aio", "[posix]\nengine = \"aio\"\n"},
-    {"threads", "[posix]\nengine = \"threads\"\n"},
-    {"pread", "[posix]\nengine = \"pread\"\n"},
+    {"auto_never_inline", "[tuning.posix]\ninline_bytes = 0\nparallel_bytes = 0\n"},
+    {"uring", "[tuning.posix]\nengine = \"uring\"\nqueue_depth = 16\n"},
+    {"uring_polled", "[tuning.posix]\nengine = \"uring\"\nsqpoll = true\n"},
+    {"uring_registered",
+     "[tuning.posix]\nengine = \"uring\"\nregister_files = true\nregister_buffers = true\n"},
+    {"aio", "[tuning.posix]\nengine = \"aio\"\n"},
+    {"threads", "[tuning.posix]\nengine = \"threads\"\n"},
+    {"pread", "[tuning.posix]\nengine = \"pread\"\n"},
     {"auto_direct", "", true},
-    {"uring_direct", "[posix]\nengine = \"uring\"\nqueue_depth = 8\n", true},
+    {"uring_direct", "[tuning.posix]\nengine = \"uring\"\nqueue_depth = 8\n", true},
     {"uring_registered_direct",
-     "[posix]\nengine = \"uring\"\nregister_files = true\nregister_buffers = true\n", true},
-    {"aio_direct", "[posix]\nengine = \"aio\"\nqueue_depth = 8\n", true},
-    {"threads_direct", "[posix]\nengine = \"threads\"\n", true},
-    {"pread_direct", "[posix]\nengine = \"pread\"\n", true},
+     "[tuning.posix]\nengine = \"uring\"\nregister_files = true\nregister_buffers = true\n", true},
+    {"aio_direct", "[tuning.posix]\nengine = \"aio\"\nqueue_depth = 8\n", true},
+    {"threads_direct", "[tuning.posix]\nengine = \"threads\"\n", true},
+    {"pread_direct", "[tuning.posix]\nengine = \"pread\"\n", true},
     {"object", "part = \"5MiB\"\nmultipart = \"6MiB\"\n", false, true, "s3"},
     {"gcs", "part = \"5MiB\"\nmultipart = \"6MiB\"\n", false, true, "gs"},
     {"gds", TOWLINE_GDS, false, false, "gds"},

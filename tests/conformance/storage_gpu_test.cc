@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kConfig = "plugins = [\"" TOWLINE_CUDA_FAKE
                                 "\"]\n"
-                                "[staging]\nchunk = \"64KiB\"\ndepth = 3\nbytes = \"400KiB\"\n";
+                                "[tuning.staging]\nchunk = \"64KiB\"\ndepth = 3\nbytes = \"400KiB\"\n";
 
 class StorageGpuTest : public ::testing::TestWithParam<bool> {  // direct files?
  protected:

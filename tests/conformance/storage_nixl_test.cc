@@ -85,7 +85,8 @@ TEST_F(NixlPluginTest, PluginsThatCanNotBeUsedSayWhy) {
   const std::string no_symbol =
       why_not("plugins = \"nixl\"\n[nixl]\nlibrary = \"" TOWLINE_FAKE_USRBIO "\"\n");
   EXPECT_NE(no_symbol.find("nixl_plugin_init"), std::string::npos) << no_symbol;
-  const std::string parameters = why_not(TOWLINE_NIXL "parameters = \"wrong\"\n");
+  const std::string parameters =
+      why_not("plugins = \"nixl\"\n[nixl]\nlibrary = \"" TOWLINE_FAKE_NIXL "\"\nparameters = \"wrong\"\n");
   EXPECT_NE(parameters.find("key=value"), std::string::npos) << parameters;
 }
 

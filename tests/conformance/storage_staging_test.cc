@@ -17,7 +17,7 @@ namespace towline::conformance {
 namespace {
 
 // SmallArray and small chunks, so that every transfer here takes many turns through them.
-constexpr const char* kSmallChunks = "[staging]\nchunk = \"64KiB\"\ndepth = 3\nbytes = \"400KiB\"\n";
+constexpr const char* kSmallChunks = "[tuning.staging]\nchunk = \"64KiB\"\ndepth = 3\nbytes = \"400KiB\"\n";
 constexpr uint64_t kLimit = 400 << 10;
 
 struct Way {
@@ -531,16 +531,16 @@ TEST(StagingToObjects, MemoryOfAPeerGoesToAnObjectAndComesBack) {
 TEST(StagingSettings, ThatMakeNoSenseAreNamed) {
   const auto refusal = [](const char* config) -> std::string {
     try {
-      const Agent agent("settings", {.listen = "none", .config = std::string("[staging]\n") + config});
+      const Agent agent("settings", {.listen = "none", .config = std::string("[tuning.staging]\n") + config});
       return {};
     } catch (const Error& error) {
       return error.what();
     }
   };
-  EXPECT_NE(refusal("chunk = 5000").find("staging.chunk"), std::string::npos);
-  EXPECT_NE(refusal("chunk = \"2GiB\"").find("staging.chunk"), std::string::npos);
-  EXPECT_NE(refusal("bytes = \"1MiB\"").find("staging.bytes"), std::string::npos);
-  EXPECT_NE(refusal("depth = 1").find("staging.depth"), std::string::npos);
+  EXPECT_NE(refusal("chunk = 5000").find("tuning.staging.chunk"), std::string::npos);
+  EXPECT_NE(refusal("chunk = \"2GiB\"").find("tuning.staging.chunk"), std::string::npos);
+  EXPECT_NE(refusal("bytes = \"1MiB\"").find("tuning.staging.bytes"), std::string::npos);
+  EXPECT_NE(refusal("depth = 1").find("tuning.staging.depth"), std::string::npos);
   EXPECT_EQ(refusal("bytes = \"8MiB\"\ndepth = 2"), "");
 }
 

@@ -11,10 +11,10 @@ namespace {
 // One operation at a time, so that the order is seen; what is under way already is not overtaken.
 #define TOWLINE_ONE_THREAD "threads = 1\nbatch = 1\npiece = \"1MiB\"\n"
 const Store kNarrowStores[] = {
-    {"pread", "[posix]\nengine = \"pread\"\ninline_bytes = 0\n"},
-    {"threads", "[posix]\nengine = \"threads\"\nthreads = 1\ninline_bytes = 0\n"},
-    {"uring_direct", "[posix]\nengine = \"uring\"\nqueue_depth = 1\ninline_bytes = 0\n", true},
-    {"aio_direct", "[posix]\nengine = \"aio\"\nqueue_depth = 1\ninline_bytes = 0\n", true},
+    {"pread", "[tuning.posix]\nengine = \"pread\"\ninline_bytes = 0\n"},
+    {"threads", "[tuning.posix]\nengine = \"threads\"\nthreads = 1\ninline_bytes = 0\n"},
+    {"uring_direct", "[tuning.posix]\nengine = \"uring\"\nqueue_depth = 1\ninline_bytes = 0\n", true},
+    {"aio_direct", "[tuning.posix]\nengine = \"aio\"\nqueue_depth = 1\ninline_bytes = 0\n", true},
     {"gds", TOWLINE_GDS TOWLINE_ONE_THREAD, false, false, "gds"},
     {"hf3fs", TOWLINE_HF3FS TOWLINE_ONE_THREAD, false, false, "hf3fs"},
     {"object", "threads = 1\nconcurrency = 1\n", false, true, "s3"},

@@ -90,8 +90,8 @@ class TcpGpuTest : public CudaTest {
 
 TEST_F(TcpGpuTest, BesideAModelPagesAreGatheredAndSentByTheCopyEngine) {
   peer_.reset();
-  left_ = std::make_unique<Agent>("left", over("tcp,cuda", "[cuda]\nbeside = \"model\"\n"));
-  right_ = std::make_unique<Agent>("right", over("tcp,cuda", "[cuda]\nbeside = \"model\"\n"));
+  left_ = std::make_unique<Agent>("left", over("tcp,cuda", "[tuning.cuda]\nbeside = \"model\"\n"));
+  right_ = std::make_unique<Agent>("right", over("tcp,cuda", "[tuning.cuda]\nbeside = \"model\"\n"));
   gpu("reset");
   (void)there_and_back(Kind::kVram, Kind::kVram);
   EXPECT_TRUE(command_("gathered", 2 * 2048 * kPage, 0, 0)) << "those of both ways";
@@ -137,7 +137,7 @@ TEST_F(TcpGpuTest, CudaIsPreferredWhereItReachesTheMemory) {
 }
 
 TEST_F(TcpGpuTest, WhatCudaDoesNotReachGoesOverTcp) {
-  constexpr const char* kNever = "[cuda]\ndirect = \"false\"\nthrough_host = \"never\"\n";
+  constexpr const char* kNever = "[tuning.cuda]\ndirect = \"false\"\nthrough_host = \"never\"\n";
   left_ = std::make_unique<Agent>("left", over("", kNever));
   right_ = std::make_unique<Agent>("right", over("", kNever));
   gpu("separate", 1);
@@ -211,7 +211,7 @@ TEST_F(TcpGpuTest, WithoutRoomForStagingMemoryHereItGoesInLegsAndThereItIsAnErro
 }
 
 TEST_F(TcpGpuTest, AllConnectionsTogetherPinNoMoreThanTheSetting) {
-  right_ = std::make_unique<Agent>("right", over("tcp,cuda", "[cuda]\nlanding_bytes = \"20MiB\"\n"));
+  right_ = std::make_unique<Agent>("right", over("tcp,cuda", "[tuning.cuda]\nlanding_bytes = \"20MiB\"\n"));
   const Agent other("other", over("tcp,cuda"));
   const Buffer memory(kPage * kPages, false);
   const Region region = other.register_memory(vram(memory), {.access = Access::kAll});

@@ -15,7 +15,8 @@ class TcpxGpuTest : public ::testing::Test {
   static AgentOptions over(const std::string& tcpx) {
     return {.listen = "127.0.0.1:0",
             .backends = "tcpx,cuda",
-            .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\", \"" TOWLINE_TCPX_PLUGIN "\"]\n[tcpx]\n" + tcpx,
+            .config =
+                "plugins = [\"" TOWLINE_CUDA_FAKE "\", \"" TOWLINE_TCPX_PLUGIN "\"]\n[tuning.tcpx]\n" + tcpx,
             .default_timeout = 20s};
   }
   // Pages in reverse order, both ways; what the right agent says of itself then.

@@ -53,7 +53,8 @@ inline constexpr bool kSeesRings = true;
 inline const Transport kTransports[] = {
     {"cuda_gpu", "cuda", "plugins = [\"" TOWLINE_CUDA_PLUGIN "\"]\n[cuda]\ngpu = \"0\"\n", true, false},
     {"cuda_gpu_mapped", "cuda",
-     "plugins = [\"" TOWLINE_CUDA_PLUGIN "\"]\n[cuda]\ngpu = \"0\"\ndirect = \"false\"\n", true, false},
+     "plugins = [\"" TOWLINE_CUDA_PLUGIN "\"]\n[cuda]\ngpu = \"0\"\n[tuning.cuda]\ndirect = \"false\"\n",
+     true, false},
 };
 #else
 // Every way bytes can take today. A new transport, or a new path of one, joins here.
@@ -61,51 +62,51 @@ inline const Transport kTransports[] = {
     {"memory", "memory", "", false},
     {.name = "memory_framed",
      .backends = "memory",
-     .config = "[memory]\nframed = true\n",
+     .config = "[tuning.memory]\nframed = true\n",
      .shared_memory = false,
      .framed = true},
-    {"shm_mapped", "shm", "[shm]\npaths = \"mapped\"\n", true, false},
-    {"shm_process_vm", "shm", "[shm]\npaths = \"process_vm\"\n", false, false},
+    {"shm_mapped", "shm", "[tuning.shm]\npaths = \"mapped\"\n", true, false},
+    {"shm_process_vm", "shm", "[tuning.shm]\npaths = \"process_vm\"\n", false, false},
 #ifndef __SANITIZE_THREAD__
     {.name = "shm_ring",
      .backends = "shm",
-     .config = "[shm]\npaths = \"ring\"\n",
+     .config = "[tuning.shm]\npaths = \"ring\"\n",
      .shared_memory = false,
      .framed = true},
 #endif
     {"shm", "shm", "", true},
     {.name = "tcp",
      .backends = "tcp",
-     .config = "[tcp]\nsockets = 4\nframe_bytes = \"1MiB\"\n",  // as between hosts
+     .config = "[tuning.tcp]\nsockets = 4\nframe_bytes = \"1MiB\"\n",  // as between hosts
      .shared_memory = false,
      .framed = true},
     // RDMA: over the network inside this process, and over libfabric.
     {.name = "rdma_loopback",
      .backends = "rdma",
-     .config = "[rdma]\nrails = \"loopback:conformance, loopback:conformance\"\n",
+     .config = "[tuning.rdma]\nrails = \"loopback:conformance, loopback:conformance\"\n",
      .shared_memory = false,
      .guards = false},
     {.name = "rdma_ofi_tcp",
      .backends = "rdma",
-     .config = "[rdma]\nrails = \"ofi:tcp;ofi_rxm@127.0.0.1\"\n",
+     .config = "[tuning.rdma]\nrails = \"ofi:tcp;ofi_rxm@127.0.0.1\"\n",
      .shared_memory = false,
      .guards = false},
 #ifndef __SANITIZE_THREAD__
     {.name = "ucx_tcp",
      .backends = "ucx",
-     .config = "[ucx]\ntransports = \"tcp\"\n",
+     .config = "[tuning.ucx]\ntransports = \"tcp\"\n",
      .shared_memory = false,
      .guards = false},
 #endif
     // GPU memory on GPUs made of host memory: as it lies in this process, mapped once more by descriptor, and
     // through host memory.
     {"cuda", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", false, kSeesRings, Kind::kVram},
-    {"cuda_mapped", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[cuda]\ndirect = \"false\"\n", true,
-     kSeesRings, Kind::kVram},
+    {"cuda_mapped", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[tuning.cuda]\ndirect = \"false\"\n",
+     true, kSeesRings, Kind::kVram},
 #ifndef __SANITIZE_THREAD__
     {.name = "cuda_through_host",
      .backends = "cuda",
-     .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[cuda]\nthrough_host = \"always\"\n",
+     .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[tuning.cuda]\nthrough_host = \"always\"\n",
      .shared_memory = false,
      .kind = Kind::kVram,
      .framed = true},
@@ -113,47 +114,48 @@ inline const Transport kTransports[] = {
     // GPU memory over tcp, by staging memory of both sides: what cuda does for it, it could not reach itself.
     {.name = "tcp_gpu",
      .backends = "tcp,cuda",
-     .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[tcp]\nsockets = 4\nframe_bytes = \"1MiB\"\n",
+     .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[tuning.tcp]\nsockets = 4\nframe_bytes = \"1MiB\"\n",
      .shared_memory = false,
      .kind = Kind::kVram,
      .framed = true},
     {.name = "tcp_gpu_one_socket_checksum",
      .backends = "tcp,cuda",
-     .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[tcp]\nsockets = 1\nchecksum = true\n",
+     .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[tcp]\nchecksum = true\n[tuning.tcp]\nsockets = 1\n",
      .shared_memory = false,
      .kind = Kind::kVram,
      .framed = true},
     // As tcp, with payload on a socket of its own, received as fragments.
     {.name = "tcpx_emulated",
      .backends = "tcpx",
-     .config =
-         "plugins = [\"" TOWLINE_TCPX_PLUGIN "\"]\n[tcpx]\nsource = \"emulated\"\npool_bytes = \"256KiB\"\n",
+     .config = "plugins = [\"" TOWLINE_TCPX_PLUGIN
+               "\"]\n[tuning.tcpx]\nsource = \"emulated\"\npool_bytes = \"256KiB\"\n",
      .shared_memory = false,
      .framed = true},
     {.name = "tcpx_mapped",
      .backends = "tcpx",
      .config = "plugins = [\"" TOWLINE_TCPX_PLUGIN
-               "\"]\n[tcpx]\nsource = \"mapped\"\nsockets = 4\nleast_bytes = \"4KiB\"\n",
+               "\"]\n[tuning.tcpx]\nsource = \"mapped\"\nsockets = 4\nleast_bytes = \"4KiB\"\n",
      .shared_memory = false,
      .framed = true},
     {.name = "tcpx_emulated_gpu",
      .backends = "tcpx,cuda",
      .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\", \"" TOWLINE_TCPX_PLUGIN
-               "\"]\n[tcpx]\nsource = \"emulated\"\nsockets = 4\n",
+               "\"]\n[tuning.tcpx]\nsource = \"emulated\"\nsockets = 4\n",
      .shared_memory = false,
      .kind = Kind::kVram,
      .framed = true},
     {.name = "tcpx_mapped_gpu",
      .backends = "tcpx,cuda",
-     .config =
-         "plugins = [\"" TOWLINE_CUDA_FAKE "\", \"" TOWLINE_TCPX_PLUGIN "\"]\n[tcpx]\nsource = \"mapped\"\n",
+     .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\", \"" TOWLINE_TCPX_PLUGIN
+               "\"]\n[tuning.tcpx]\nsource = \"mapped\"\n",
      .shared_memory = false,
      .kind = Kind::kVram,
      .framed = true},
-    {"cuda_dram", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[cuda]\ndirect = \"false\"\n", true, false},
+    {"cuda_dram", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n[tuning.cuda]\ndirect = \"false\"\n", true,
+     false},
     {.name = "tcp_one_socket_checksum",
      .backends = "tcp",
-     .config = "[tcp]\nsockets = 1\nchecksum = true\n",
+     .config = "[tcp]\nchecksum = true\n[tuning.tcp]\nsockets = 1\n",
      .shared_memory = false,
      .framed = true},
 };
@@ -164,7 +166,7 @@ inline std::vector<Transport> transports() {
   std::vector<Transport> all(std::begin(kTransports), std::end(kTransports));
 #ifndef TOWLINE_CUDA_PLUGIN
   if (const char* rails = std::getenv("RDMA_TEST_RAILS"); rails != nullptr) {
-    static const std::string config = "[rdma]\nrails = \"" + std::string(rails) + "\"\n";
+    static const std::string config = "[tuning.rdma]\nrails = \"" + std::string(rails) + "\"\n";
     all.push_back({.name = "rdma_named",
                    .backends = "rdma",
                    .config = config.c_str(),

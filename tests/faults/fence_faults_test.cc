@@ -21,7 +21,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kBlock = 1 << 20;
-constexpr const char* kFourSockets = "[tcp]\nsockets = 4\nbulk_bytes = \"64KiB\"\n";
+constexpr const char* kFourSockets = "[tuning.tcp]\nsockets = 4\nbulk_bytes = \"64KiB\"\n";
 
 Status run(const Transfer& transfer) {
   const Status posted = transfer.post();
@@ -32,8 +32,8 @@ TEST(RemoteFence, WhatStoodStillOnTheWayDoesNotLandOnceItIsFenced) {
   const uint16_t port = support::free_port();
   StallingProxy network(port);
   const Victim owner({.backends = "tcp",
-                      .config = std::string(kFourSockets) + "port_range = \"" + std::to_string(port) + "-" +
-                                std::to_string(port) + "\"\nadvertise = \"" +
+                      .config = std::string(kFourSockets) + "[tcp]\nport_range = \"" + std::to_string(port) +
+                                "-" + std::to_string(port) + "\"\nadvertise = \"" +
                                 support::loopback_address(network.port()) + "\"\n",
                       .shared_memory = false});
   // Gives up long before the owner does.

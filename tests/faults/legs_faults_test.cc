@@ -35,7 +35,9 @@ class Legs : public ::testing::TestWithParam<const char*> {  // shm's path
       if (words[i] != word_at(i, seed)) return false;
     return true;
   }
-  [[nodiscard]] static std::string path() { return std::string("[shm]\npaths = \"") + GetParam() + "\"\n"; }
+  [[nodiscard]] static std::string path() {
+    return std::string("[tuning.shm]\npaths = \"") + GetParam() + "\"\n";
+  }
   [[nodiscard]] Transfer move(Op op, const Peer& peer, const Victim& victim,
                               TransferOptions options = {}) const {
     return agent_.transfer(
@@ -74,7 +76,7 @@ class Legs : public ::testing::TestWithParam<const char*> {  // shm's path
                 .listen = "none",
                 .backends = "cuda,shm",
                 .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n" + path() +
-                          "[staging]\nchunk = \"512KiB\"\ndepth = 2\nbytes = \"1MiB\"\n"}};
+                          "[tuning.staging]\nchunk = \"512KiB\"\ndepth = 2\nbytes = \"1MiB\"\n"}};
   Memory memory_{kVictimBytes};
   Region region_ = agent_.register_memory(
       {.address = memory_.data(), .bytes = kVictimBytes, .kind = Kind::kVram}, {.access = Access::kAll});

@@ -139,9 +139,10 @@ TEST_P(WithoutMemory, FailuresInARowEndWhatNeededTheMemoryAndNothingElse) { swee
 
 INSTANTIATE_TEST_SUITE_P(Paths, WithoutMemory,
                          ::testing::Values(Path{"memory", "memory", "", false},
-                                           Path{"mapped", "shm", "[shm]\npaths = \"mapped\"\n", true},
-                                           Path{"ring", "shm", "[shm]\npaths = \"ring\"\n", false},
-                                           Path{"tcp", "tcp", "[tcp]\nsockets = 4\nbulk_bytes = 1\n", false}),
+                                           Path{"mapped", "shm", "[tuning.shm]\npaths = \"mapped\"\n", true},
+                                           Path{"ring", "shm", "[tuning.shm]\npaths = \"ring\"\n", false},
+                                           Path{"tcp", "tcp", "[tuning.tcp]\nsockets = 4\nbulk_bytes = 1\n",
+                                                false}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

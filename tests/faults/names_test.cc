@@ -196,7 +196,7 @@ TEST(Names, CrowdsOfStrangersTakeLittleMemoryAndDisturbNobody) {
   bool taken = true;
   const std::string why = run_stranger("crowd " + victim.address() + " 1 100000", taken);
   EXPECT_FALSE(taken);
-  EXPECT_NE(why.find("peer.unsolicited_bytes"), std::string::npos) << why;
+  EXPECT_NE(why.find("tuning.peer.unsolicited_bytes"), std::string::npos) << why;
 }
 
 }  // namespace

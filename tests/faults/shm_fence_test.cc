@@ -37,7 +37,7 @@ struct HeldWay {
 };
 
 const HeldWay kHeldWays[] = {
-    {"ring", "shm", "[shm]\npaths = \"ring\"\n", Kind::kDram},
+    {"ring", "shm", "[tuning.shm]\npaths = \"ring\"\n", Kind::kDram},
     // Memory that may not be mapped is copied by the owner's GPU, out of host memory that the writer has filled.
     {"gpu_through_host", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", Kind::kVram},
 };

@@ -322,7 +322,8 @@ TEST(ShmStrangersOfAProcess, APeerThatCutsItsFileOffEndsNobodyElse) {
       got += static_cast<size_t>(more);
     }
     const Agent agent(
-        "reader", {.listen = "none", .backends = "shm", .config = "[shm]\npaths = \"mapped,process_vm\"\n"});
+        "reader",
+        {.listen = "none", .backends = "shm", .config = "[tuning.shm]\npaths = \"mapped,process_vm\"\n"});
     Memory memory(kBytes);
     const Region region = agent.register_memory(dram(memory), {.access = Access::kAll});
     const Peer owner = agent.add_peer(blob);
@@ -350,7 +351,8 @@ TEST(ShmStrangersOfAProcess, APeerThatCutsItsFileOffEndsNobodyElse) {
   void* mapped = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   ASSERT_NE(mapped, MAP_FAILED);
   // It gives away what others should not map.
-  const Agent owner("owner", {.listen = "none", .backends = "shm", .config = "[shm]\nmap_unsealed = true\n"});
+  const Agent owner("owner",
+                    {.listen = "none", .backends = "shm", .config = "[tuning.shm]\nmap_unsealed = true\n"});
   const Region region = owner.register_memory(dram(mapped, kBytes), {.access = Access::kAll});
   const std::vector<std::byte> blob = owner.metadata();
   const size_t bytes = blob.size();

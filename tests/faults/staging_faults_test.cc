@@ -43,7 +43,7 @@ class Stager {
       : agent_("stager", {.progress = Progress::kCaller,
                           .listen = "none",
                           .backends = backends + ",posix",
-                          .config = "[staging]\nchunk = \"512KiB\"\ndepth = 2\nbytes = \"1MiB\"\n"}),
+                          .config = "[tuning.staging]\nchunk = \"512KiB\"\ndepth = 2\nbytes = \"1MiB\"\n"}),
         memory_(kVictimBytes),
         region_(agent_.register_memory(dram(memory_), {.access = Access::kAll})) {
     stamp(memory_);

@@ -34,7 +34,7 @@ constexpr Way kWays[] = {{"auto", false},    {"uring", false}, {"aio", false},
 class Station {
  public:
   explicit Station(const Way& way, const std::string& folder)
-      : agent_("station", quiet("[posix]\nengine = \"" + std::string(way.engine) + "\"\n")),
+      : agent_("station", quiet("[tuning.posix]\nengine = \"" + std::string(way.engine) + "\"\n")),
         memory_(kBytes),
         direct_(way.direct) {
     stamp();
@@ -156,8 +156,8 @@ TEST(StorageDevices, WhatThreadsLeftWhenOneOfThemFailedIsNamed) {
   if (!disk.why_not().empty()) GTEST_SKIP() << disk.why_not();
   const Agent owner("owner", {.listen = "127.0.0.1:0"});
   AgentOptions options = quiet(
-      "[posix]\nengine = \"threads\"\nthreads = 4\n"
-      "[staging]\nchunk = \"4MiB\"\ndepth = 2\nbytes = \"8MiB\"\n");
+      "[tuning.posix]\nengine = \"threads\"\nthreads = 4\n"
+      "[tuning.staging]\nchunk = \"4MiB\"\ndepth = 2\nbytes = \"8MiB\"\n");
   options.listen = "127.0.0.1:0";
   const Agent agent("stager", options);
   std::vector<std::byte> memory(2 * kPieces * kBlock);

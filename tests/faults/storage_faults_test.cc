@@ -167,7 +167,7 @@ TEST(StorageFaults, WhereIoUringIsForbiddenOthersDoIt) {
             0);
   EXPECT_EQ(in_child([&]() -> std::string {
               if (!forbid({SYS_io_uring_setup})) return "seccomp is not to be had";
-              const Agent agent("forced", quiet("[posix]\nengine = \"uring\"\n"));
+              const Agent agent("forced", quiet("[tuning.posix]\nengine = \"uring\"\n"));
               std::vector<std::byte> memory(4096);
               const Region region =
                   agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
@@ -192,7 +192,7 @@ TEST(StorageFaults, AFullDiskIsAnErrorOfThatTransferOnly) {
   const Folder roomy;
   for (const char* engine : {"auto", "uring", "threads", "pread"}) {
     SCOPED_TRACE(engine);
-    const Agent agent("full", quiet("[posix]\nengine = \"" + std::string(engine) + "\"\n"));
+    const Agent agent("full", quiet("[tuning.posix]\nengine = \"" + std::string(engine) + "\"\n"));
     std::vector<std::byte> memory(4 << 20, std::byte{9});
     const Region region = agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
     const Region file = register_storage(agent, "file:" + (small / "file"),
@@ -227,32 +227,32 @@ TEST(StorageFaults, AFileAtTheProcesssLimitIsAnErrorOfThatTransferOnly) {
     for (const char* engine : {"auto", "uring", "aio", "threads", "pread"}) {
       if (!direct && std::string(engine) == "aio") continue;
       SCOPED_TRACE(std::string(engine) + (direct ? ", direct" : ""));
-      EXPECT_EQ(in_child([&]() -> std::string {
-                  std::signal(SIGXFSZ, SIG_IGN);
-                  constexpr uint64_t kLimit = 1 << 20;
-                  const rlimit limit = {kLimit, kLimit};
-                  const Agent agent("limited", quiet("[posix]\nengine = \"" + std::string(engine) + "\"\n"));
-                  if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return "setrlimit";
-                  const size_t bytes = 2 * kLimit;
-                  std::vector<std::byte> memory(bytes);
-                  const Region region =
-                      agent.register_memory(dram(memory.data(), bytes), {.access = Access::kAll});
-                  // Its size is no matter of writing: a file as long can't be made.
-                  const Region file =
-                      register_storage(agent, "file:" + (folder / "file"),
-                                       {.create = true, .truncate = true, .direct = direct, .bytes = bytes});
-                  const auto write = [&](uint64_t from, uint64_t length) {
-                    return agent.transfer(Op::write, agent.block_list(Blocks::at(memory.data(), length)),
-                                          agent.block_list(storage_blocks(file, from, length)));
-                  };
-                  const Transfer behind = write(kLimit, kLimit);
-                  if (run(behind) != Status::kOutOfRange) return "behind: " + behind.route();
-                  const Result result = behind.result();
-                  if (result.failures().size() != 1 || result.failures()[0].vendor_code != EFBIG)
-                    return "the errno is not told";
-                  return run(write(0, kLimit)) == Status::kOk ? "" : "before";
-                }),
-                0);
+      EXPECT_EQ(
+          in_child([&]() -> std::string {
+            std::signal(SIGXFSZ, SIG_IGN);
+            constexpr uint64_t kLimit = 1 << 20;
+            const rlimit limit = {kLimit, kLimit};
+            const Agent agent("limited", quiet("[tuning.posix]\nengine = \"" + std::string(engine) + "\"\n"));
+            if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return "setrlimit";
+            const size_t bytes = 2 * kLimit;
+            std::vector<std::byte> memory(bytes);
+            const Region region = agent.register_memory(dram(memory.data(), bytes), {.access = Access::kAll});
+            // Its size is no matter of writing: a file as long can't be made.
+            const Region file =
+                register_storage(agent, "file:" + (folder / "file"),
+                                 {.create = true, .truncate = true, .direct = direct, .bytes = bytes});
+            const auto write = [&](uint64_t from, uint64_t length) {
+              return agent.transfer(Op::write, agent.block_list(Blocks::at(memory.data(), length)),
+                                    agent.block_list(storage_blocks(file, from, length)));
+            };
+            const Transfer behind = write(kLimit, kLimit);
+            if (run(behind) != Status::kOutOfRange) return "behind: " + behind.route();
+            const Result result = behind.result();
+            if (result.failures().size() != 1 || result.failures()[0].vendor_code != EFBIG)
+              return "the errno is not told";
+            return run(write(0, kLimit)) == Status::kOk ? "" : "before";
+          }),
+          0);
     }
   }
 }

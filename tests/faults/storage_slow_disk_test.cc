@@ -22,9 +22,10 @@ TEST(StorageDevices, ADiskSlowerThanTheNetworkIsWaitedForWhileOthersGoOn) {
   support::stamp_bytes(memory.data(), kSlowBytes, 1);
   const Agent owner("owner", {.listen = "127.0.0.1:0", .backends = "tcp"});
   const Region theirs = owner.register_memory(dram(memory), {.access = Access::kAll});
-  const Agent agent("stager", {.listen = "none",
-                               .backends = "tcp,posix",
-                               .config = "[staging]\nchunk = \"64KiB\"\ndepth = 2\nbytes = \"256KiB\"\n"});
+  const Agent agent("stager",
+                    {.listen = "none",
+                     .backends = "tcp,posix",
+                     .config = "[tuning.staging]\nchunk = \"64KiB\"\ndepth = 2\nbytes = \"256KiB\"\n"});
   const Region ours = agent.register_memory(dram(mine), {.access = Access::kAll});
   const Peer peer = agent.connect(owner.address());
   const BlockList there = peer.block_list(blocks_of(memory.data(), kSlowBytes, 4096));

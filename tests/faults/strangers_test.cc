@@ -136,7 +136,7 @@ TEST(Strangers, ThatKeepSilentHoldNoRegion) {
 }
 
 TEST(Strangers, ThatStopInTheMiddleOfAFrameHoldItsRegionForTheFramesTimeOnly) {
-  Owner owner("[tcp]\nuser_timeout = \"500ms\"\n");
+  Owner owner("[tuning.tcp]\nuser_timeout = \"500ms\"\n");
   Stranger stranger(owner.target_.tcp);
   ASSERT_EQ(stranger.hello(owner.target_, true), TOWLINE_OK);
   ASSERT_TRUE(stranger.begin_frame(FrameType::kWrite, owner.target_, 64 << 10, 0));

@@ -37,28 +37,29 @@ struct Way {
 inline void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
 
 inline const Way kWays[] = {
-    {"shm_mapped", "shm", "[shm]\npaths = \"mapped\"\n", true},
-    {"shm_process_vm", "shm", "[shm]\npaths = \"process_vm\"\n", false},
-    {"shm_ring", "shm", "[shm]\npaths = \"ring\"\n", false},
-    {"tcp", "tcp", "[tcp]\nsockets = 4\n", false},
+    {"shm_mapped", "shm", "[tuning.shm]\npaths = \"mapped\"\n", true},
+    {"shm_process_vm", "shm", "[tuning.shm]\npaths = \"process_vm\"\n", false},
+    {"shm_ring", "shm", "[tuning.shm]\npaths = \"ring\"\n", false},
+    {"tcp", "tcp", "[tuning.tcp]\nsockets = 4\n", false},
     // By GPUs made of host memory: what is passed between the processes is the same.
     {"cuda", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", true},
-    {"rdma_ofi_tcp", "rdma", "[rdma]\nrails = \"ofi:tcp;ofi_rxm@127.0.0.1, ofi:tcp;ofi_rxm@127.0.0.1\"\n",
-     false},
-    {"rdma_ofi_shm", "rdma", "[rdma]\nrails = \"ofi:shm\"\n", false},
+    {"rdma_ofi_tcp", "rdma",
+     "[tuning.rdma]\nrails = \"ofi:tcp;ofi_rxm@127.0.0.1, ofi:tcp;ofi_rxm@127.0.0.1\"\n", false},
+    {"rdma_ofi_shm", "rdma", "[tuning.rdma]\nrails = \"ofi:shm\"\n", false},
 #ifndef __SANITIZE_THREAD__
-    {"ucx_tcp", "ucx", "[ucx]\ntransports = \"tcp\"\n", false},
+    {"ucx_tcp", "ucx", "[tuning.ucx]\ntransports = \"tcp\"\n", false},
 #endif
     // GPU memory on both sides, by staging memory: as between hosts.
     {"tcp_gpu", "tcp,cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", true, Kind::kVram},
     // Payload on a socket of its own, received as fragments.
     {"tcpx_emulated", "tcpx",
-     "plugins = [\"" TOWLINE_TCPX_PLUGIN "\"]\n[tcpx]\nsource = \"emulated\"\npool_bytes = \"1MiB\"\n",
+     "plugins = [\"" TOWLINE_TCPX_PLUGIN "\"]\n[tuning.tcpx]\nsource = \"emulated\"\npool_bytes = \"1MiB\"\n",
      false},
     {"tcpx_mapped", "tcpx",
-     "plugins = [\"" TOWLINE_TCPX_PLUGIN "\"]\n[tcpx]\nsource = \"mapped\"\nsockets = 4\n", false},
+     "plugins = [\"" TOWLINE_TCPX_PLUGIN "\"]\n[tuning.tcpx]\nsource = \"mapped\"\nsockets = 4\n", false},
     {"tcpx_gpu", "tcpx,cuda",
-     "plugins = [\"" TOWLINE_CUDA_FAKE "\", \"" TOWLINE_TCPX_PLUGIN "\"]\n[tcpx]\nsource = \"emulated\"\n",
+     "plugins = [\"" TOWLINE_CUDA_FAKE "\", \"" TOWLINE_TCPX_PLUGIN
+     "\"]\n[tuning.tcpx]\nsource = \"emulated\"\n",
      true, Kind::kVram},
 };
 
@@ -79,8 +80,8 @@ inline std::vector<Way> ways() {
   };
   if (const char* source = std::getenv("TCPX_TEST_SOURCE"); source != nullptr) {
     const auto config = [&](const char* nic) {
-      return keep("plugins = [\"" TOWLINE_TCPX_PLUGIN "\"]\n[tcpx]\nsource = \"" + std::string(source) +
-                  "\"\nqueues = \"2,3\"\ninterface = \"" + std::getenv(nic) + "\"\n");
+      return keep("plugins = [\"" TOWLINE_TCPX_PLUGIN "\"]\n[tuning.tcpx]\nsource = \"" +
+                  std::string(source) + "\"\nqueues = \"2,3\"\ninterface = \"" + std::getenv(nic) + "\"\n");
     };
     all.push_back({"tcpx_named", "tcpx", config("TCPX_TEST_NIC"), false, Kind::kDram,
                    port_of("TCPX_TEST_HOST"), config("TCPX_TEST_NIC_THERE"), port_of("TCPX_TEST_HOST_THERE"),
@@ -90,7 +91,7 @@ inline std::vector<Way> ways() {
   const char* rails_there = std::getenv("RDMA_TEST_RAILS_THERE");
   if (rails == nullptr || rails_there == nullptr) return all;
   const auto config = [&](const char* names) {
-    return keep("[rdma]\nrails = \"" + std::string(names) + "\"\n");
+    return keep("[tuning.rdma]\nrails = \"" + std::string(names) + "\"\n");
   };
   const char* network = std::getenv("RDMA_TEST_NETWORK_THERE");
   all.push_back({"rdma_named", "rdma", config(rails), false, Kind::kDram, port_of("RDMA_TEST_HOST"),

@@ -153,13 +153,14 @@ TEST_P(CollectivesOnGpu, MessagesGoRoundARing) {
   });
 }
 
-#define PUSHED "[collectives]\ngpu_direct = 0\ngpu_push = 1\n"
+#define PUSHED "[tuning.collectives]\ngpu_direct = 0\ngpu_push = 1\n"
 INSTANTIATE_TEST_SUITE_P(
     Ranks, CollectivesOnGpu,
     testing::Values(
         Setup{"One", 1, ""}, Setup{"Two", 2, ""}, Setup{"Four", 4, ""}, Setup{"Eight", 8, ""},
-        Setup{"ThreeStaged", 3, "[collectives]\ngpu_direct = 0\ngpu_marked_bytes = 0\ngpu_blocks = 3\n"},
-        Setup{"EightStaged", 8, "[collectives]\ngpu_direct = 0\n"},
+        Setup{"ThreeStaged", 3,
+              "[tuning.collectives]\ngpu_direct = 0\ngpu_marked_bytes = 0\ngpu_blocks = 3\n"},
+        Setup{"EightStaged", 8, "[tuning.collectives]\ngpu_direct = 0\n"},
         // As between GPUs: with few blocks in many rounds, and each way of an all_reduce.
         Setup{"TwoPushed", 2, PUSHED "gpu_marked_bytes = 0\ngpu_blocks = 3\n"},
         Setup{"TwoInTwoShots", 2, PUSHED "gpu_marked_bytes = 0\ngpu_two_shot_bytes = 0\ngpu_blocks = 1\n"},
@@ -257,7 +258,7 @@ TEST(CollectivesOnGpuFail, ARankThatLeftIsNamed) {
 }
 
 TEST(CollectivesOnGpuFail, PartsThatDoNotFitAreAMismatch) {
-  for (const char* config : {"", "[collectives]\ngpu_direct = 0\n"}) {
+  for (const char* config : {"", "[tuning.collectives]\ngpu_direct = 0\n"}) {
     run_on_gpus({2, config, 60'000'000'000}, false, [](Rank& rank) {
       Buffer buffer(rank.gpu, 4000);
       Buffer other(rank.gpu, 4000);

@@ -17,7 +17,7 @@
 namespace towline::gpu_test {
 namespace {
 
-constexpr const char* kThroughHost = "[cuda]\nthrough_host = \"always\"\n";
+constexpr const char* kThroughHost = "[tuning.cuda]\nthrough_host = \"always\"\n";
 
 class Detour : public Gpu, public ::testing::WithParamInterface<Sort> {};
 
@@ -62,7 +62,7 @@ TEST_F(Gpu, HostMemoryMovesWhetherItCanBePinnedOrNot) {
     int flags;
   };
   for (const Case& one :
-       {Case{"never pinned", "[cuda]\npin = \"never\"\n", PROT_READ | PROT_WRITE, MAP_PRIVATE},
+       {Case{"never pinned", "[tuning.cuda]\npin = \"never\"\n", PROT_READ | PROT_WRITE, MAP_PRIVATE},
         Case{"a file mapped for writing", "", PROT_READ | PROT_WRITE, MAP_SHARED},
         Case{"a file mapped for reading", "", PROT_READ, MAP_SHARED},
         Case{"a private mapping for reading", "", PROT_READ, MAP_PRIVATE}}) {

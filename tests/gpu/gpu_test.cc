@@ -191,8 +191,8 @@ TEST_F(Gpu, LargeListsToTheHostAreGatheredAndSent) {
   memory.put(sent);
   std::mt19937 random(3);
   for (const char* settings : {"beside = \"model\"\n", "beside = \"model\"\nreserved_sms = \"8\"\n"}) {
-    const Agent one("one", over_cuda(std::string("[cuda]\npin = \"first\"\n") + settings));
-    const Agent two("two", over_cuda("[cuda]\npin = \"first\"\n"));
+    const Agent one("one", over_cuda(std::string("[tuning.cuda]\npin = \"first\"\n") + settings));
+    const Agent two("two", over_cuda("[tuning.cuda]\npin = \"first\"\n"));
     const Region region = one.register_memory(view(memory), {.access = Access::kAll});
     std::vector<std::byte> host(kBytes + 100);
     const Region target = two.register_memory(dram(host.data() + 100, kBytes), {.access = Access::kAll});
@@ -234,8 +234,8 @@ TEST_F(Gpu, RegionsThatShareAPageAreBothPinnedAndMoved) {
   const std::vector<uint8_t> sent = stamped(kBytes, 4);
   std::memcpy(host.data(), sent.data(), kBytes);
   for (const char* engine : {"1GiB", "64KiB"}) {
-    const Agent one(
-        "one", over_cuda(std::string("[cuda]\npin = \"first\"\ncopy_engine_bytes = \"") + engine + "\"\n"));
+    const Agent one("one", over_cuda(std::string("[tuning.cuda]\npin = \"first\"\ncopy_engine_bytes = \"") +
+                                     engine + "\"\n"));
     const Agent two("two", over_cuda());
     const Region target = two.register_memory(view(memory), {.access = Access::kAll});
     const Peer peer = one.add_peer(two.metadata());

@@ -49,7 +49,7 @@ class DeregistrationTest : public ::testing::Test {
     options.clock = AgentOptions{}.clock;
     options.hosted = true;
     options.default_timeout_ns = 20 * kSecondNs;
-    options.config.set("memory.framed", "false");
+    options.config.set("tuning.memory.framed", "false");
     side.agent = Agent::create(std::move(options));
     side.handle.agent = side.agent;
     register_memory(side);

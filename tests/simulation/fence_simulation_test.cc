@@ -84,9 +84,9 @@ class StalledPeers {
   void open(uint64_t index, uint64_t seed) {
     AgentOptions options = testing::simulated_agent(index == 0 ? "left" : "right", &clock_);
     options.workers = 1 + seed % 2;
-    options.config.set("connection.wait", "0s");
+    options.config.set("tuning.connection.wait", "0s");
     options.config.set("faults", fmt::format("seed={},cut=0.005", seed + index));
-    options.config.set("memory.faults", fmt::format("seed={},delay=0.02:5ms", 1000 * seed + index));
+    options.config.set("tuning.memory.faults", fmt::format("seed={},delay=0.02:5ms", 1000 * seed + index));
     StalledSide& side = sides_[index];
     side.agent = Agent::create(std::move(options));
     side.handle.agent = side.agent;

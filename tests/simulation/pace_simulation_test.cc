@@ -59,7 +59,7 @@ class PaceSimulation : public ::testing::TestWithParam<bool> {
   void open(Side& side, const char* name) {
     AgentOptions options = testing::simulated_agent(name, &clock_);
     options.default_timeout_ns = 20 * kSecondNs;
-    options.config.set("memory.framed", GetParam() ? "true" : "false");
+    options.config.set("tuning.memory.framed", GetParam() ? "true" : "false");
     options.config.set("peer.lost", "60s");
     side.agent = Agent::create(std::move(options));
     side.handle.agent = side.agent;

@@ -35,7 +35,7 @@ inline AgentOptions simulated_agent(std::string name, const Clock* clock) {
   options.backends = {"memory"};
   options.clock = clock;
   options.default_timeout_ns = kTimeoutNs;
-  options.config.set("memory.framed", "true");
+  options.config.set("tuning.memory.framed", "true");
   options.config.set("peer.heartbeat", "20ms");
   options.config.set("peer.suspect", "60ms");
   options.config.set("peer.lost", "200ms");

@@ -88,10 +88,10 @@ class StagingRun {
   std::shared_ptr<Agent> open(const char* name, const char* backends, uint64_t seed) {
     AgentOptions options = testing::simulated_agent(name, &clock_);
     if (std::string(backends) != "memory") options.backends.emplace_back("posix");
-    options.config.set("posix.engine", "pread");
-    options.config.set("staging.chunk", "4KiB");
-    options.config.set("staging.depth", seed % 2 == 0 ? "2" : "3");
-    options.config.set("staging.bytes", "24KiB");
+    options.config.set("tuning.posix.engine", "pread");
+    options.config.set("tuning.staging.chunk", "4KiB");
+    options.config.set("tuning.staging.depth", seed % 2 == 0 ? "2" : "3");
+    options.config.set("tuning.staging.bytes", "24KiB");
     if (seed % 4 > 1) {
       options.config.set("faults", fmt::format("seed={},short=0.3,delay=0.02:200us,reorder=0.1,cut={}", seed,
                                                seed % 3 == 0 ? "0.0005" : "0"));

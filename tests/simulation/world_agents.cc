@@ -81,13 +81,13 @@ World::~World() {
 void World::start(uint32_t index) {
   SimulatedAgent& agent = agents_[index];
   AgentOptions options = testing::simulated_agent(fmt::format("agent-{}", index), &clock_);
-  options.config.set("connection.wait", "0s");
-  options.config.set("staging.chunk", "4KiB");
-  options.config.set("staging.depth", index % 2 == 0 ? "2" : "3");
-  options.config.set("staging.bytes", "24KiB");
+  options.config.set("tuning.connection.wait", "0s");
+  options.config.set("tuning.staging.chunk", "4KiB");
+  options.config.set("tuning.staging.depth", index % 2 == 0 ? "2" : "3");
+  options.config.set("tuning.staging.bytes", "24KiB");
   if (agent.own_kind == Own::kFile) {
     options.backends.emplace_back("posix");
-    options.config.set("posix.engine", "pread");
+    options.config.set("tuning.posix.engine", "pread");
   }
   if (agent.own_kind == Own::kVram) {
     options.backends.emplace_back("cuda");
@@ -95,8 +95,8 @@ void World::start(uint32_t index) {
   }
   if (seed_ % 4 != 0) {
     const uint64_t faults = seed_ * 100 + registrations_;
-    options.config.set("memory.faults", fmt::format("seed={},short=0.3,delay=0.01:300us,cut={}", faults,
-                                                    seed_ % 2 == 0 ? "0.0001" : "0"));
+    options.config.set("tuning.memory.faults", fmt::format("seed={},short=0.3,delay=0.01:300us,cut={}",
+                                                           faults, seed_ % 2 == 0 ? "0.0001" : "0"));
   }
   agent.agent = Agent::create(std::move(options));
   agent.handle.agent = agent.agent;

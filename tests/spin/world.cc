@@ -18,11 +18,11 @@ uint64_t word_at(uint64_t seed, uint64_t at) {
 
 std::string draw_settings(Random& random) {
   std::string text = "log.level = \"off\"\n";
-  if (random.chance(0.3)) text += "memory.framed = true\n";
+  if (random.chance(0.3)) text += "tuning.memory.framed = true\n";
   if (random.chance(0.3)) text += "tcp.checksum = true\n";
-  if (random.chance(0.5)) text += "tcp.sockets = 4\n";
+  if (random.chance(0.5)) text += "tuning.tcp.sockets = 4\n";
   if (random.chance(0.3)) text += "peer.heartbeat = \"5ms\"\npeer.suspect = \"50ms\"\n";
-  if (random.chance(0.2)) text += "connection.wait = \"1ms\"\n";
+  if (random.chance(0.2)) text += "tuning.connection.wait = \"1ms\"\n";
   if (random.chance(0.2))
     text +=
         "faults = \"seed=" + std::to_string(random.below(1000)) + ",short=0.2,delay=0.01:200us,cut=1e-3\"\n";

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "support/loopback.h"
+#include "support/object_settings.h"
 
 namespace towline::support {
 
@@ -80,9 +81,10 @@ std::string S3Server::url() const {
 
 std::string S3Server::config(const std::string& endpoint, const std::string& more,
                              const std::string& backend) {
-  return "plugins = \"object\"\n[" + backend + "]\nendpoint = \"" + endpoint + "\"\naccess_key = \"" +
-         kAccessKey + "\"\nsecret_key = \"" + kSecretKey +
-         "\"\nbackoff = \"1ms\"\nbackoff_most = \"20ms\"\n" + more;
+  return "plugins = \"object\"\n" +
+         object_settings(backend, "endpoint = \"" + endpoint + "\"\naccess_key = \"" + kAccessKey +
+                                      "\"\nsecret_key = \"" + kSecretKey +
+                                      "\"\nbackoff = \"1ms\"\nbackoff_most = \"20ms\"\n" + more);
 }
 
 size_t S3Server::unfinished_uploads() const {

@@ -19,7 +19,7 @@ class AgentsTest : public ::testing::Test {
   [[nodiscard]] AgentOptions over(int host, const std::string& source) const {
     return {.listen = std::string(kAddress[host]) + ":0",
             .backends = "tcpx",
-            .config = "plugins = [\"" TOWLINE_TCPX_PLUGIN "\"]\n[tcpx]\nsource = \"" + source +
+            .config = "plugins = [\"" TOWLINE_TCPX_PLUGIN "\"]\n[tuning.tcpx]\nsource = \"" + source +
                       "\"\ninterface = \"" + kNic[host] + "\"\nqueues = \"2,3\"\npool_bytes = \"32MiB\"\n" +
                       "state_dir = \"" + folder_.path() + "\"\n",
             .default_timeout = 60s};

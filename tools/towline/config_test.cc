@@ -13,7 +13,7 @@ nlohmann::json settings() {
        "value": "7s", "source": "environment TOWLINE_PEER_LOST"},
       {"name": "workers", "type": "number", "bounds": "1 to 8", "meaning": "threads", "promised": true,
        "value": "1", "source": "default"},
-      {"name": "tcp.bulk_bytes", "type": "bytes", "bounds": "", "meaning": "moved", "promised": false,
+      {"name": "tuning.tcp.bulk_bytes", "type": "bytes", "bounds": "", "meaning": "moved", "promised": false,
        "value": "1MiB", "source": "default"}],
       "unknown": [{"name": "peer.los", "nearest": "peer.lost"}]})");
 }

@@ -65,12 +65,12 @@ def test_settings_come_as_text_or_mappings(make_agent, capfd):
     import pathlib
 
     for config in (
-        'peer.lost = "20s"\ntcp.sockets = 2\n',
-        {"peer.lost": "20s", "tcp.sockets": 2, "tcp.checksum": True},
-        {"peer": {"lost": "20s"}, "tcp": {"sockets": 2}, "shm": {"socket_dir": pathlib.Path("/tmp")}},
-        {"plugins": [], "shm.paths": ("mapped", "ring")},
-        {"object.region": "here", "collectives.flat_bytes": "64KiB", "etcd.lease": "10s", "listen": "*:0"},
-        {"backends": "tcp", "cuda.blocks": 8, "posix.threads": 2},
+        'peer.lost = "20s"\ntuning.tcp.sockets = 2\n',
+        {"peer.lost": "20s", "tuning.tcp.sockets": 2, "tcp.checksum": True},
+        {"peer": {"lost": "20s"}, "tuning": {"tcp": {"sockets": 2}}, "shm": {"socket_dir": pathlib.Path("/tmp")}},
+        {"plugins": [], "tuning.shm.paths": ("mapped", "ring")},
+        {"object.region": "here", "tuning.collectives.flat_bytes": "64KiB", "tuning.etcd.lease": "10s", "listen": "*:0"},
+        {"backends": "tcp", "tuning.cuda.blocks": 8, "tuning.posix.threads": 2},
     ):
         make_agent(config=config).close()
     assert capfd.readouterr().err == ""

@@ -216,7 +216,7 @@ class Communicators:
             store=self._store,
             timeout=self.timeout,
             backend=gpu.backend,
-            config=f"[collectives]\ngpu = {index}\n",
+            config=f"[tuning.collectives]\ngpu = {index}\n",
         )
         if not self._hooks:
             self._hooks.append(self._host.hook("abort", self._broken))

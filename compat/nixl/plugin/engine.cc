@@ -57,7 +57,7 @@ std::string tcpx_config(const Given& given) {
   std::string config = "plugins = [" + plugins + "]\n";
   for (const char* key : {"source", "interface", "queues"})
     if (const std::string value = given(key); !value.empty())
-      config += std::string("tcpx.") + key + " = \"" + value + "\"\n";
+      config += std::string("tuning.tcpx.") + key + " = \"" + value + "\"\n";
   return config + given("config");  // whose tables follow
 }
 

@@ -31,7 +31,7 @@ std::string setting_of(const char* backend, const char* key, const std::string& 
 }
 std::string setting(const char* key, const std::string& value) { return setting_of("object", key, value); }
 
-// A number from 1 on as a setting, at most `most`; nothing for "".
+// A number from 1 on as a setting for tuning, at most `most`; nothing for "".
 std::string number_setting(const nixl_b_params_t& parameters, const char* parameter, const char* backend,
                            const char* key, unsigned long most) {
   const std::string text = value_of(parameters, parameter);
@@ -41,7 +41,7 @@ std::string number_setting(const nixl_b_params_t& parameters, const char* parame
     throw Error{Status::kInvalidArgument,
                 fmt::format("{} is '{}', and should be a number above 0", parameter, text)};
   }
-  return fmt::format("{}.{} = {}\n", backend, key, std::min(std::stoul(text), most));
+  return fmt::format("tuning.{}.{} = {}\n", backend, key, std::min(std::stoul(text), most));
 }
 
 AgentOptions options_for(const StoreType& type, const nixl_b_params_t& parameters, uint64_t timeout_ns) {
@@ -79,7 +79,8 @@ nixl_b_params_t object_parameters() {
 
 std::string object_settings(const nixl_b_params_t& parameters) {
   std::string text = "plugins = \"object\"\n";
-  text += setting("writes", "whole");  // as in NIXL, which writes each descriptor as an object
+  text += setting_of("tuning.object", "writes",
+                     "whole");  // as in NIXL, which writes each descriptor as an object
   constexpr std::array<std::array<const char*, 2>, 5> kAlike = {{{"access_key", "access_key"},
                                                                  {"secret_key", "secret_key"},
                                                                  {"session_token", "session_token"},
@@ -95,13 +96,14 @@ std::string object_settings(const nixl_b_params_t& parameters) {
       endpoint = (scheme.empty() ? "https" : scheme) + "://" + endpoint;
     text += setting("endpoint", endpoint);
   }
-  text += setting("style", value_of(parameters, "use_virtual_addressing") == kYes ? "virtual" : "path");
+  text += setting_of("tuning.object", "style",
+                     value_of(parameters, "use_virtual_addressing") == kYes ? "virtual" : "path");
   const std::string checksum = value_of(parameters, "req_checksum");
   if (!checksum.empty() && checksum != "required" && checksum != "supported") {
     throw Error{Status::kInvalidArgument,
                 "req_checksum is '" + checksum + "', and should be 'required' or 'supported'"};
   }
-  if (checksum == "required") text += setting("checksum", "none");
+  if (checksum == "required") text += setting_of("tuning.object", "checksum", "none");
   return text + number_setting(parameters, "num_threads", "object", "threads", kMostObjectThreads);
 }
 
@@ -117,7 +119,7 @@ nixl_b_params_t azure_parameters() {
 
 std::string azure_settings(const nixl_b_params_t& parameters) {
   std::string text = "plugins = \"object\"\n";
-  text += setting_of("azure", "writes", "whole");
+  text += setting_of("tuning.azure", "writes", "whole");
   constexpr std::array<std::array<const char*, 2>, 3> kAlike = {
       {{"account_url", "endpoint"}, {"connection_string", "connection_string"}, {"ca_bundle", "ca_file"}}};
   for (const auto& [theirs, ours] : kAlike) {

@@ -316,7 +316,8 @@ Settings Settings::read() {
   Settings settings;
   // Making a request does not wait for a peer that hangs, as with NIXL, where connections come up in the
   // background.
-  if (variable("TOWLINE_CONNECTION_WAIT").empty()) settings.towline = "connection.wait = \"1s\"\n";
+  if (variable("TOWLINE_TUNING_CONNECTION_WAIT").empty())
+    settings.towline = "tuning.connection.wait = \"1s\"\n";
   // A second engine, which sleeps until a large request is split (see agent_lists.cc).
   if (variable("TOWLINE_WORKERS").empty() && std::thread::hardware_concurrency() > 1)
     settings.towline += kSplitConfig;

@@ -142,7 +142,7 @@ class SettingsFile : public testing::Test {
             {"TOWLINE_TELEMETRY_PROMETHEUS", ""},
             {"TOWLINE_NIXL_TIMEOUT", ""},
             {"TOWLINE_WORKERS", "1"},
-            {"TOWLINE_CONNECTION_WAIT", "2s"}};  // without these two there are more lines for Towline
+            {"TOWLINE_TUNING_CONNECTION_WAIT", "2s"}};  // without these two there are more lines for Towline
   }
   static std::string refusal() {
     try {

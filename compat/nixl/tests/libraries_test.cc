@@ -25,12 +25,13 @@ class Libraries : public ::testing::TestWithParam<LibraryWay> {
     GTEST_SKIP() << "UCX and libfabric have threads of their own, which ThreadSanitizer can't follow";
 #endif
     setenv("UCX_TLS", "tcp", 1);
-    setenv("TOWLINE_LIBFABRIC_PROVIDER", "tcp;ofi_rxm", 1);
-    setenv("TOWLINE_LIBFABRIC_ADDRESS", "127.0.0.1", 1);
+    setenv("TOWLINE_TUNING_LIBFABRIC_PROVIDER", "tcp;ofi_rxm", 1);
+    setenv("TOWLINE_TUNING_LIBFABRIC_ADDRESS", "127.0.0.1", 1);
     if (GetParam().variable != nullptr) setenv(GetParam().variable, "1", 1);
   }
   void TearDown() override {
-    for (const char* name : {"UCX_TLS", "TOWLINE_LIBFABRIC_PROVIDER", "TOWLINE_LIBFABRIC_ADDRESS"})
+    for (const char* name :
+         {"UCX_TLS", "TOWLINE_TUNING_LIBFABRIC_PROVIDER", "TOWLINE_TUNING_LIBFABRIC_ADDRESS"})
       unsetenv(name);
     if (GetParam().variable != nullptr) unsetenv(GetParam().variable);
   }
@@ -77,9 +78,9 @@ TEST(LibrariesRefused, WithTheLibrarysReason) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "UCX and libfabric have threads of their own, which ThreadSanitizer can't follow";
 #endif
-  setenv("TOWLINE_LIBFABRIC_PROVIDER", "nosuch", 1);
+  setenv("TOWLINE_TUNING_LIBFABRIC_PROVIDER", "nosuch", 1);
   nixlAgent agent("refusing-libraries", nixlAgentConfig{});
-  unsetenv("TOWLINE_LIBFABRIC_PROVIDER");
+  unsetenv("TOWLINE_TUNING_LIBFABRIC_PROVIDER");
   nixlBackendH* backend = nullptr;
   EXPECT_NE(agent.createBackend("LIBFABRIC", {}, backend), NIXL_SUCCESS);
   EXPECT_NE(towline::nixl::last_error().find("nosuch"), std::string::npos) << towline::nixl::last_error();

@@ -38,7 +38,8 @@ typedef struct tcpx_session_options_t {
   const char* listen;  // "host" or "host:port"; null: "127.0.0.1". Without a port the first free one from
                        // UCCL_TCPX_OOB_PORT, 28900 if that is not set, to 16 above it
   const char* name;    // for people; null: "tcpx"
-  const char* source;  // how payload is received (docs/tcpx.md, tcpx.source); null: the best that can be had
+  const char*
+      source;  // how payload is received (docs/tcpx.md, tuning.tcpx.source); null: the best that can be had
   const char* interface;  // the NIC that receives into device memory; null: none
   const char* queues;     // its receive queues that are ours, "14,15"; null: none
   const char* plugins;    // comma-separated names or files of Towline's plugins; null: "tcpx"

@@ -65,7 +65,7 @@ Settings read_settings(const tcpx_session_options_t& options) {
       settings.listen.push_back(host + ":" + std::to_string(port));
   }
   settings.backends = options.gpus != 0 ? "tcpx,cuda" : "tcpx";
-  settings.config = "plugins = [" + list_of_plugins(options) + "]\n[tcpx]\n";
+  settings.config = "plugins = [" + list_of_plugins(options) + "]\n[tuning.tcpx]\n";
   const auto add = [&](const char* key, const char* value) {
     if (value != nullptr && *value != '\0')
       settings.config += std::string(key) + " = " + quoted(value) + "\n";

@@ -132,7 +132,7 @@ class NativeOnGpu(Native):
         return self._open(self._place())
 
     def _open(self, how: dict[str, Any]) -> collectives.Communicator:
-        settings = f"[collectives]\ngpu = {self.index}\n"
+        settings = f"[tuning.collectives]\ngpu = {self.index}\n"
         return super()._open({**how, "backend": _torch_gpu.gpu.backend, "config": settings})
 
     def calls(self) -> _Calls:

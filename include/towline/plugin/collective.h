@@ -40,7 +40,7 @@ typedef struct towline_collective_host_v1_t {
   int32_t (*store_set)(void* context, const char* key, const void* value, size_t bytes);
   int32_t (*store_get)(void* context, const char* key, uint64_t deadline_ns, void* value, size_t capacity,
                        size_t* bytes);
-  // A value by dotted key ("collectives.stage_bytes") or `fallback`; lives until the thread's next call.
+  // A value by dotted key ("tuning.collectives.stage_bytes") or `fallback`; lives until the thread's next call.
   const char* (*config)(void* context, const char* key, const char* fallback);
   // One value of the environment or null; lives as above.
   const char* (*environment)(void* context, const char* name);

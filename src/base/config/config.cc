@@ -53,7 +53,21 @@ std::optional<bool> parse_bool(std::string_view text) {
   return std::nullopt;
 }
 
+// The name of today for a variable that named a setting before its name began with "tuning."; "": none.
+std::string variable_for_tuning(std::string_view variable) {
+  for (const Setting& setting : all_settings()) {
+    if (setting.promised()) continue;
+    const std::string_view rest = std::string_view(setting.name).substr(kTuning.size());
+    if (Config::environment_name(rest) == variable) return Config::environment_name(setting.name);
+  }
+  return {};
+}
+
 std::string unknown_text(std::string_view key) {
+  const std::string variable = variable_for_tuning(key);
+  if (!variable.empty()) return fmt::format("unknown setting {}; its name is {}", key, variable);
+  if (const std::string name = setting_name(key); name != key)
+    return fmt::format("unknown setting {}; its name is {}", key, name);
   const std::string_view meant = nearest_setting(key);
   return meant.empty() ? fmt::format("unknown setting {}; `towline config` lists them", key)
                        : fmt::format("unknown setting {}; {} is the nearest", key, meant);
@@ -72,7 +86,8 @@ Config::Environment read_environment() {
 }  // namespace
 
 struct Config::State {
-  std::optional<Found> find(std::string_view key) {
+  std::optional<Found> find(std::string_view asked) {
+    const std::string key = setting_name(asked);
     const std::lock_guard lock(mutex);
     if (known.find(key) == known.end()) known.emplace(key);
     if (const auto it = given.find(key); it != given.end()) return Found{it->second, "set by the program"};

@@ -1,6 +1,7 @@
 // Settings. This is the one place that reads the environment and the configuration file.
 //
-// A key is dotted lower case, "tcp.port_range". Its value is the first found of
+// A key is dotted lower case, "tcp.port_range". A key of a setting for tuning may be asked for without its
+// "tuning.", but is given with it. Its value is the first found of
 //   1. what set() was given,
 //   2. the environment: TOWLINE_TCP_PORT_RANGE,
 //   3. the TOML file named by TOWLINE_CONFIG, else ~/.config/towline.toml:  [tcp] port_range = "7000-7100",

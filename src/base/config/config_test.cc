@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "base/clock.h"
@@ -162,7 +163,7 @@ TEST(ConfigTest, UnknownKeysOfTheProgramAreRefused) {
   EXPECT_EQ(error_of([&] { config.refuse_unknown_keys(); }), "no error");
   config.set("cuad.blocks", "2");
   EXPECT_EQ(error_of([&] { config.refuse_unknown_keys(); }),
-            "set by the program: unknown setting cuad.blocks; cuda.blocks is the nearest");
+            "set by the program: unknown setting cuad.blocks; tuning.cuda.blocks is the nearest");
 }
 
 TEST(ConfigTest, EverySettingOfTheTableIsKnownAndNoOther) {
@@ -176,7 +177,7 @@ TEST(ConfigTest, EverySettingOfTheTableIsKnownAndNoOther) {
   EXPECT_EQ(config.unknown_keys(), std::vector<std::string>{});
   config.set("cuda.blokcs", "1");
   EXPECT_EQ(config.unknown_keys(), std::vector<std::string>{"cuda.blokcs"});
-  EXPECT_EQ(nearest_setting("cuda.blokcs"), "cuda.blocks");
+  EXPECT_EQ(nearest_setting("cuda.blokcs"), "tuning.cuda.blocks");
   EXPECT_EQ(nearest_setting("nothing.like.it"), "");
 }
 
@@ -205,6 +206,51 @@ TEST(ConfigTest, UnknownVariablesOfTheEnvironmentAreToldAsWell) {
   config.get_u64("tcp.lanes", 0);
   config.declare({"cuda.*"});
   EXPECT_EQ(config.unknown_keys(), std::vector<std::string>{"TOWLINE_TCP_LANEZ"});
+}
+
+// Plugins built against older headers ask by such names, too.
+TEST(ConfigTest, SettingsForTuningAreGivenWithTheirPrefixAndMayBeAskedForWithout) {
+  Config config =
+      Config::from_sources({{"TOWLINE_TUNING_TCP_SOCKETS", "3"}}, "[tuning.shm]\ninline_bytes = 7\n");
+  EXPECT_EQ(config.get_u64("tcp.sockets", 1), 3u);
+  EXPECT_EQ(config.get_u64("tuning.tcp.sockets", 1), 3u);
+  EXPECT_EQ(config.source("tcp.sockets"), "environment TOWLINE_TUNING_TCP_SOCKETS");
+  EXPECT_EQ(config.get_bytes("shm.inline_bytes", 1), 7u);
+  config.declare_all_settings();
+  EXPECT_EQ(config.unknown_keys(), std::vector<std::string>{});
+}
+
+TEST(ConfigTest, NamesFromBeforeTheyWereTuningNameTheOneOfToday) {
+  Config config = Config::from_sources({{"TOWLINE_TCP_SOCKETS", "3"}}, "[cuda]\nblocks = 3\n", "f.toml");
+  config.set("shm.inline_bytes", "7");
+  EXPECT_EQ(config.get_u64("tcp.sockets", 1), 1u) << "it is not taken";
+  EXPECT_EQ(config.get_bytes("shm.inline_bytes", 1), 1u) << "it is not taken";
+  config.declare_all_settings();
+  EXPECT_EQ(error_of([&] { config.refuse_unknown_keys(); }),
+            "set by the program: unknown setting shm.inline_bytes; its name is tuning.shm.inline_bytes");
+  std::vector<std::string> lines;
+  set_log_sink([](void* to, LogLevel,
+                  std::string_view line) { static_cast<std::vector<std::string>*>(to)->emplace_back(line); },
+               &lines);
+  config.warn_unknown_keys();
+  set_log_sink(nullptr, nullptr);
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_EQ(lines[0],
+            "environment: unknown setting TOWLINE_TCP_SOCKETS; its name is TOWLINE_TUNING_TCP_SOCKETS");
+  EXPECT_EQ(lines[1], "f.toml line 2: unknown setting cuda.blocks; its name is tuning.cuda.blocks");
+}
+
+// More than this and it is no surface to freeze; servers, accounts and libraries stand in a table of their own.
+TEST(ConfigTest, FewSettingsArePromised) {
+  size_t promised = 0;
+  for (const Setting& setting : all_settings()) {
+    const std::string_view name = setting.name;
+    const std::string_view section = name.substr(0, name.find('.'));
+    constexpr std::string_view kServers[] = {"object", "azure", "gcs", "etcd", "hf3fs", "nixl", "gds"};
+    const bool of_server = std::find(std::begin(kServers), std::end(kServers), section) != std::end(kServers);
+    if (setting.promised() && !of_server && !name.ends_with("library")) ++promised;
+  }
+  EXPECT_LE(promised, 30u);
 }
 
 TEST(ConfigTest, NamesInTheEnvironment) {

@@ -82,22 +82,24 @@ void GpuBackend::settle_ways(const towline_collective_open_args& args) {
   // Of blocks of 512 threads a multiprocessor takes two; half of the GPU is for another communicator.
   const uint32_t share = least_share(Deadline::at(args.deadline_ns));
   max_blocks_ = static_cast<uint32_t>(
-      number_setting("collectives.gpu_blocks", std::min(share, kMaxBlocks), kMaxBlocks));
+      number_setting("tuning.collectives.gpu_blocks", std::min(share, kMaxBlocks), kMaxBlocks));
   if (max_blocks_ == 0)
-    fail(Status::kInvalidArgument, "collectives.gpu_blocks is 0: expected 1 to {}", kMaxBlocks);
-  direct_ = memory_->together() && number_setting("collectives.gpu_direct", 1, 1) != 0;
+    fail(Status::kInvalidArgument, "tuning.collectives.gpu_blocks is 0: expected 1 to {}", kMaxBlocks);
+  direct_ = memory_->together() && number_setting("tuning.collectives.gpu_direct", 1, 1) != 0;
   const bool spread = memory_->ranks_on_gpu() != size_;
-  push_ = number_setting("collectives.gpu_push", spread ? 1 : 0, 1) != 0;
+  push_ = number_setting("tuning.collectives.gpu_push", spread ? 1 : 0, 1) != 0;
   // Blocks of small kernels fill a multiprocessor.
   const uint64_t most =
       marked_capacity(std::clamp(std::min(share / 2, max_blocks_), 1u, marked_blocks(size_)));
   const uint64_t marked = !spread ? 64 << 10 : size_ <= 2 ? 256 << 10 : size_ <= 4 ? 64 << 10 : 32 << 10;
-  marked_bytes_ = std::min(number_setting("collectives.gpu_marked_bytes", marked, marked_capacity(64)), most);
+  marked_bytes_ =
+      std::min(number_setting("tuning.collectives.gpu_marked_bytes", marked, marked_capacity(64)), most);
   const uint64_t two = spread && size_ > 2 ? 512 << 10 : 0;
   marked_two_bytes_ =
-      std::min(number_setting("collectives.gpu_marked_two_bytes", two, 16 << 20), most * size_);
+      std::min(number_setting("tuning.collectives.gpu_marked_two_bytes", two, 16 << 20), most * size_);
   // Two ranks send the same bytes either way: one wait less, or less work on what came.
-  two_shot_bytes_ = number_setting("collectives.gpu_two_shot_bytes", size_ <= 2 ? 4 << 20 : 0, UINT64_MAX);
+  two_shot_bytes_ =
+      number_setting("tuning.collectives.gpu_two_shot_bytes", size_ <= 2 ? 4 << 20 : 0, UINT64_MAX);
 }
 
 GpuBackend::~GpuBackend() {

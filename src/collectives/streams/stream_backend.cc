@@ -22,7 +22,7 @@ StreamBackend::StreamBackend(const towline_collective_open_args& args, cuda::Ker
       size_(static_cast<uint32_t>(args.size)),
       device_(device) {
   device_.start();
-  gpu_ = static_cast<uint32_t>(number_setting("collectives.gpu", device_.current_gpu(), 1 << 16));
+  gpu_ = static_cast<uint32_t>(number_setting("tuning.collectives.gpu", device_.current_gpu(), 1 << 16));
   if (gpu_ >= device_.gpus().size())
     fail(Status::kInvalidArgument, "there is no GPU {}: this process sees {}", gpu_, device_.gpus().size());
 }

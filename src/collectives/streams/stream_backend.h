@@ -72,7 +72,7 @@ class StreamBackend {
     std::unique_ptr<cuda::OwnStream> in_graphs;  // captured: nothing else may be in it
   };
 
-  // Starts the device and picks the GPU: the setting collectives.gpu, else the calling thread's.
+  // Starts the device and picks the GPU: the setting tuning.collectives.gpu, else the calling thread's.
   StreamBackend(const towline_collective_open_args& args, cuda::KernelDevice& device);
 
   // Notices what the GPU has reported, if anything.

@@ -133,9 +133,9 @@ void Client::get(Call& call) {
       its.found.push_back(std::move(item));
     }
     if (its.found_bytes > options_.max_answer_bytes) {
-      return finish(
-          number, Status::kLimitExceeded,
-          fmt::format("{}: there are more than {} bytes (etcd.max_answer)", what, options_.max_answer_bytes));
+      return finish(number, Status::kLimitExceeded,
+                    fmt::format("{}: there are more than {} bytes (tuning.etcd.max_answer)", what,
+                                options_.max_answer_bytes));
     }
     if (!page.last) return;
     const bool one = (its.args.flags & TOWLINE_DIRECTORY_PREFIX) == 0;

@@ -167,14 +167,17 @@ Options read_options(const Settings& settings, std::string_view variant, std::st
   if (options.cert_file.empty() != options.key_file.empty()) {
     fail(Status::kInvalidArgument, "etcd.cert_file and etcd.key_file belong together; one is missing");
   }
-  const uint64_t lease_ns = duration_setting(settings, "etcd.lease", options.lease_s * kSecondNs);
+  const uint64_t lease_ns = duration_setting(settings, "tuning.etcd.lease", options.lease_s * kSecondNs);
   options.lease_s = std::max<uint64_t>((lease_ns + kSecondNs - 1) / kSecondNs, 1);
-  options.connect_timeout_ns = duration_setting(settings, "etcd.connect_timeout", options.connect_timeout_ns);
-  options.attempt_timeout_ns = duration_setting(settings, "etcd.attempt_timeout", options.attempt_timeout_ns);
-  if (const auto text = settings.config("etcd.max_answer")) {
+  options.connect_timeout_ns =
+      duration_setting(settings, "tuning.etcd.connect_timeout", options.connect_timeout_ns);
+  options.attempt_timeout_ns =
+      duration_setting(settings, "tuning.etcd.attempt_timeout", options.attempt_timeout_ns);
+  if (const auto text = settings.config("tuning.etcd.max_answer")) {
     const auto bytes = parse_bytes(*text);
     if (!bytes || *bytes < 4096) {
-      fail(Status::kInvalidArgument, "etcd.max_answer = \"{}\" is no size of at least 4KiB", shown(*text));
+      fail(Status::kInvalidArgument, "tuning.etcd.max_answer = \"{}\" is no size of at least 4KiB",
+           shown(*text));
     }
     options.max_answer_bytes = *bytes;
   }

@@ -55,9 +55,9 @@ class Posts::Flight final : public http::Receiver {
   void on_end() override {
     PostAnswer answer{exchange_.end, exchange_.status, std::move(received_), std::move(exchange_.error)};
     if (answer.end == http::End::kRefused) {
-      answer.error = too_large_
-                         ? fmt::format("its answer is longer than {} bytes (etcd.max_answer)", most_bytes_)
-                         : "there is no memory for its answer";
+      answer.error =
+          too_large_ ? fmt::format("its answer is longer than {} bytes (tuning.etcd.max_answer)", most_bytes_)
+                     : "there is no memory for its answer";
     }
     const Done done = std::move(done_);
     Id id = id_;

@@ -242,7 +242,7 @@ void Watch::piece(std::string_view bytes) {
   }
   unread_ = taken.substr(begin);
   if (unread_.size() > options_.max_answer_bytes) {
-    broken(fmt::format("{} at {}: an event is longer than {} bytes (etcd.max_answer)", what(),
+    broken(fmt::format("{} at {}: an event is longer than {} bytes (tuning.etcd.max_answer)", what(),
                        caller_.server(server_), options_.max_answer_bytes));
   }
 }

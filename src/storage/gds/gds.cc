@@ -19,12 +19,12 @@ constexpr const char* kLibrary = "libcufile.so.0";
 constexpr uint32_t kMostBatch = 64;
 
 Mode read_mode(const plugin::Host& host) {
-  const std::string value = host.config("gds.mode", "auto");
+  const std::string value = host.config("tuning.gds.mode", "auto");
   if (value == "auto") return Mode::kAuto;
   if (value == "batch") return Mode::kBatch;
   if (value == "calls") return Mode::kCalls;
   throw plugin::Failure(Status::kInvalidArgument,
-                        fmt::format("gds.mode = \"{}\": expected auto, batch or calls", value));
+                        fmt::format("tuning.gds.mode = \"{}\": expected auto, batch or calls", value));
 }
 
 Api load(const plugin::Host& host) {
@@ -120,7 +120,7 @@ GdsLane::GdsLane(const Api& api, Mode mode, uint32_t entries) : api_(api), mode_
   requests_.resize(entries);
   events_.resize(entries);
   if (mode == Mode::kBatch && !have_batch())
-    throw plugin::Failure(Status::kUnsupported, "gds: cuFile makes no batch (gds.mode = \"batch\")");
+    throw plugin::Failure(Status::kUnsupported, "gds: cuFile makes no batch (tuning.gds.mode = \"batch\")");
 }
 
 GdsLane::~GdsLane() { drop_batch(); }

@@ -36,11 +36,11 @@ constexpr uint64_t kSpinNs = 20'000;
 constexpr std::chrono::microseconds kLongestPause{500};
 
 uint64_t read_timeout(const plugin::Host& host) {
-  const std::string text = host.config("nixl.timeout", "30s");
+  const std::string text = host.config("tuning.nixl.timeout", "30s");
   const auto parsed = parse_duration_ns(text);
   if (!parsed || *parsed == 0)
     throw plugin::Failure(Status::kInvalidArgument,
-                          fmt::format("nixl.timeout = \"{}\": expected a duration such as 30s", text));
+                          fmt::format("tuning.nixl.timeout = \"{}\": expected a duration such as 30s", text));
   return *parsed;
 }
 

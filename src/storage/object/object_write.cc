@@ -52,8 +52,9 @@ void ObjectWrite::start_replacement() {
   if (stretch_.begin % size != 0)
     throw plugin::Failure(
         Status::kUnsupported,
-        fmt::format("a replacement is written in parts of {} bytes (object.part): none begins at byte {}",
-                    size, stretch_.begin));
+        fmt::format(
+            "a replacement is written in parts of {} bytes (tuning.object.part): none begins at byte {}",
+            size, stretch_.begin));
   std::vector<Piece> pieces;
   cut(stretch_.begin, stretch_.end, size, 0, false, pieces);
   add_parts(pieces, static_cast<uint32_t>(stretch_.begin / size) + 1);

@@ -1,7 +1,7 @@
 // Memory in which parts are collected from staged chunks. A part is kept until the server has accepted it,
 // since it may have to be sent again.
 //
-// All collections of an agent share `object.collect`. A collection without any part gets its first one beyond
+// All collections of an agent share `tuning.object.collect`. A collection without any part gets its first one beyond
 // that too. So it waits only for its own parts, never for those of others, which may wait for a slow peer.
 // Lanes of the staging memory bound the number of collections.
 #pragma once

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/config/config.h"
+#include "base/config/settings_table.h"
 #include "base/os/unique_fd.h"
 #include "storage/object/settings.h"
 
@@ -24,9 +25,9 @@ class SettingsReader {
   SettingsReader(const plugin::Host& host, const Environment& environment, std::string prefix)
       : host_(host), environment_(environment), prefix_(std::move(prefix)) {}
 
-  [[nodiscard]] std::string name(const char* key) const { return prefix_ + key; }
+  [[nodiscard]] std::string name(const char* key) const { return setting_name(prefix_ + key); }
   [[nodiscard]] std::string text(const char* key, const char* fallback = "") const {
-    return host_.config((prefix_ + key).c_str(), fallback);
+    return host_.config(name(key).c_str(), fallback);
   }
   // The setting, else the first of the variables that is set.
   [[nodiscard]] std::string text_or(const char* key, std::initializer_list<const char*> variables) const {
@@ -72,7 +73,7 @@ class SettingsReader {
  private:
   [[noreturn]] void refuse(const char* key, const std::string& value, const std::string& wanted) const {
     throw plugin::Failure(Status::kInvalidArgument,
-                          fmt::format("{}{} = \"{}\": expected {}", prefix_, key, shown(value), wanted));
+                          fmt::format("{} = \"{}\": expected {}", name(key), shown(value), wanted));
   }
 
   const plugin::Host& host_;

@@ -54,7 +54,7 @@ std::vector<Piece> patch_pieces(uint64_t begin, uint64_t end, uint64_t old_bytes
   copy(0, begin, true);
   cut(begin, end, part_size(bytes, settings.part_bytes), least, end < old_bytes, pieces);
   if (end < old_bytes) copy(end, old_bytes, false);
-  if (pieces.size() > kMostParts) refuse("it would have too many parts; a larger object.part helps");
+  if (pieces.size() > kMostParts) refuse("it would have too many parts; a larger tuning.object.part helps");
   return pieces;
 }
 

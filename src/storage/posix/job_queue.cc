@@ -178,7 +178,7 @@ void JobQueue::get_ready(Prepared& prepared) {
   const Engine engine = settings_.engine;
   if (!queue_tried_ && engine != Engine::kThreads && engine != Engine::kPread) open_queue();
   if (queue_ == nullptr && (engine == Engine::kUring || engine == Engine::kAio)) {
-    throw plugin::Failure(Status::kUnsupported, fmt::format("posix.engine = {} can't be had here: {}",
+    throw plugin::Failure(Status::kUnsupported, fmt::format("tuning.posix.engine = {} can't be had here: {}",
                                                             engine_name(engine), no_queue_));
   }
   if (prepared.direct && !direct_queue_tried_) open_direct_queue();

@@ -53,11 +53,11 @@ uint32_t read_count(const plugin::Host& host, const char* key, uint32_t fallback
 }
 
 Engine read_engine(const plugin::Host& host) {
-  const std::string value = host.config("posix.engine", "auto");
+  const std::string value = host.config("tuning.posix.engine", "auto");
   for (const Engine engine : kEngines) {
     if (value == engine_name(engine)) return engine;
   }
-  refuse("posix.engine", value, "auto, uring, aio, threads or pread");
+  refuse("tuning.posix.engine", value, "auto, uring, aio, threads or pread");
 }
 
 }  // namespace
@@ -81,18 +81,20 @@ const char* engine_name(Engine engine) noexcept {
 Settings Settings::read(const plugin::Host& host) {
   Settings settings;
   settings.engine = read_engine(host);
-  settings.threads = read_count(host, "posix.threads", 4, 1, 64, "a number from 1 to 64");
+  settings.threads = read_count(host, "tuning.posix.threads", 4, 1, 64, "a number from 1 to 64");
   // The worker itself needs a processor.
   settings.spare_processors = std::max(std::thread::hardware_concurrency(), 1u) - 1;
-  settings.handed = read_count(host, "posix.handed", std::min(settings.threads, settings.spare_processors), 0,
-                               64, "a number from 0 to 64");
-  settings.queue_depth = read_count(host, "posix.queue_depth", 256, 1, 4096, "a number from 1 to 4096");
-  settings.inline_bytes = read_bytes(host, "posix.inline_bytes", "256KiB");
-  settings.parallel_bytes = read_bytes(host, "posix.parallel_bytes", "1MiB");
-  settings.spin_ns = read_duration(host, "posix.spin", "50us");
-  settings.register_files = read_bool(host, "posix.register_files");
-  settings.register_buffers = read_bool(host, "posix.register_buffers");
-  settings.sqpoll = read_bool(host, "posix.sqpoll");
+  settings.handed =
+      read_count(host, "tuning.posix.handed", std::min(settings.threads, settings.spare_processors), 0, 64,
+                 "a number from 0 to 64");
+  settings.queue_depth =
+      read_count(host, "tuning.posix.queue_depth", 256, 1, 4096, "a number from 1 to 4096");
+  settings.inline_bytes = read_bytes(host, "tuning.posix.inline_bytes", "256KiB");
+  settings.parallel_bytes = read_bytes(host, "tuning.posix.parallel_bytes", "1MiB");
+  settings.spin_ns = read_duration(host, "tuning.posix.spin", "50us");
+  settings.register_files = read_bool(host, "tuning.posix.register_files");
+  settings.register_buffers = read_bool(host, "tuning.posix.register_buffers");
+  settings.sqpoll = read_bool(host, "tuning.posix.sqpoll");
   return settings;
 }
 

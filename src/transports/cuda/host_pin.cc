@@ -27,7 +27,7 @@ std::shared_ptr<const Pinned> HostPin::pin(Use use) {
     return found;
   }
   if (use_ == PinUse::kNever)
-    fail(Status::kUnsupported, "cuda.pin is \"never\", and host memory is not pinned");
+    fail(Status::kUnsupported, "tuning.cuda.pin is \"never\", and host memory is not pinned");
   if (closed_) fail(Status::kStale, "cuda: the region at {:#x} is being deregistered", address_);
   std::shared_ptr<const Pinned> pinned = device_.pinned_ranges().take(device_, address_, bytes_, Use::kWrite);
   const std::lock_guard lock(mutex_);

@@ -36,7 +36,8 @@ std::string Backend::describe() {
       result["gpus"].push_back(std::move(entry));
     }
   } else {
-    result["none_reserved"] = "not asked for (cuda.reserved_sms, cuda.application_sms, cuda.green_context)";
+    result["none_reserved"] =
+        "not asked for (tuning.cuda.reserved_sms, tuning.cuda.application_sms, tuning.cuda.green_context)";
   }
   return result.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }

@@ -24,7 +24,8 @@ LandingBudget::Share::Share(LandingBudget& budget, uint64_t bytes) : budget_(bud
   do {
     if (left < bytes)
       fail(Status::kAgain,
-           "cuda: connections have all the staging memory that cuda.landing_bytes allows ({} bytes are left, "
+           "cuda: connections have all the staging memory that tuning.cuda.landing_bytes allows ({} bytes "
+           "are left, "
            "this one needs {})",
            left, bytes);
   } while (!budget.left_.compare_exchange_weak(left, left - bytes, std::memory_order_relaxed));

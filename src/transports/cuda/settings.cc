@@ -36,48 +36,48 @@ bool read_bool(const plugin::Host& host, const char* key, const char* fallback) 
 }
 
 DetourUse read_detour(const plugin::Host& host) {
-  const std::string value = host.config("cuda.through_host", "auto");
+  const std::string value = host.config("tuning.cuda.through_host", "auto");
   if (value == "auto") return DetourUse::kAuto;
   if (value == "always") return DetourUse::kAlways;
   if (value == "never") return DetourUse::kNever;
-  refuse("cuda.through_host", value, "auto, always or never");
+  refuse("tuning.cuda.through_host", value, "auto, always or never");
 }
 
 PinUse read_pin(const plugin::Host& host) {
-  const std::string value = host.config("cuda.pin", "auto");
+  const std::string value = host.config("tuning.cuda.pin", "auto");
   if (value == "auto") return PinUse::kAuto;
   if (value == "first") return PinUse::kFirst;
   if (value == "never") return PinUse::kNever;
-  refuse("cuda.pin", value, "auto, first or never");
+  refuse("tuning.cuda.pin", value, "auto, first or never");
 }
 
 Beside read_beside(const plugin::Host& host) {
-  const std::string value = host.config("cuda.beside", "copy");
+  const std::string value = host.config("tuning.cuda.beside", "copy");
   if (value == "auto") return Beside::kAuto;
   if (value == "model") return Beside::kModel;
   if (value == "copy") return Beside::kCopy;
-  refuse("cuda.beside", value, "auto, model or copy");
+  refuse("tuning.cuda.beside", value, "auto, model or copy");
 }
 
 ReserveWish read_reserve(const plugin::Host& host) {
   constexpr const char* kWanted = "a number of multiprocessors from 0 to 1024";
   ReserveWish wish;
-  wish.sms = static_cast<uint32_t>(read_number(host, "cuda.reserved_sms", "0", 0, 1024, kWanted));
+  wish.sms = static_cast<uint32_t>(read_number(host, "tuning.cuda.reserved_sms", "0", 0, 1024, kWanted));
   wish.application_sms =
-      static_cast<uint32_t>(read_number(host, "cuda.application_sms", "0", 0, 1024, kWanted));
-  const std::string context = host.config("cuda.green_context", "0");
+      static_cast<uint32_t>(read_number(host, "tuning.cuda.application_sms", "0", 0, 1024, kWanted));
+  const std::string context = host.config("tuning.cuda.green_context", "0");
   const bool hex = context.starts_with("0x");
   const char* const digits = context.data() + (hex ? 2 : 0);
   const auto [end, error] =
       std::from_chars(digits, context.data() + context.size(), wish.context, hex ? 16 : 10);
   if (error != std::errc{} || end != context.data() + context.size())
-    refuse("cuda.green_context", context, "the value of a CUgreenCtx, such as 0x55d0c0a81200");
+    refuse("tuning.cuda.green_context", context, "the value of a CUgreenCtx, such as 0x55d0c0a81200");
   if (wish.context != 0 && (wish.sms != 0 || wish.application_sms != 0))
-    refuse("cuda.green_context", context,
-           "0, since cuda.reserved_sms or cuda.application_sms says already what is reserved");
+    refuse("tuning.cuda.green_context", context,
+           "0, since tuning.cuda.reserved_sms or tuning.cuda.application_sms says already what is reserved");
   if (wish.sms != 0 && wish.application_sms != 0)
-    refuse("cuda.application_sms", std::to_string(wish.application_sms),
-           "0, since cuda.reserved_sms says already what is reserved");
+    refuse("tuning.cuda.application_sms", std::to_string(wish.application_sms),
+           "0, since tuning.cuda.reserved_sms says already what is reserved");
   return wish;
 }
 
@@ -89,9 +89,9 @@ uint64_t read_bytes(const plugin::Host& host, const char* key, const char* fallb
 }
 
 uint32_t read_host_threads(const plugin::Host& host) {
-  if (host.config("cuda.host_threads", "auto") != "auto")
-    return static_cast<uint32_t>(
-        read_number(host, "cuda.host_threads", "", 0, 256, "a number of threads from 0 to 256, or auto"));
+  if (host.config("tuning.cuda.host_threads", "auto") != "auto")
+    return static_cast<uint32_t>(read_number(host, "tuning.cuda.host_threads", "", 0, 256,
+                                             "a number of threads from 0 to 256, or auto"));
   const auto processors = static_cast<uint32_t>(read_host_topology().allowed_cpus.size());
   return std::clamp(processors / 2, 1u, 8u);
 }
@@ -113,16 +113,16 @@ const char* beside_name(Beside beside) noexcept {
 Settings Settings::read(const plugin::Host& host) {
   Settings settings;
   constexpr int32_t kMostBlocks = 1024;
-  settings.blocks = static_cast<uint32_t>(
-      read_number(host, "cuda.blocks", "24", 1, kMostBlocks, "a number of thread blocks from 1 to 1024"));
-  settings.read_blocks = static_cast<uint32_t>(read_number(host, "cuda.read_blocks", "12", 1, kMostBlocks,
-                                                           "a number of thread blocks from 1 to 1024"));
-  settings.host_blocks = static_cast<uint32_t>(
-      read_number(host, "cuda.host_blocks", "8", 1, kMostBlocks, "a number of thread blocks from 1 to 1024"));
+  settings.blocks = static_cast<uint32_t>(read_number(host, "tuning.cuda.blocks", "24", 1, kMostBlocks,
+                                                      "a number of thread blocks from 1 to 1024"));
+  settings.read_blocks = static_cast<uint32_t>(read_number(
+      host, "tuning.cuda.read_blocks", "12", 1, kMostBlocks, "a number of thread blocks from 1 to 1024"));
+  settings.host_blocks = static_cast<uint32_t>(read_number(
+      host, "tuning.cuda.host_blocks", "8", 1, kMostBlocks, "a number of thread blocks from 1 to 1024"));
   settings.gpu = read_number(host, "cuda.gpu", "-1", -1, 1023, "the ordinal of a GPU, or -1");
-  settings.copy_engine_bytes = read_bytes(host, "cuda.copy_engine_bytes", "16MiB");
-  settings.landing_bytes = read_bytes(host, "cuda.landing_bytes", "1GiB");
-  settings.direct = read_bool(host, "cuda.direct", "true");
+  settings.copy_engine_bytes = read_bytes(host, "tuning.cuda.copy_engine_bytes", "16MiB");
+  settings.landing_bytes = read_bytes(host, "tuning.cuda.landing_bytes", "1GiB");
+  settings.direct = read_bool(host, "tuning.cuda.direct", "true");
   settings.after_default_stream = read_bool(host, "cuda.after_default_stream", "false");
   settings.detour = read_detour(host);
   settings.pin = read_pin(host);

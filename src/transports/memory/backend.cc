@@ -47,20 +47,20 @@ uint64_t read_bytes(const plugin::Host& host, const char* key, const char* fallb
 
 Backend::Backend(const plugin::Host& host)
     : BackendBase(host), workers_(host.worker_count()), mailbox_(std::make_shared<Mailbox>(host)) {
-  inline_bytes_ = read_bytes(host, "memory.inline_bytes", "256KiB");
-  const uint64_t ring_bytes = read_bytes(host, "memory.ring_bytes", "256KiB");
+  inline_bytes_ = read_bytes(host, "tuning.memory.inline_bytes", "256KiB");
+  const uint64_t ring_bytes = read_bytes(host, "tuning.memory.ring_bytes", "256KiB");
   if (!std::has_single_bit(ring_bytes) || ring_bytes < kMinRingBytes || ring_bytes > kMaxRingBytes)
     throw plugin::Failure(Status::kInvalidArgument,
-                          fmt::format("memory.ring_bytes = {}: expected a power of two from {} to {}",
+                          fmt::format("tuning.memory.ring_bytes = {}: expected a power of two from {} to {}",
                                       ring_bytes, kMinRingBytes, kMaxRingBytes));
   ring_bytes_ = static_cast<uint32_t>(ring_bytes);
-  const std::string framed = host.config("memory.framed", "false");
+  const std::string framed = host.config("tuning.memory.framed", "false");
   if (framed != "true" && framed != "false")
     throw plugin::Failure(Status::kInvalidArgument,
-                          fmt::format("memory.framed = \"{}\": expected true or false", framed));
+                          fmt::format("tuning.memory.framed = \"{}\": expected true or false", framed));
   framed_only_ = framed == "true";
   try {
-    faults_ = framing::parse_fault_options(host.config("memory.faults", ""));
+    faults_ = framing::parse_fault_options(host.config("tuning.memory.faults", ""));
   } catch (const Error& error) {
     throw plugin::Failure(error.code(), error.message());
   }

@@ -165,7 +165,7 @@ TEST(MemoryTransport, GuardedRegionsAreReachedThroughTheirOwnerOnly) {
 }
 
 TEST(MemoryTransport, TheFramedSettingSendsEverythingThroughTheRing) {
-  Pair pair(TestAgent::Settings{{"memory.framed", "true"}});
+  Pair pair(TestAgent::Settings{{"tuning.memory.framed", "true"}});
   std::vector<uint8_t> local = pattern(5000, 2);
   std::vector<uint8_t> remote(local.size());
   const auto& region = pair.b.add(remote.data(), remote.size());
@@ -304,9 +304,9 @@ TEST(MemoryTransport, AConnectKeepsItsDeadlineInVirtualTime) {
 }
 
 TEST(MemoryTransport, BadSettingsAreRefusedByName) {
-  TestAgent a(towline_memory_plugin(), "a", {{"memory.ring_bytes", "1000"}});
+  TestAgent a(towline_memory_plugin(), "a", {{"tuning.memory.ring_bytes", "1000"}});
   EXPECT_EQ(a.open_status(), Status::kInvalidArgument);
-  EXPECT_NE(a.failure.find("memory.ring_bytes"), std::string::npos);
+  EXPECT_NE(a.failure.find("tuning.memory.ring_bytes"), std::string::npos);
 }
 
 TEST(MemoryTransport, ASleepingWorkerIsWokenForMessages) {

@@ -3,7 +3,7 @@
 // network is mended), the end of a connection is not seen, and a call gets no answer. Without a network
 // everything passes.
 //
-// Only framed connections (memory.framed) go through it. It is a global for the same reason as the directory.
+// Only framed connections (tuning.memory.framed) go through it. It is a global for the same reason as the directory.
 #pragma once
 
 #include <memory>

@@ -18,7 +18,7 @@ const char* carrier_setting(const plugin::Host& host, const char* key, const cha
 DefaultRails ports(const plugin::Host&) {
   fabric::RailChoice choice = fabric::choose_rails(fabric::read_rdma_ports());
   if (choice.rails.empty())
-    throw plugin::Failure(Status::kUnsupported, choice.reason + " (rdma.rails names rails)");
+    throw plugin::Failure(Status::kUnsupported, choice.reason + " (tuning.rdma.rails names rails)");
   return {std::move(choice.rails), std::move(choice.reason)};
 }
 
@@ -30,19 +30,19 @@ std::string with_plus(std::string text) {
 }
 
 DefaultRails ucx_rail(const plugin::Host& host) {
-  std::string rail = "ucx:" + with_plus(host.config("ucx.transports", "auto"));
-  if (const std::string devices = with_plus(host.config("ucx.devices", "")); !devices.empty())
+  std::string rail = "ucx:" + with_plus(host.config("tuning.ucx.transports", "auto"));
+  if (const std::string devices = with_plus(host.config("tuning.ucx.devices", "")); !devices.empty())
     rail += "/" + devices;
-  if (const std::string options = with_plus(host.config("ucx.options", "")); !options.empty())
+  if (const std::string options = with_plus(host.config("tuning.ucx.options", "")); !options.empty())
     rail += "?" + options;
-  return {{rail}, "by ucx.transports, ucx.devices and ucx.options"};
+  return {{rail}, "by tuning.ucx.transports, tuning.ucx.devices and tuning.ucx.options"};
 }
 
 DefaultRails libfabric_rails(const plugin::Host& host) {
-  const std::string provider = host.config("libfabric.provider", "auto");
-  const std::string address = host.config("libfabric.address", "");
+  const std::string provider = host.config("tuning.libfabric.provider", "auto");
+  const std::string address = host.config("tuning.libfabric.address", "");
   const std::string at = address.empty() ? "" : "@" + address;
-  if (provider != "auto") return {{"ofi:" + provider + at}, "by libfabric.provider"};
+  if (provider != "auto") return {{"ofi:" + provider + at}, "by tuning.libfabric.provider"};
   fabric::RailChoice choice = fabric::choose_rails(fabric::read_rdma_ports());
   std::erase_if(choice.rails, [](const std::string& rail) { return !rail.starts_with("ofi:"); });
   if (!choice.rails.empty()) return {std::move(choice.rails), std::move(choice.reason)};
@@ -55,7 +55,7 @@ const Flavour kRdma = {
     .name = "rdma",
     .mark = 0x72646d61,
     .carrier_setting = [](const plugin::Host& host,
-                          const char* key) { return carrier_setting(host, key, "rdma.listen"); },
+                          const char* key) { return carrier_setting(host, key, "tuning.rdma.listen"); },
     .default_rails = ports,
 };
 
@@ -63,7 +63,7 @@ const Flavour kUcx = {
     .name = "ucx",
     .mark = 0x75637821,
     .carrier_setting = [](const plugin::Host& host,
-                          const char* key) { return carrier_setting(host, key, "ucx.listen"); },
+                          const char* key) { return carrier_setting(host, key, "tuning.ucx.listen"); },
     .default_rails = ucx_rail,
 };
 
@@ -71,7 +71,7 @@ const Flavour kLibfabric = {
     .name = "libfabric",
     .mark = 0x6f666921,
     .carrier_setting = [](const plugin::Host& host,
-                          const char* key) { return carrier_setting(host, key, "libfabric.listen"); },
+                          const char* key) { return carrier_setting(host, key, "tuning.libfabric.listen"); },
     .default_rails = libfabric_rails,
 };
 

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/config/settings_table.h"
 #include "towline/plugin/backend.hpp"
 
 namespace towline::rdma {
@@ -24,7 +25,7 @@ struct Flavour {
   DefaultRails (*default_rails)(const plugin::Host& host);
 
   [[nodiscard]] std::string key(std::string_view of) const {
-    return std::string(name) + "." + std::string(of);
+    return setting_name(std::string(name) + "." + std::string(of));
   }
 };
 

@@ -21,7 +21,7 @@ constexpr std::size_t kBytes = 1 << 20;
 constexpr uint64_t kCarrierMark = 0x72646d61;
 
 FakeAgent::Settings rails(const std::string& names) {
-  return {{"rdma.rails", names}, {"rdma.listen", "127.0.0.1:0"}};
+  return {{"tuning.rdma.rails", names}, {"tuning.rdma.listen", "127.0.0.1:0"}};
 }
 
 std::string refusal_of(const FakeAgent::Settings& settings, Status status,
@@ -162,24 +162,26 @@ TEST_P(RdmaLibraryTest, CarriesBytesBothWays) {
 
 INSTANTIATE_TEST_SUITE_P(
     Libraries, RdmaLibraryTest,
-    ::testing::Values(
-        Library{"rdma_over_ucx",
-                towline_rdma_plugin,
-                {{"rdma.rails", "ucx:tcp"}, {"rdma.listen", "127.0.0.1:0"}},
-                "ucx tcp"},
-        Library{"ucx",
-                towline_ucx_plugin,
-                {{"ucx.transports", "tcp"},
-                 {"ucx.options", "ZCOPY_THRESH=8k, RNDV_THRESH=64k"},
-                 {"ucx.listen", "127.0.0.1:0"}},
-                "ucx tcp"},
-        Library{"ucx_by_its_own_choice", towline_ucx_plugin, {{"ucx.listen", "127.0.0.1:0"}}, "ucx auto"},
-        Library{"libfabric",
-                towline_libfabric_plugin,
-                {{"libfabric.provider", "tcp;ofi_rxm"},
-                 {"libfabric.address", "127.0.0.1"},
-                 {"libfabric.listen", "127.0.0.1:0"}},
-                "ofi tcp"}),
+    ::testing::Values(Library{"rdma_over_ucx",
+                              towline_rdma_plugin,
+                              {{"tuning.rdma.rails", "ucx:tcp"}, {"tuning.rdma.listen", "127.0.0.1:0"}},
+                              "ucx tcp"},
+                      Library{"ucx",
+                              towline_ucx_plugin,
+                              {{"tuning.ucx.transports", "tcp"},
+                               {"tuning.ucx.options", "ZCOPY_THRESH=8k, RNDV_THRESH=64k"},
+                               {"tuning.ucx.listen", "127.0.0.1:0"}},
+                              "ucx tcp"},
+                      Library{"ucx_by_its_own_choice",
+                              towline_ucx_plugin,
+                              {{"tuning.ucx.listen", "127.0.0.1:0"}},
+                              "ucx auto"},
+                      Library{"libfabric",
+                              towline_libfabric_plugin,
+                              {{"tuning.libfabric.provider", "tcp;ofi_rxm"},
+                               {"tuning.libfabric.address", "127.0.0.1"},
+                               {"tuning.libfabric.listen", "127.0.0.1:0"}},
+                              "ofi tcp"}),
     [](const auto& info) { return info.param.name; });
 
 TEST_F(RdmaTest, GuardedMemoryIsRefusedWithTheReason) {
@@ -289,20 +291,20 @@ TEST(RdmaSettings, WithoutADeviceTheReasonIsTold) {
   if (!fabric::choose_rails(fabric::read_rdma_ports()).rails.empty()) return;  // here it is used
   const std::string why = refusal_of({}, Status::kUnsupported);
   EXPECT_NE(why.find("this host has no"), std::string::npos) << why;
-  EXPECT_NE(why.find("rdma.rails"), std::string::npos) << why;
+  EXPECT_NE(why.find("tuning.rdma.rails"), std::string::npos) << why;
 }
 
 TEST(RdmaSettings, WhatIsWrongIsNamed) {
   using enum Status;
   EXPECT_NE(refusal_of(rails("nonsense"), kInvalidArgument).find("\"nonsense\" names no rail"),
             std::string::npos);
-  EXPECT_NE(refusal_of(rails(" , "), kInvalidArgument).find("rdma.rails"), std::string::npos);
+  EXPECT_NE(refusal_of(rails(" , "), kInvalidArgument).find("tuning.rdma.rails"), std::string::npos);
   FakeAgent::Settings settings = rails("loopback:x");
-  settings["rdma.connections"] = "many";
-  EXPECT_NE(refusal_of(settings, kInvalidArgument).find("rdma.connections"), std::string::npos);
+  settings["tuning.rdma.connections"] = "many";
+  EXPECT_NE(refusal_of(settings, kInvalidArgument).find("tuning.rdma.connections"), std::string::npos);
   settings = rails("loopback:x");
-  settings["rdma.slice_bytes"] = "3";
-  EXPECT_NE(refusal_of(settings, kInvalidArgument).find("rdma.slice_bytes"), std::string::npos);
+  settings["tuning.rdma.slice_bytes"] = "3";
+  EXPECT_NE(refusal_of(settings, kInvalidArgument).find("tuning.rdma.slice_bytes"), std::string::npos);
   EXPECT_NE(refusal_of(rails("ofi:nosuch"), kUnsupported).find("the rail ofi:nosuch"), std::string::npos);
 }
 
@@ -314,10 +316,13 @@ TEST(RdmaSettings, UcxSaysWhatItDoesNotKnow) {
   const auto refusal = [](const char* key, const char* value, Status status) {
     return refusal_of({{key, value}}, status, towline_ucx_plugin());
   };
-  EXPECT_NE(refusal("ucx.transports", "nosuch", kUnsupported).find("no transport nosuch"), std::string::npos);
-  EXPECT_NE(refusal("ucx.options", "RNDV_THRESH=often", kInvalidArgument).find("\"RNDV_THRESH=often\""),
+  EXPECT_NE(refusal("tuning.ucx.transports", "nosuch", kUnsupported).find("no transport nosuch"),
             std::string::npos);
-  EXPECT_NE(refusal("ucx.connections", "many", kInvalidArgument).find("ucx.connections"), std::string::npos);
+  EXPECT_NE(
+      refusal("tuning.ucx.options", "RNDV_THRESH=often", kInvalidArgument).find("\"RNDV_THRESH=often\""),
+      std::string::npos);
+  EXPECT_NE(refusal("tuning.ucx.connections", "many", kInvalidArgument).find("tuning.ucx.connections"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -116,10 +116,10 @@ std::string Backend::why_not_given(const towline_region_ref& region, const Share
              !peers_may_write(region.address - range.offset, file_bytes(fd))) {
     seal_future_writes(fd);
   } else if (!sealed && !settings_.map_unsealed) {
-    return "peers may only read it, but they could write its file (shm.map_unsealed allows that)";
+    return "peers may only read it, but they could write its file (tuning.shm.map_unsealed allows that)";
   }
   if (!sealed_against_shrinking(fd) && !settings_.map_unsealed)
-    return "its file is not sealed against shrinking (shm.map_unsealed is off)";
+    return "its file is not sealed against shrinking (tuning.shm.map_unsealed is off)";
   return {};
 }
 
@@ -138,7 +138,7 @@ DescriptorAnswer Backend::find_descriptor(uint64_t key, int* fd, std::shared_ptr
   answer.address = region.region.address;
   answer.bytes = region.region.bytes;
   if (!settings_.allows(Path::kMapped))
-    return refuse(Status::kPermissionDenied, "the owner's shm.paths leaves it out");
+    return refuse(Status::kPermissionDenied, "the owner's tuning.shm.paths leaves it out");
   if ((region.region.flags & TOWLINE_REGION_GUARDED) != 0)
     return refuse(Status::kPermissionDenied, "guarded");
   SharedRange& range = found->second->range;

@@ -30,7 +30,7 @@ MappedRegion MappingCache::map(int fd, uint64_t file_offset, uint64_t bytes, boo
   const bool sealed = sealed_against_shrinking(fd);
   if (!sealed && !unsealed)
     fail(Status::kPermissionDenied,
-         "shm: the peer's file is not sealed against shrinking (shm.map_unsealed is off)");
+         "shm: the peer's file is not sealed against shrinking (tuning.shm.map_unsealed is off)");
   struct stat status {};
   struct statfs file_system {};
   if (fstat(fd, &status) != 0 || fstatfs(fd, &file_system) != 0)

@@ -93,7 +93,7 @@ TEST(ShmProcesses, BytesMoveBetweenProcessesOnEveryPath) {
   ASSERT_TRUE(link.up) << link.text;
   move_whole(agent, link, peer.regions[0], "mapped memfd");
   move_whole(agent, link, peer.regions[1], "process_vm");
-  TestAgent ring_only(towline_shm_plugin(), "ring", {{"shm.paths", "ring"}});
+  TestAgent ring_only(towline_shm_plugin(), "ring", {{"tuning.shm.paths", "ring"}});
   TestLink& ring = join(ring_only, peer);
   ASSERT_TRUE(ring.up) << ring.text;
   move_whole(ring_only, ring, peer.regions[0], "ring");
@@ -104,7 +104,7 @@ TEST(ShmProcesses, AKilledPeerIsNoticedAndEverythingInFlightEnds) {
   for (const char* paths : {"mapped", "process_vm", "ring"}) {
     Child child([](const Child::Pipes& pipes) { serve(pipes); });
     const Introduction peer = child.receive();
-    TestAgent agent(towline_shm_plugin(), "parent", {{"shm.paths", paths}});
+    TestAgent agent(towline_shm_plugin(), "parent", {{"tuning.shm.paths", paths}});
     TestLink& link = join(agent, peer);
     ASSERT_TRUE(link.up) << link.text;
     const towline_region_ref& region = peer.regions[std::string(paths) == "process_vm" ? 1 : 0];
@@ -134,7 +134,7 @@ TEST(ShmProcesses, AKilledPeerIsNoticedAndEverythingInFlightEnds) {
 TEST(ShmProcesses, ASmallProcessVmCopyToADeadPeerFails) {
   Child child([](const Child::Pipes& pipes) { serve(pipes); });
   const Introduction peer = child.receive();
-  TestAgent agent(towline_shm_plugin(), "parent", {{"shm.paths", "process_vm"}});
+  TestAgent agent(towline_shm_plugin(), "parent", {{"tuning.shm.paths", "process_vm"}});
   TestLink& link = join(agent, peer);
   auto imported = import(agent, link, peer.regions[1]);
   ASSERT_EQ(imported.status, Status::kOk) << agent.failure;
@@ -266,7 +266,7 @@ std::string way_between_siblings(const std::string& ptracer) {
   Child outer([&](const Child::Pipes& pipes) {
     if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) _exit(8);
     prctl(PR_SET_DUMPABLE, 1);
-    Child owner([&](const Child::Pipes& inner) { serve(inner, {{"shm.ptracer", ptracer}}); });
+    Child owner([&](const Child::Pipes& inner) { serve(inner, {{"tuning.shm.ptracer", ptracer}}); });
     const Introduction peer = owner.receive();
     Child importer([&](const Child::Pipes& inner) {
       TestAgent agent(towline_shm_plugin(), "importer");

@@ -34,7 +34,7 @@ bool read_bool(const plugin::Host& host, const char* key, bool fallback) {
 }
 
 std::vector<Path> read_paths(const plugin::Host& host) {
-  constexpr const char* kKey = "shm.paths";
+  constexpr const char* kKey = "tuning.shm.paths";
   const std::string value = host.config(kKey, "mapped,process_vm,ring");
   std::vector<Path> paths;
   std::string_view rest = value;
@@ -62,18 +62,18 @@ std::vector<Path> read_paths(const plugin::Host& host) {
 Settings Settings::read(const plugin::Host& host) {
   Settings settings;
   settings.paths = read_paths(host);
-  settings.inline_bytes = read_bytes(host, "shm.inline_bytes", "1MiB");
-  settings.process_vm_inline_bytes = read_bytes(host, "shm.process_vm_inline_bytes", "256KiB");
-  const uint64_t ring_bytes = read_bytes(host, "shm.ring_bytes", "1MiB");
+  settings.inline_bytes = read_bytes(host, "tuning.shm.inline_bytes", "1MiB");
+  settings.process_vm_inline_bytes = read_bytes(host, "tuning.shm.process_vm_inline_bytes", "256KiB");
+  const uint64_t ring_bytes = read_bytes(host, "tuning.shm.ring_bytes", "1MiB");
   if (!std::has_single_bit(ring_bytes) || ring_bytes < kMinRingBytes || ring_bytes > kMaxRingBytes)
-    refuse("shm.ring_bytes", fmt::format("{}", ring_bytes),
+    refuse("tuning.shm.ring_bytes", fmt::format("{}", ring_bytes),
            fmt::format("a power of two from {} to {}", kMinRingBytes, kMaxRingBytes));
   settings.ring_bytes = static_cast<uint32_t>(ring_bytes);
   settings.socket_dir = host.config("shm.socket_dir", "");
   while (settings.socket_dir.size() > 1 && settings.socket_dir.ends_with('/')) settings.socket_dir.pop_back();
   settings.any_user = read_bool(host, "shm.any_user", false);
-  settings.map_unsealed = read_bool(host, "shm.map_unsealed", false);
-  settings.allow_ptracer = read_bool(host, "shm.ptracer", true);
+  settings.map_unsealed = read_bool(host, "tuning.shm.map_unsealed", false);
+  settings.allow_ptracer = read_bool(host, "tuning.shm.ptracer", true);
   return settings;
 }
 

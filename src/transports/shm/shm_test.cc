@@ -105,7 +105,7 @@ TEST(ShmTransport, MemoryThatTowlineAllocatedIsMapped) {
 }
 
 TEST(ShmTransport, AFileThatTheOwnerMappedIsMappedWhereBothAllowFilesThatCanShrink) {
-  const TestAgent::Settings trusting{{"shm.map_unsealed", "true"}};
+  const TestAgent::Settings trusting{{"tuning.shm.map_unsealed", "true"}};
   Pair pair(trusting, trusting);
   char path[] = "/tmp/towline-shm-test-XXXXXX";
   const UniqueFd file{mkstemp(path)};
@@ -130,7 +130,7 @@ TEST(ShmTransport, PrivateMemoryIsReachedByProcessVm) {
 }
 
 TEST(ShmTransport, TheRingServesWhereNothingElseMay) {
-  Pair pair(TestAgent::Settings{{"shm.paths", "ring"}});
+  Pair pair(TestAgent::Settings{{"tuning.shm.paths", "ring"}});
   std::vector<uint8_t> memory(1 << 20);
   EXPECT_EQ(move_both_ways(pair, memory.data()), "ring");
   EXPECT_EQ(move_both_ways(pair, memory.data(), TOWLINE_REGION_GUARDED), "ring");
@@ -142,14 +142,14 @@ TEST(ShmTransport, GuardedRegionsAreNeverReachedDirectly) {
   const std::string how =
       move_both_ways(pair, static_cast<uint8_t*>(memory->address()), TOWLINE_REGION_GUARDED);
   EXPECT_EQ(how.substr(0, 6), "ring (");
-  Pair direct_only(TestAgent::Settings{{"shm.paths", "mapped,process_vm"}});
+  Pair direct_only(TestAgent::Settings{{"tuning.shm.paths", "mapped,process_vm"}});
   const auto& region = direct_only.b.add(memory->address(), 4096, TOWLINE_ACCESS_ALL, TOWLINE_REGION_GUARDED);
   EXPECT_EQ(direct_only.import(region.ref).status, Status::kUnsupported);
   EXPECT_NE(direct_only.a.failure.find("guarded"), std::string::npos);
 }
 
 TEST(ShmTransport, AnOwnerThatGivesNothingAwayIsServedByTheRing) {
-  Pair pair({}, {{"shm.paths", "ring"}});
+  Pair pair({}, {{"tuning.shm.paths", "ring"}});
   const auto memory = SharedMemory::allocate(1 << 20, 0);
   const std::string how = move_both_ways(pair, static_cast<uint8_t*>(memory->address()));
   EXPECT_EQ(how.substr(0, 6), "ring (");
@@ -319,7 +319,7 @@ TEST(ShmTransport, VeryLargePiecesAreStreamedAndNoByteGoesAstray) {
 
 TEST(ShmTransport, ARegionThatIsGoneIsStale) {
   for (const char* paths : {"mapped", "process_vm", "mapped,process_vm,ring"}) {
-    Pair pair(TestAgent::Settings{{"shm.paths", paths}});
+    Pair pair(TestAgent::Settings{{"tuning.shm.paths", paths}});
     const auto memory = SharedMemory::allocate(4096, 0);
     auto& region = pair.b.add(memory->address(), 4096);
     const towline_region_ref ref = region.ref;
@@ -383,7 +383,8 @@ TEST(ShmTransport, ASleepingWorkerIsWokenForMessages) {
 }
 
 TEST(ShmTransport, BadSettingsAreRefusedByName) {
-  for (const char* key : {"shm.paths", "shm.inline_bytes", "shm.ring_bytes", "shm.any_user"}) {
+  for (const char* key :
+       {"tuning.shm.paths", "tuning.shm.inline_bytes", "tuning.shm.ring_bytes", "shm.any_user"}) {
     TestAgent agent(towline_shm_plugin(), "a", {{key, "nonsense"}});
     EXPECT_EQ(agent.open_status(), Status::kInvalidArgument);
     EXPECT_NE(agent.failure.find(key), std::string::npos) << agent.failure;

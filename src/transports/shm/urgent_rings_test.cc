@@ -22,7 +22,7 @@ using transport_test::TestPlan;
 using transport_test::turn_until;
 
 TEST(ShmExpress, UrgentPartsOverTheRingGetRingsOfTheirOwn) {
-  Pair pair({{"shm.paths", "ring"}}, {{"shm.paths", "ring"}});
+  Pair pair({{"tuning.shm.paths", "ring"}}, {{"tuning.shm.paths", "ring"}});
   std::vector<uint8_t> local = pattern(4096, 3);
   std::vector<uint8_t> remote(local.size());
   const auto& region = pair.b.add(remote.data(), remote.size());
@@ -75,7 +75,7 @@ class RawPeer {
 
 TEST(ShmExpress, AnOlderPeerIsSentNoFlagsAndOffersNothing) {
   for (const uint16_t version : {2, 3}) {
-    TestAgent agent(towline_shm_plugin(), "a", {{"shm.paths", "ring"}});
+    TestAgent agent(towline_shm_plugin(), "a", {{"tuning.shm.paths", "ring"}});
     const RawPeer visitor(agent, version);
     std::vector<uint8_t> local(4096);
     towline_region_ref theirs = {};

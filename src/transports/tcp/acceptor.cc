@@ -185,8 +185,9 @@ void Acceptor::take_hello(Pending& pending) {
   }
   Sources::Slot slot = sources_.take(pending.from);
   if (!slot.taken()) {
-    return refuse(pending, Status::kLimitExceeded,
-                  "too many connections: tcp.most_accepted and tcp.most_accepted_per_source limit them");
+    return refuse(
+        pending, Status::kLimitExceeded,
+        "too many connections: tuning.tcp.most_accepted and tuning.tcp.most_accepted_per_source limit them");
   }
   tune(pending.stream, options_);
   if (std::exchange(pending.watched, false)) host_.unwatch(0, pending.stream.fd());

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/config/config.h"
+#include "base/config/settings_table.h"
 #include "base/error.h"
 #include "transports/tcp/wire.h"
 
@@ -16,7 +17,7 @@ namespace {
 // "tcp.listen", or the same setting of a backend with another name.
 struct Key {
   const std::string& backend;
-  std::string operator()(const char* setting) const { return backend + "." + setting; }
+  std::string operator()(const char* setting) const { return setting_name(backend + "." + setting); }
 };
 
 [[noreturn]] void refuse(const std::string& key, const std::string& value, const std::string& wanted) {

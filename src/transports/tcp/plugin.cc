@@ -40,7 +40,7 @@ const towline_plugin_v1_t* towline_tcp_plugin() {
        .moves = kMoves,
        .cost = 100,
        .worst_fence_ns = 20 * towline::kSecondNs,
-       .fence_reason = "acknowledgement, or the end of the connection within tcp.user_timeout"},
+       .fence_reason = "acknowledgement, or the end of the connection within tuning.tcp.user_timeout"},
       usable);
   return &plugin;
 }

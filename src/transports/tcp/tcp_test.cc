@@ -41,7 +41,7 @@ TEST_F(TcpTest, MovesBytesOverIpv6) {
 TEST_F(TcpTest, PrefersAUnixSocketOnTheSameHost) {
   const std::string folder = "/tmp/towline-tcp-test-" + std::to_string(getpid());
   std::filesystem::create_directory(folder);
-  open({{"tcp.listen", "127.0.0.1:0"}, {"tcp.unix_dir", folder}});
+  open({{"tcp.listen", "127.0.0.1:0"}, {"tuning.tcp.unix_dir", folder}});
   FakeLink& link = connected();
   EXPECT_NE(describe(*a, link).find("unix:" + folder), std::string::npos) << describe(*a, link);
   make_memory();
@@ -62,7 +62,7 @@ TEST_F(TcpTest, FallsBackToTcpWhereTheUnixSocketCanNotBeReached) {
 }
 
 TEST_F(TcpTest, AddsSocketsOnceItCarriesBulkData) {
-  open({{"tcp.listen", "127.0.0.1:0"}, {"tcp.sockets", "3"}});
+  open({{"tcp.listen", "127.0.0.1:0"}, {"tuning.tcp.sockets", "3"}});
   FakeLink& link = connected();
   EXPECT_NE(describe(*a, link).find("\"lanes\": 1"), std::string::npos) << describe(*a, link);
   make_memory();
@@ -75,7 +75,7 @@ TEST_F(TcpTest, AddsSocketsOnceItCarriesBulkData) {
 }
 
 TEST_F(TcpTest, KeepsToOneSocketOverLoopbackUnlessAskedForMore) {
-  open({{"tcp.listen", "127.0.0.1:0"}, {"tcp.bulk_bytes", "4KiB"}});
+  open({{"tcp.listen", "127.0.0.1:0"}, {"tuning.tcp.bulk_bytes", "4KiB"}});
   FakeLink& link = connected();
   make_memory();
   for (int i = 0; i < 10; ++i) move_and_check(link);
@@ -217,8 +217,8 @@ TEST_F(TcpTest, EndsEverythingInFlightWhenItIsDisconnected) {
 TEST_F(TcpTest, SurvivesConnectionsCutAtRandomPlaces) {
   open({{"tcp.listen", "127.0.0.1:0"},
         {"faults", "seed=3,short=0.3,cut=0.002"},
-        {"tcp.bulk_bytes", "64KiB"},
-        {"tcp.sockets", "4"}});
+        {"tuning.tcp.bulk_bytes", "64KiB"},
+        {"tuning.tcp.sockets", "4"}});
   make_memory(1u << 20);
   uint64_t cookie = 0;
   uint64_t moved = 0;
@@ -462,12 +462,14 @@ TEST_F(TcpTest, RefusesAddressesItCanNotRead) {
 }
 
 TEST_F(TcpTest, OneSourceHoldsNoMoreSocketsThanItsShare) {
-  open({{"tcp.listen", "127.0.0.1:0"}, {"tcp.most_accepted", "8"}, {"tcp.most_accepted_per_source", "3"}});
+  open({{"tcp.listen", "127.0.0.1:0"},
+        {"tuning.tcp.most_accepted", "8"},
+        {"tuning.tcp.most_accepted_per_source", "3"}});
   for (int i = 0; i < 3; ++i) connected();
   FakeLink& link = a->connect(*b);
   ASSERT_TRUE(turn([&] { return link.downs == 1; }));
   EXPECT_EQ(link.status, Status::kLimitExceeded);
-  EXPECT_NE(link.text.find("tcp.most_accepted"), std::string::npos) << link.text;
+  EXPECT_NE(link.text.find("tuning.tcp.most_accepted"), std::string::npos) << link.text;
   for (const auto& accepted : b->links) {
     b->disconnect(*accepted);
     break;
@@ -509,11 +511,11 @@ TEST_F(TcpTest, ListensWithinThePortRangeAndNamesAPortInUse) {
 }
 
 TEST_F(TcpTest, NamesTheSettingItDoesNotUnderstand) {
-  for (const auto& [setting, value] : FakeAgent::Settings{{"tcp.sockets", "0"},
+  for (const auto& [setting, value] : FakeAgent::Settings{{"tuning.tcp.sockets", "0"},
                                                           {"tcp.port_range", "9-1"},
                                                           {"tcp.checksum", "maybe"},
-                                                          {"tcp.handshake_timeout", "5"},
-                                                          {"tcp.frame_bytes", "1"},
+                                                          {"tuning.tcp.handshake_timeout", "5"},
+                                                          {"tuning.tcp.frame_bytes", "1"},
                                                           {"faults", "short=2"}}) {
     FakeAgent refused(towline_tcp_plugin(), "x", {{setting, value}});
     EXPECT_EQ(refused.status, Status::kInvalidArgument) << setting;

@@ -101,7 +101,7 @@ std::vector<bool> on_gpu(const Known& known, const Settings& settings) {
 
 std::unique_ptr<Provider> make_source(const Known& known, const Parts& parts) {
   if (parts.gpu && known.pools == Pools::kHost)
-    fail(Status::kUnsupported, "it receives into host memory only, and tcpx.pool is gpu");
+    fail(Status::kUnsupported, "it receives into host memory only, and tuning.tcpx.pool is gpu");
   return known.make(parts);
 }
 

@@ -50,7 +50,7 @@ std::vector<std::string> nearest(const std::vector<NetworkInterface>& nics, cons
 
 // A name that was given is taken, and said to be the wrong one where another is nearer.
 NicChoice take_named(const std::string& name, const std::optional<PciPlace>& gpu, const std::string& root) {
-  NicChoice choice = {name, "tcpx.interface names it"};
+  NicChoice choice = {name, "tuning.tcpx.interface names it"};
   if (!gpu) return choice;
   const std::vector<NetworkInterface> all = candidates_of({"auto"}, root);
   const auto own = std::find_if(all.begin(), all.end(), [&](const auto& nic) { return nic.name == name; });
@@ -82,14 +82,15 @@ NicChoice choose_nic(const std::vector<std::string>& wanted, const std::string& 
   if (wanted.empty()) return {"", "it is not set"};
   const std::vector<PciPlace> gpus = read_gpus(root);
   const std::optional<PciPlace> place = find_gpu(gpus, gpu);
-  if (!gpu.empty() && !place) return {"", fmt::format("this host has no GPU at {} (tcpx.gpu)", gpu)};
+  if (!gpu.empty() && !place) return {"", fmt::format("this host has no GPU at {} (tuning.tcpx.gpu)", gpu)};
   if (wanted.size() == 1 && wanted[0] != "auto") return take_named(wanted[0], place, root);
   const std::vector<NetworkInterface> nics = candidates_of(wanted, root);
   if (nics.empty()) return {"", fmt::format("of {} there is none", join(wanted))};
   if (nics.size() == 1) return {nics[0].name, "it is the only one"};
   if (!place)
-    return {"", fmt::format("this host has {} GPUs: name one in tcpx.gpu, so that the nearest NIC is used",
-                            gpus.size())};
+    return {"",
+            fmt::format("this host has {} GPUs: name one in tuning.tcpx.gpu, so that the nearest NIC is used",
+                        gpus.size())};
   uint32_t distance = 0;
   const std::vector<std::string> near = nearest(nics, *place, distance);
   std::size_t turn = 0;

@@ -64,7 +64,7 @@ TEST_F(NicChoiceTest, WithoutAnAnswerThereIsAReason) {
     EXPECT_EQ(choice.interface, "");
     return choice.why;
   };
-  EXPECT_NE(why({"auto"}, "").find("4 GPUs: name one in tcpx.gpu"), std::string::npos);
+  EXPECT_NE(why({"auto"}, "").find("4 GPUs: name one in tuning.tcpx.gpu"), std::string::npos);
   EXPECT_NE(why({"auto"}, "0000:99:00.0").find("no GPU at 0000:99:00.0"), std::string::npos);
   EXPECT_NE(why({"nowhere", "elsewhere"}, "0000:13:00.0").find("nowhere, elsewhere"), std::string::npos);
   EXPECT_EQ(choose({"auto"}, "").interface, "");

@@ -39,7 +39,7 @@ extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(uint32_t num
        .moves = kMoves,
        .cost = 95,
        .worst_fence_ns = 20 * towline::kSecondNs,
-       .fence_reason = "acknowledgement, or the end of the connection within tcpx.user_timeout"},
+       .fence_reason = "acknowledgement, or the end of the connection within tuning.tcpx.user_timeout"},
       usable);
   return number == 0 ? &plugin : nullptr;
 }

@@ -56,31 +56,31 @@ std::vector<std::string> split(std::string_view text) {
 }
 
 std::vector<uint32_t> read_queues(const plugin::Host& host) {
-  const std::string value = host.config("tcpx.queues", "");
+  const std::string value = host.config("tuning.tcpx.queues", "");
   std::vector<uint32_t> queues;
   for (const std::string& part : split(value)) {
     uint32_t queue = 0;
     const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), queue);
     if (error != std::errc{} || end != part.data() + part.size() || queue > 65535)
-      refuse("tcpx.queues", value, "numbers of receive queues, such as 14,15");
+      refuse("tuning.tcpx.queues", value, "numbers of receive queues, such as 14,15");
     queues.push_back(queue);
   }
-  if (queues.size() > 64) refuse("tcpx.queues", value, "at most 64 queues");
+  if (queues.size() > 64) refuse("tuning.tcpx.queues", value, "at most 64 queues");
   return queues;
 }
 
 PoolPlace read_pool(const plugin::Host& host) {
-  const std::string value = host.config("tcpx.pool", "auto");
+  const std::string value = host.config("tuning.tcpx.pool", "auto");
   if (value == "auto") return PoolPlace::kAuto;
   if (value == "gpu") return PoolPlace::kGpu;
   if (value == "host") return PoolPlace::kHost;
-  refuse("tcpx.pool", value, "auto, gpu or host");
+  refuse("tuning.tcpx.pool", value, "auto, gpu or host");
 }
 
 std::string read_gpu(const plugin::Host& host) {
-  const std::string value = host.config("tcpx.gpu", "");
+  const std::string value = host.config("tuning.tcpx.gpu", "");
   std::string gpu = pci_address(value);
-  if (gpu.empty() && !value.empty()) refuse("tcpx.gpu", value, "a PCI address such as 0000:04:00.0");
+  if (gpu.empty() && !value.empty()) refuse("tuning.tcpx.gpu", value, "a PCI address such as 0000:04:00.0");
   return gpu;
 }
 
@@ -93,23 +93,24 @@ const std::vector<std::string>& default_sources() {
 
 Settings Settings::read(const plugin::Host& host) {
   Settings settings;
-  const std::string sources = host.config("tcpx.source", "auto");
+  const std::string sources = host.config("tuning.tcpx.source", "auto");
   settings.sources = sources == "auto" ? default_sources() : split(sources);
   for (const std::string& name : settings.sources)
-    if (!is_source(name)) refuse("tcpx.source", sources, "auto, or names of " + source_names());
-  if (settings.sources.empty()) refuse("tcpx.source", sources, "auto, or names of " + source_names());
-  settings.least_bytes = static_cast<uint32_t>(read_bytes(host, "tcpx.least_bytes", "16KiB", 1, 1u << 30));
-  settings.pool_bytes = read_bytes(host, "tcpx.pool_bytes", "16MiB", 16u << 10, uint64_t{4} << 30);
+    if (!is_source(name)) refuse("tuning.tcpx.source", sources, "auto, or names of " + source_names());
+  if (settings.sources.empty()) refuse("tuning.tcpx.source", sources, "auto, or names of " + source_names());
+  settings.least_bytes =
+      static_cast<uint32_t>(read_bytes(host, "tuning.tcpx.least_bytes", "16KiB", 1, 1u << 30));
+  settings.pool_bytes = read_bytes(host, "tuning.tcpx.pool_bytes", "16MiB", 16u << 10, uint64_t{4} << 30);
   settings.pool = read_pool(host);
-  settings.seed = read_number(host, "tcpx.seed", "1");
-  settings.odd = read_bool(host, "tcpx.odd", true);
-  settings.keep_fragments = read_bool(host, "tcpx.keep_fragments", true);
+  settings.seed = read_number(host, "tuning.tcpx.seed", "1");
+  settings.odd = read_bool(host, "tuning.tcpx.odd", true);
+  settings.keep_fragments = read_bool(host, "tuning.tcpx.keep_fragments", true);
   settings.gpu = read_gpu(host);
-  settings.nic = choose_nic(split(host.config("tcpx.interface", "")), settings.gpu);
+  settings.nic = choose_nic(split(host.config("tuning.tcpx.interface", "")), settings.gpu);
   settings.queues = read_queues(host);
-  settings.daemon_folder = host.config("tcpx.daemon_dir", "/run/tcpx");
-  settings.daemon_gpu = host.config("tcpx.daemon_gpu", settings.gpu.c_str());
-  settings.state_folder = host.config("tcpx.state_dir", "/run/towline/tcpx");
+  settings.daemon_folder = host.config("tuning.tcpx.daemon_dir", "/run/tcpx");
+  settings.daemon_gpu = host.config("tuning.tcpx.daemon_gpu", settings.gpu.c_str());
+  settings.state_folder = host.config("tuning.tcpx.state_dir", "/run/towline/tcpx");
   return settings;
 }
 

@@ -27,7 +27,7 @@ constexpr std::size_t kBytes = 4u << 20;
 class TcpxTest : public ::testing::Test {
  protected:
   void open(FakeAgent::Settings settings) {
-    settings["tcpx.listen"] = "127.0.0.1:0";
+    settings["tuning.tcpx.listen"] = "127.0.0.1:0";
     a = std::make_unique<FakeAgent>(towline_plugin_v1(0), "a", settings, 1);
     b = std::make_unique<FakeAgent>(towline_plugin_v1(0), "b", settings, 1);
     ASSERT_EQ(a->status, Status::kOk) << a->failure;
@@ -89,7 +89,7 @@ class TcpxTest : public ::testing::Test {
 };
 
 TEST_F(TcpxTest, LargePayloadArrivesAsFragmentsBothWaysAndEveryTokenComesBack) {
-  open({{"tcpx.source", "emulated"}});
+  open({{"tuning.tcpx.source", "emulated"}});
   wait_for_flow();
   move(65536);
   for (const std::string& json : {describe(*a, *link), describe(*b, *b->accepted_link())}) {
@@ -99,13 +99,13 @@ TEST_F(TcpxTest, LargePayloadArrivesAsFragmentsBothWaysAndEveryTokenComesBack) {
 }
 
 TEST_F(TcpxTest, APoolOfFourPagesMovesEveryByte) {
-  open({{"tcpx.source", "emulated"}, {"tcpx.pool_bytes", "16KiB"}});
+  open({{"tuning.tcpx.source", "emulated"}, {"tuning.tcpx.pool_bytes", "16KiB"}});
   wait_for_flow();
   move(65536);
 }
 
 TEST_F(TcpxTest, SeveralLanesOfTwoSocketsEach) {
-  open({{"tcpx.source", "emulated"}, {"tcpx.sockets", "4"}, {"tcpx.bulk_bytes", "0"}});
+  open({{"tuning.tcpx.source", "emulated"}, {"tuning.tcpx.sockets", "4"}, {"tuning.tcpx.bulk_bytes", "0"}});
   wait_for_flow();
   ASSERT_TRUE(turn([&] {
     const std::string json = describe(*a, *link);
@@ -116,7 +116,7 @@ TEST_F(TcpxTest, SeveralLanesOfTwoSocketsEach) {
 }
 
 TEST_F(TcpxTest, SmallPayloadGoesWithItsHeader) {
-  open({{"tcpx.source", "emulated"}, {"tcpx.least_bytes", "64MiB"}});
+  open({{"tuning.tcpx.source", "emulated"}, {"tuning.tcpx.least_bytes", "64MiB"}});
   wait_for_flow();
   move(65536);
   EXPECT_EQ(number(describe(*b, *b->accepted_link()), "fragments"), 0u);
@@ -124,7 +124,7 @@ TEST_F(TcpxTest, SmallPayloadGoesWithItsHeader) {
 
 // More requests than the answers' windows hold, through a pool that is always dry: each answer finds its request.
 TEST_F(TcpxTest, ManyReadsAtOnceAllEnd) {
-  open({{"tcpx.source", "emulated"}, {"tcpx.pool_bytes", "32KiB"}});
+  open({{"tuning.tcpx.source", "emulated"}, {"tuning.tcpx.pool_bytes", "32KiB"}});
   wait_for_flow();
   constexpr std::size_t kReads = 64;
   constexpr std::size_t kEach = kBytes / kReads;
@@ -147,7 +147,7 @@ TEST_F(TcpxTest, ManyReadsAtOnceAllEnd) {
 }
 
 TEST_F(TcpxTest, ANoticeOfAnyBytesArrivesWholeAfterTheData) {
-  open({{"tcpx.source", "emulated"}});
+  open({{"tuning.tcpx.source", "emulated"}});
   wait_for_flow();
   const std::string notice("\0\x01 all \0 of it \xff\0", 16);
   FakePlan plan(key);
@@ -161,10 +161,10 @@ TEST_F(TcpxTest, ANoticeOfAnyBytesArrivesWholeAfterTheData) {
 
 TEST_F(TcpxTest, ManySeeds) {
   for (int seed = 0; seed < 8; ++seed) {
-    open({{"tcpx.source", "emulated"},
-          {"tcpx.pool_bytes", "64KiB"},
-          {"tcpx.least_bytes", "1"},
-          {"tcpx.seed", std::to_string(seed)}});
+    open({{"tuning.tcpx.source", "emulated"},
+          {"tuning.tcpx.pool_bytes", "64KiB"},
+          {"tuning.tcpx.least_bytes", "1"},
+          {"tuning.tcpx.seed", std::to_string(seed)}});
     wait_for_flow();
     move(seed % 2 == 0 ? 4093 : 500000);
     a.reset();
@@ -174,7 +174,7 @@ TEST_F(TcpxTest, ManySeeds) {
 
 TEST_F(TcpxTest, MappedAndCopied) {
   for (const char* source : {"mapped", "copy"}) {
-    open({{"tcpx.source", source}});
+    open({{"tuning.tcpx.source", source}});
     wait_for_flow();
     move(65536);
     a.reset();
@@ -183,23 +183,24 @@ TEST_F(TcpxTest, MappedAndCopied) {
 }
 
 TEST_F(TcpxTest, AWrongSettingIsNamed) {
-  const FakeAgent agent(towline_plugin_v1(0), "a", {{"tcpx.source", "telepathy"}}, 1);
+  const FakeAgent agent(towline_plugin_v1(0), "a", {{"tuning.tcpx.source", "telepathy"}}, 1);
   EXPECT_NE(agent.status, Status::kOk);
-  EXPECT_NE(agent.failure.find("tcpx.source = \"telepathy\""), std::string::npos) << agent.failure;
+  EXPECT_NE(agent.failure.find("tuning.tcpx.source = \"telepathy\""), std::string::npos) << agent.failure;
 }
 
 TEST_F(TcpxTest, MemoryOfAGpuThatCannotBeHadIsRefusedWithTheReason) {
   const auto why = [](const char* source, const char* pool) {
-    const FakeAgent agent(towline_plugin_v1(0), "a", {{"tcpx.source", source}, {"tcpx.pool", pool}}, 1);
+    const FakeAgent agent(towline_plugin_v1(0), "a",
+                          {{"tuning.tcpx.source", source}, {"tuning.tcpx.pool", pool}}, 1);
     EXPECT_NE(agent.status, Status::kOk);
     return agent.failure;
   };
   EXPECT_NE(why("mapped", "gpu").find("host memory only"), std::string::npos) << why("mapped", "gpu");
   EXPECT_NE(why("emulated", "gpu").find("no open backend"), std::string::npos) << why("emulated", "gpu");
-  EXPECT_NE(why("emulated", "moon").find("tcpx.pool = \"moon\""), std::string::npos)
+  EXPECT_NE(why("emulated", "moon").find("tuning.tcpx.pool = \"moon\""), std::string::npos)
       << why("emulated", "moon");
   const std::string one = why("devmem", "auto");  // one reason, not one for each sort of memory
-  EXPECT_EQ(one.find("tcpx.interface"), one.rfind("tcpx.interface")) << one;
+  EXPECT_EQ(one.find("tuning.tcpx.interface"), one.rfind("tuning.tcpx.interface")) << one;
 }
 
 TEST_F(TcpxTest, TheBackendSaysWhichSourceItUses) {

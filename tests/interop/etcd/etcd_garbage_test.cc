@@ -72,7 +72,7 @@ INSTANTIATE_TEST_SUITE_P(
         Nonsense{"endless",
                  {std::string(kOpenEnd) + "{\"a\": \"", true},
                  Status::kLimitExceeded,
-                 "etcd.max_answer"}),
+                 "tuning.etcd.max_answer"}),
     [](const auto& info) { return info.param.name; });
 
 // A header as etcd's, for answers that begin well.
@@ -104,11 +104,12 @@ TEST(EtcdGarbage, AWatchLineWithoutAnEndIsGivenUp) {
     if (path != "/v3/watch") return FakeServer::http(200, object(""));
     return FakeServer::Answer{std::string(kOpenEnd) + "{", true};
   });
-  const Agent agent = make_agent("a", "[etcd]\nmax_answer = \"1MiB\"\nattempt_timeout = \"60s\"\n");
+  const Agent agent = make_agent("a", "[tuning.etcd]\nmax_answer = \"1MiB\"\nattempt_timeout = \"60s\"\n");
   const Directory directory(agent, "etcd://" + server.address());
   const Watch watch = directory.watch();
   EXPECT_EQ(next_of(watch), "synced");
-  EXPECT_TRUE(eventually([&] { return directory.info().find("etcd.max_answer") != std::string::npos; }));
+  EXPECT_TRUE(
+      eventually([&] { return directory.info().find("tuning.etcd.max_answer") != std::string::npos; }));
 }
 
 TEST(EtcdGarbage, AServerThatIsBusyAtFirstIsAskedAgain) {

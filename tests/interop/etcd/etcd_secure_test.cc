@@ -27,7 +27,7 @@ class EtcdUsers : public WithEtcd {
     (void)etcd.post("/v3/auth/enable", "{}");
   }
   static std::string as(const std::string& user, const std::string& password) {
-    return std::string(kQuick) + "user = '" + user + "'\npassword = '''" + password + "'''\n";
+    return std::string(kQuick) + "[etcd]\nuser = '" + user + "'\npassword = '''" + password + "'''\n";
   }
 };
 
@@ -87,11 +87,11 @@ TEST_F(EtcdUsers, ThePasswordMayLieInAFile) {
   turn_on(etcd);
   const TemporaryFolder folder;
   std::ofstream(folder.path() + "/password") << kPassword << "\n";
-  const Agent agent = make_agent(
-      "a", std::string(kQuick) + "user = 'agent'\npassword_file = '" + folder.path() + "/password'\n");
+  const Agent agent = make_agent("a", std::string(kQuick) + "[etcd]\nuser = 'agent'\npassword_file = '" +
+                                          folder.path() + "/password'\n");
   Directory(agent, "etcd://" + etcd.address() + "/team").put("k", "v").get();
   const Agent missing =
-      make_agent("b", std::string(kQuick) + "user = 'agent'\npassword_file = '/no/such/file'\n");
+      make_agent("b", std::string(kQuick) + "[etcd]\nuser = 'agent'\npassword_file = '/no/such/file'\n");
   const std::string text = error_of([&] { const Directory directory(missing, "etcd://" + etcd.address()); });
   EXPECT_NE(text.find("/no/such/file"), std::string::npos) << text;
 }
@@ -137,7 +137,7 @@ class EtcdTls : public WithEtcd {
   }
   [[nodiscard]] std::string with(const std::string& authority, bool client) const {
     std::string config =
-        std::string(kQuick) + "ca_file = '" + certificates_->file(authority + ".pem") + "'\n";
+        std::string(kQuick) + "[etcd]\nca_file = '" + certificates_->file(authority + ".pem") + "'\n";
     if (client) {
       config += "cert_file = '" + certificates_->file("client.pem") + "'\nkey_file = '" +
                 certificates_->file("client.key") + "'\n";

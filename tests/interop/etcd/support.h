@@ -19,7 +19,7 @@ using SteadyClock = std::chrono::steady_clock;
 
 // Short times, so that what takes them is over soon.
 inline constexpr const char* kQuick =
-    "[etcd]\nlease = \"2s\"\nattempt_timeout = \"1s\"\nconnect_timeout = \"1s\"\n";
+    "[tuning.etcd]\nlease = \"2s\"\nattempt_timeout = \"1s\"\nconnect_timeout = \"1s\"\n";
 
 inline Agent make_agent(const std::string& name, const std::string& config = kQuick) {
   return Agent(name, {.listen = "none", .config = config, .default_timeout = 20s});

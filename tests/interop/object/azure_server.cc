@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "support/loopback.h"
+#include "support/object_settings.h"
 
 namespace towline::interop {
 
@@ -59,9 +60,10 @@ std::string AzureServer::endpoint(uint16_t port) {
 }
 
 std::string AzureServer::config(uint16_t port, const std::string& more) {
-  return "plugins = \"object\"\n[azure]\naccount = \"" + std::string(kAccount) + "\"\naccount_key = \"" +
-         kKey + "\"\nendpoint = \"" + endpoint(port) + "\"\nbackoff = \"1ms\"\nbackoff_most = \"20ms\"\n" +
-         more;
+  return "plugins = \"object\"\n" +
+         object_settings("azure", "account = \"" + std::string(kAccount) + "\"\naccount_key = \"" + kKey +
+                                      "\"\nendpoint = \"" + endpoint(port) +
+                                      "\"\nbackoff = \"1ms\"\nbackoff_most = \"20ms\"\n" + more);
 }
 
 // The library makes no containers.

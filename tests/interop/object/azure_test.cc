@@ -241,7 +241,8 @@ TEST_F(Blobs, TokensAndSignaturesTravelAsAzureWantsThem) {
     return Fault{.answer = Proxy::http(200, R"({"access_token":"opaque","expires_in":"3600"})")};
   });
   use("plugins = \"object\"\n[azure]\nendpoint = \"" + blobs.url() +
-      "/account\"\ncredentials = \"managed_identity\"\nmetadata_endpoint = \"" + identity.url() + "\"\n");
+      "/account\"\ncredentials = \"managed_identity\"\n[tuning.azure]\nmetadata_endpoint = \"" +
+      identity.url() + "\"\n");
   (void)query_storage(*agent_, "az://bucket/key");
   EXPECT_EQ(identity.seen().at(0).headers.at("metadata"), "true");
   EXPECT_EQ(blobs.seen().at(0).headers.at("authorization"), "Bearer opaque");

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "fixture.h"
+#include "support/object_settings.h"
 
 namespace towline::interop {
 namespace {
@@ -48,7 +49,8 @@ class ObjectCredentials : public ObjectTest {
     return path;
   }
   static std::string bare(const std::string& endpoint, const std::string& more = {}) {
-    return "plugins = \"object\"\n[object]\nendpoint = \"" + endpoint + "\"\nbackoff = \"1ms\"\n" + more;
+    return "plugins = \"object\"\n" +
+           object_settings("object", "endpoint = \"" + endpoint + "\"\nbackoff = \"1ms\"\n" + more);
   }
   void expect_works(const std::string& config, const std::string& source) {
     make_object("credited", 1000, 1);
@@ -267,15 +269,17 @@ TEST_F(ObjectCredentials, WithoutThemRequestsGoUnsigned) {
 }
 
 TEST_F(ObjectCredentials, BadSettingsAreNamed) {
-  for (const auto& [setting, wanted] : {std::pair<std::string, std::string>{"part = \"1MiB\"", "object.part"},
-                                        {"endpoint = \"localhost\"", "http://host"},
-                                        {"style = \"round\"", "object.style"},
-                                        {"concurrency = 0", "object.concurrency"},
-                                        {"checksum = \"md5\"", "crc32c, sha256, none"},
-                                        {"stall_timeout = \"5\"", "object.stall_timeout"},
-                                        {"secret_key_file = \"/nonexistent\"", "can't be read"}}) {
+  for (const auto& [setting, wanted] :
+       {std::pair<std::string, std::string>{"part = \"1MiB\"", "tuning.object.part"},
+        {"endpoint = \"localhost\"", "http://host"},
+        {"style = \"round\"", "tuning.object.style"},
+        {"concurrency = 0", "tuning.object.concurrency"},
+        {"checksum = \"md5\"", "crc32c, sha256, none"},
+        {"stall_timeout = \"5\"", "tuning.object.stall_timeout"},
+        {"secret_key_file = \"/nonexistent\"", "can't be read"}}) {
     try {
-      const Agent agent("wrong", options_for("plugins = \"object\"\n[object]\n" + setting + "\n"));
+      const Agent agent("wrong",
+                        options_for("plugins = \"object\"\n" + object_settings("object", setting + "\n")));
       ADD_FAILURE() << setting << " was taken";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Status::kInvalidArgument);

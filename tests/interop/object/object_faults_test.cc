@@ -372,8 +372,8 @@ class ObjectChunks : public ObjectFaults {
     if (IsSkipped()) return;
     proxy_.emplace(server_->port());
     owner_.emplace("owner", AgentOptions{.listen = "127.0.0.1:0"});
-    AgentOptions options = options_for(
-        config_for(proxy_->url(), "concurrency = 1\nthreads = 1\n[staging]\nchunk = \"1MiB\"\ndepth = 4\n"));
+    AgentOptions options = options_for(config_for(
+        proxy_->url(), "concurrency = 1\nthreads = 1\n[tuning.staging]\nchunk = \"1MiB\"\ndepth = 4\n"));
     options.listen = "127.0.0.1:0";
     stager_.emplace("stager", options);
     theirs_.emplace(owner_->register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll}));

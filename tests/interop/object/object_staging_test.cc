@@ -121,7 +121,8 @@ TEST_F(ObjectStaging, AnyLengthIsOneTransferWithDefaults) {
 
 // A part is larger than all the staging memory, and than what may be collected at once.
 TEST_F(ObjectStaging, TheMemoryInBetweenMayBeSmallerThanAPart) {
-  go_through(server_->url(), "collect = 0\n[staging]\nchunk = \"64KiB\"\ndepth = 2\nbytes = \"256KiB\"\n");
+  go_through(server_->url(),
+             "collect = 0\n[tuning.staging]\nchunk = \"64KiB\"\ndepth = 2\nbytes = \"256KiB\"\n");
   constexpr uint64_t kEach = 20 * kMib + 3;
   fill_peer(kEach, 1);
   std::vector<Region> objects;

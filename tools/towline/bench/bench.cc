@@ -76,7 +76,7 @@ class Bench {
     std::vector<std::pair<std::string, std::string>> result;
     if (!options_.faults.empty()) result.emplace_back("TOWLINE_FAULTS", options_.faults);
     if (options_.common.backend == "tcpx") result.emplace_back("TOWLINE_PLUGINS", "tcpx");
-    if (!options_.source.empty()) result.emplace_back("TOWLINE_TCPX_SOURCE", options_.source);
+    if (!options_.source.empty()) result.emplace_back("TOWLINE_TUNING_TCPX_SOURCE", options_.source);
     return result;
   }
 

@@ -43,7 +43,9 @@ GpuBuffers::GpuBuffers(uint32_t rank, uint64_t floats)
     : in_(static_cast<int>(rank), floats * sizeof(float)),
       out_(static_cast<int>(rank), floats * sizeof(float)) {}
 
-std::string GpuBuffers::config() const { return fmt::format("[collectives]\ngpu = {}\n", in_.device()); }
+std::string GpuBuffers::config() const {
+  return fmt::format("[tuning.collectives]\ngpu = {}\n", in_.device());
+}
 
 void GpuBuffers::put_in(const std::vector<float>& from) {
   in_.put(0, from.data(), from.size() * sizeof(float));

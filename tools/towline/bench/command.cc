@@ -107,9 +107,10 @@ void add_beside_options(CLI::App& command, BenchOptions& options) {
           ->check(CLI::IsMember({"gemm"}));
   for (const char* other : {"--storage", "--collective"}) beside->excludes(command.get_option(other));
   command
-      .add_option("--beside-sms", given.sms,
-                  "Multiprocessors that the product leaves the rest of to copies (cuda.application_sms); by "
-                  "default it uses all")
+      .add_option(
+          "--beside-sms", given.sms,
+          "Multiprocessors that the product leaves the rest of to copies (tuning.cuda.application_sms); by "
+          "default it uses all")
       ->type_name("N")
       ->needs(beside);
   command.add_option("--beside-size", given.size, "Of its square matrices")

@@ -227,7 +227,7 @@ StorageRun::StorageRun(const StorageOptions& options, const StorageRow& row) : o
       towline::AgentOptions{
           .workers = std::clamp(row.row.threads, 1u, 8u),
           .listen = "none",
-          .config = place.config() + fmt::format("[posix]\nengine = \"{}\"\n", options.engine)});
+          .config = place.config() + fmt::format("[tuning.posix]\nengine = \"{}\"\n", options.engine)});
   const uint64_t block = row.row.size;
   Row all = row.row;
   all.batch *= requests();

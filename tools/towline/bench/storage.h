@@ -19,7 +19,7 @@ struct StorageOptions {
       folder;  // files are made in it without a name, so none is left behind; or "gds:/folder", "s3://..."
   bool direct = false;
   std::string sync = "none";    // sync policy of writes: none, data or full
-  std::string engine = "auto";  // posix.engine
+  std::string engine = "auto";  // tuning.posix.engine
   uint32_t files = 1;           // per thread; its blocks are spread over them
   uint64_t span_bytes = 0;      // of all files of a thread together
   uint64_t iterations = 0;      // 0: as many as fit in `seconds`, at least 3

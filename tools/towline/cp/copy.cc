@@ -47,7 +47,7 @@ towline::AgentOptions agent_options(const CopyOptions& options, const Place& sou
   // Each piece of an object begins where a part begins.
   if (source.is_object() || destination.is_object())
     agent.config = fmt::format(
-        "plugins = \"object\"\n[object]\npart = \"8MiB\"\ncontrol_timeout = \"{}ms\"\n",
+        "plugins = \"object\"\n[tuning.object]\npart = \"8MiB\"\ncontrol_timeout = \"{}ms\"\n",
         std::max<int64_t>(std::chrono::ceil<std::chrono::milliseconds>(options.timeout).count(), 1));
   return agent;
 }

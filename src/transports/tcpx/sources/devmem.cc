@@ -9,10 +9,10 @@ namespace towline::tcpx {
 
 void check_nic_options(const NicOptions& options) {
   if (options.interface.empty())
-    fail(Status::kUnsupported, "tcpx.interface gives no NIC that receives into device memory{}{}",
+    fail(Status::kUnsupported, "tuning.tcpx.interface gives no NIC that receives into device memory{}{}",
          options.why.empty() ? "" : ": ", options.why);
   if (options.queues.empty())
-    fail(Status::kUnsupported, "tcpx.queues names no receive queue of {} to take", options.interface);
+    fail(Status::kUnsupported, "tuning.tcpx.queues names no receive queue of {} to take", options.interface);
 }
 
 // Its rule ends with it. Where no rule can be had, packets come by other queues, and their bytes are linear.

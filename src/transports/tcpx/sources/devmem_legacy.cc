@@ -97,7 +97,7 @@ void ask_for_rule(const DaemonOptions& options, const char* socket, const FlowRu
 
 PoolMemory take_memory(const DaemonOptions& options, const plugin::Host* host) {
   if (options.gpu.empty())
-    fail(Status::kUnsupported, "tcpx.daemon_gpu names no GPU whose memory the daemon gives");
+    fail(Status::kUnsupported, "tuning.tcpx.daemon_gpu names no GPU whose memory the daemon gives");
   const Answer memory =
       Daemon(options.folder, "get_gpu_fd_" + options.gpu).ask(encode_daemon_text(options.gpu));
   if (!memory.fd.valid()) fail(Status::kNotFound, "the daemon gives no memory of {}", options.gpu);

@@ -184,7 +184,7 @@ TEST_F(DevmemLegacyTest, AGpuImportsTheDaemonsMemory) {
 }
 
 TEST_F(DevmemLegacyTest, EveryReasonIsSaid) {
-  EXPECT_NE(why_not({folder.path(), ""}).find("tcpx.daemon_gpu"), std::string::npos);
+  EXPECT_NE(why_not({folder.path(), ""}).find("tuning.tcpx.daemon_gpu"), std::string::npos);
   EXPECT_NE(why_not(options).find("get_gpu_fd_0000:04:00.0"), std::string::npos) << why_not(options);
   FakeDaemon daemon(folder.path());
   EXPECT_EQ(why_not(options), "");

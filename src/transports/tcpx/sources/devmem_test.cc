@@ -137,7 +137,7 @@ TEST_F(DevmemGpuTest, TheMemoryGoesWithTheProvider) {
 // As of a NIC below another root: its driver can't map the GPU's memory.
 TEST_F(DevmemGpuTest, AWrongPairOfNicAndGpuIsNamedAndNothingStays) {
   options.why =
-      "tcpx.interface names it; it is on another NUMA node from GPU 0000:04:00.0, and nic1 is nearer";
+      "tuning.tcpx.interface names it; it is on another NUMA node from GPU 0000:04:00.0, and nic1 is nearer";
   kernel.bind_error = EINVAL;
   kernel.bind_reason = "failed to map dmabuf attachment";
   const std::string why = why_not_on_gpu();
@@ -199,10 +199,10 @@ TEST_F(DevmemTest, AKernelThatFindsTheControlBufferTooShortIsAnErrorAndLosesNoth
 TEST_F(DevmemTest, EveryReasonIsSaid) {
   NicOptions whole = options;
   options.interface = "";
-  EXPECT_NE(why_not().find("tcpx.interface"), std::string::npos) << why_not();
+  EXPECT_NE(why_not().find("tuning.tcpx.interface"), std::string::npos) << why_not();
   options = whole;
   options.queues.clear();
-  EXPECT_NE(why_not().find("tcpx.queues"), std::string::npos) << why_not();
+  EXPECT_NE(why_not().find("tuning.tcpx.queues"), std::string::npos) << why_not();
   options = whole;
   kernel.bind_error = EOPNOTSUPP;
   kernel.bind_reason = "device does not support queue memory";
