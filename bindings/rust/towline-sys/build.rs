@@ -23,10 +23,11 @@ fn main() {
         .header_contents(
             "towline_all.h",
             "#include <towline/towline.h>\n#include <towline/plan.h>\n#include <towline/storage.h>\n#include <towline/directory.h>\n\
-             #include <towline/limits.h>\n#include <towline/telemetry.h>\n",
+             #include <towline/limits.h>\n#include <towline/telemetry.h>\n#include <towline/queue.h>\n\
+             #include <towline/pace.h>\n#include <towline/layout.h>\n#include <towline/collectives.h>\n",
         )
         .allowlist_item("(towline|TOWLINE)_.*")
-        .newtype_enum("towline_(status|kind|health|progress|op|sync|priority)_t")
+        .newtype_enum("towline_(status|kind|health|progress|op|sync|priority|event_kind|limit|datatype|reduction)_t")
         .no_debug("towline_status_t")
         .prepend_enum_name(false)
         .derive_default(true)
@@ -72,7 +73,7 @@ fn locate() -> (Vec<PathBuf>, Vec<PathBuf>) {
 #[derive(Debug)]
 struct Names;
 
-const PREFIXES: [(&str, &str); 7] = [
+const PREFIXES: [(&str, &str); 11] = [
     ("towline_status_t", "TOWLINE_"),
     ("towline_kind_t", "TOWLINE_MEMORY_"),
     ("towline_op_t", "TOWLINE_"),
@@ -80,13 +81,17 @@ const PREFIXES: [(&str, &str); 7] = [
     ("towline_progress_t", "TOWLINE_PROGRESS_"),
     ("towline_sync_t", "TOWLINE_SYNC_"),
     ("towline_priority_t", "TOWLINE_PRIORITY_"),
+    ("towline_event_kind_t", "TOWLINE_EVENT_"),
+    ("towline_limit_t", "TOWLINE_LIMIT_"),
+    ("towline_datatype_t", "TOWLINE_"),
+    ("towline_reduction_t", "TOWLINE_REDUCE_"),
 ];
 
 impl ParseCallbacks for Names {
     fn item_name(&self, item: ItemInfo<'_>) -> Option<String> {
         PREFIXES.iter().find(|(name, _)| *name == item.name).map(|(name, _)| {
             let stem = name.trim_start_matches("towline_").trim_end_matches("_t");
-            stem[..1].to_uppercase() + &stem[1..]
+            stem.split('_').map(|word| word[..1].to_uppercase() + &word[1..]).collect()
         })
     }
 

@@ -1,11 +1,12 @@
 use std::future::Future;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, OnceLock};
 
 use async_io::Async;
 use towline_sys::{self as sys, Progress, Status};
 
+use crate::ask::{Asks, Question};
 use crate::block_list::{BlockList, Blocks};
 use crate::counter::Counter;
 use crate::deadline::Timeout;
@@ -13,6 +14,7 @@ use crate::error::{check, check_quietly, Error, Result};
 use crate::memory::MemoryOwner;
 use crate::notice::Notice;
 use crate::peer::Peer;
+use crate::queue::watch_descriptor;
 use crate::region::{Region, RegionOptions};
 use crate::text;
 
@@ -65,6 +67,8 @@ pub(crate) struct Inner {
     native: NonNull<sys::towline_agent_t>,
     // Registered with the reactor when a notice is first awaited.
     events: OnceLock<Async<OwnedFd>>,
+    // The queue of futures, made when one is first awaited.
+    asks: OnceLock<Asks>,
 }
 
 // SAFETY: any thread may call any function of the C API.
@@ -75,11 +79,20 @@ impl Inner {
     pub(crate) fn native(&self) -> *mut sys::towline_agent_t {
         self.native.as_ptr()
     }
+
+    pub(crate) fn asks(&self) -> Result<&Asks> {
+        if let Some(asks) = self.asks.get() {
+            return Ok(asks);
+        }
+        let made = Asks::create(self.native())?;
+        Ok(self.asks.get_or_init(|| made))
+    }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
         drop(self.events.take());
+        drop(self.asks.take());
         // SAFETY: the last user; called once.
         unsafe { sys::towline_agent_destroy(self.native()) };
     }
@@ -114,7 +127,7 @@ impl Agent {
         check(unsafe { sys::towline_agent_create(name.as_ptr(), &native, &mut agent) })?;
         // SAFETY: a successful call gives a handle.
         let native = unsafe { NonNull::new_unchecked(agent) };
-        Ok(Agent { handle: Arc::new(Inner { native, events: OnceLock::new() }) })
+        Ok(Agent { handle: Arc::new(Inner { native, events: OnceLock::new(), asks: OnceLock::new() }) })
     }
 
     /// The name that it was given.
@@ -161,7 +174,7 @@ impl Agent {
     }
 
     /// Registers memory, which the region then owns.
-    pub fn register<M: MemoryOwner>(&self, memory: M, options: &RegionOptions) -> Result<Region> {
+    pub fn register<M: MemoryOwner>(&self, memory: M, options: &RegionOptions<'_>) -> Result<Region> {
         let (address, bytes) = (memory.address().as_ptr(), memory.bytes());
         Region::register(&self.handle, address, bytes, Some(Box::new(memory)), options)
     }
@@ -172,7 +185,7 @@ impl Agent {
     ///
     /// `[address, address + bytes)` must be readable and writable, free of Rust references that assume otherwise, until
     /// [`Region::deregister`] has succeeded. Dropping the region does not wait for that.
-    pub unsafe fn register_raw(&self, address: *mut u8, bytes: usize, options: &RegionOptions) -> Result<Region> {
+    pub unsafe fn register_raw(&self, address: *mut u8, bytes: usize, options: &RegionOptions<'_>) -> Result<Region> {
         Region::register(&self.handle, address, bytes, None, options)
     }
 
@@ -212,8 +225,20 @@ impl Agent {
         address: &str,
         timeout: impl Into<Timeout>,
     ) -> impl Future<Output = Result<Peer>> + Send + 'static {
-        let (agent, address, timeout) = (self.clone(), address.to_owned(), timeout.into());
-        blocking::unblock(move || agent.connect(&address, timeout))
+        let agent = self.handle.clone();
+        let deadline_ns = timeout.into().monotonic_ns();
+        let question = text::owned("the peer's address", address).and_then(|address| {
+            // SAFETY: the text outlives the call; the handles are valid.
+            Question::ask(&self.handle, |queue, data| unsafe {
+                sys::towline_peer_connect_async(self.native(), address.as_ptr(), deadline_ns, queue, data)
+            })
+        });
+        async move {
+            let mut answer = question?.answer().await?;
+            answer.take_result()?;
+            // SAFETY: a successful answer has a reference, which is taken over.
+            Ok(unsafe { Peer::from_native(&agent, answer.take_peer()) })
+        }
     }
 
     /// A known peer, by name or by incarnation. `ALREADY_EXISTS`: several live agents have the name.
@@ -301,17 +326,7 @@ impl Agent {
     }
 
     fn events(&self) -> Result<&Async<OwnedFd>> {
-        if let Some(events) = self.handle.events.get() {
-            return Ok(events);
-        }
-        // A duplicate, so that the reactor's registration ends with its owner and not with the agent's descriptor.
-        let made = self
-            .event_fd()?
-            .as_fd()
-            .try_clone_to_owned()
-            .and_then(Async::new_nonblocking)
-            .map_err(|error| Error::new(Status::IO, format!("receive: the event descriptor: {error}")))?;
-        Ok(self.handle.events.get_or_init(|| made))
+        watch_descriptor(&self.handle.events, || self.event_fd())
     }
 
     pub(crate) fn handle(&self) -> &AgentHandle {

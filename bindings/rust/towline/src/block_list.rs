@@ -91,8 +91,16 @@ impl BlockList {
             )
         })?;
         // SAFETY: a successful call gives a handle.
-        let handle = unsafe { NonNull::new_unchecked(list) };
-        Ok(BlockList { handle, agent: agent.clone(), _peer: peer.cloned() })
+        Ok(unsafe { Self::from_native(agent, peer, list) })
+    }
+
+    /// Takes a list's handle over.
+    pub(crate) unsafe fn from_native(
+        agent: &AgentHandle,
+        peer: Option<&PeerHandle>,
+        list: *mut sys::towline_block_list_t,
+    ) -> BlockList {
+        BlockList { handle: NonNull::new_unchecked(list), agent: agent.clone(), _peer: peer.cloned() }
     }
 
     /// The number of blocks.

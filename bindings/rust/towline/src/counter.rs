@@ -2,11 +2,13 @@ use std::future::Future;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use towline_sys as sys;
+use async_io::Timer;
+use towline_sys::{self as sys, Status};
 
 use crate::agent::AgentHandle;
+use crate::ask::{first, Question};
 use crate::deadline::Timeout;
-use crate::error::{check, check_quietly, Result};
+use crate::error::{check, check_quietly, Error, Result};
 
 /// A 64-bit number of this agent that peers add to. The application sends them its key.
 #[derive(Clone)]
@@ -16,7 +18,22 @@ pub struct Counter {
 
 struct Inner {
     native: NonNull<sys::towline_counter_t>,
-    _agent: AgentHandle,
+    agent: AgentHandle,
+}
+
+// Nobody waits any more: the queue needs no place for the event.
+struct Forget<'a> {
+    counter: &'a Counter,
+    question: &'a Question,
+}
+
+impl Drop for Forget<'_> {
+    fn drop(&mut self) {
+        if let Some((queue, data)) = self.question.names() {
+            // SAFETY: the handles are valid.
+            unsafe { sys::towline_counter_forget(self.counter.native(), queue, data) };
+        }
+    }
 }
 
 // SAFETY: any thread may call any function of the C API.
@@ -37,7 +54,7 @@ impl Counter {
         check(unsafe { sys::towline_counter_create(agent.native(), initial, &mut counter) })?;
         // SAFETY: a successful call gives a handle.
         let native = unsafe { NonNull::new_unchecked(counter) };
-        Ok(Counter { handle: Arc::new(Inner { native, _agent: agent.clone() }) })
+        Ok(Counter { handle: Arc::new(Inner { native, agent: agent.clone() }) })
     }
 
     /// The key by which peers name it.
@@ -66,10 +83,31 @@ impl Counter {
         timeout: impl Into<Timeout>,
     ) -> impl Future<Output = Result<()>> + Send + 'static {
         let (counter, timeout) = (self.clone(), timeout.into());
-        blocking::unblock(move || counter.wait(threshold, timeout))
+        // SAFETY: the handles are valid.
+        let question = Question::ask(&self.handle.agent, |queue, data| unsafe {
+            sys::towline_counter_wait_async(self.native(), threshold, queue, data)
+        });
+        async move {
+            let question = question?;
+            let forget = Forget { counter: &counter, question: &question };
+            let reached = async { Some(question.answer().await?.take_result()).transpose() };
+            let late = async {
+                match timeout.left() {
+                    Some(time) => Timer::after(time).await,
+                    None => std::future::pending().await,
+                };
+                Ok(None)
+            };
+            let ended = first(reached, late).await?;
+            drop(forget);
+            match ended {
+                Some(()) => Ok(()),
+                None => Err(Error::new(Status::TIMED_OUT, format!("wait: the counter has not reached {threshold}"))),
+            }
+        }
     }
 
-    fn native(&self) -> *mut sys::towline_counter_t {
+    pub(crate) fn native(&self) -> *mut sys::towline_counter_t {
         self.handle.native.as_ptr()
     }
 }

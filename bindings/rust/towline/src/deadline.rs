@@ -27,6 +27,14 @@ impl Timeout {
         u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)
     }
 
+    /// The time that is left; `None` without limit.
+    pub(crate) fn left(self) -> Option<Duration> {
+        match self.0 {
+            Limit::Forever => None,
+            _ => Some(Duration::from_nanos(self.nanoseconds())),
+        }
+    }
+
     /// The same limit as a point in time, for waits in several steps.
     pub(crate) fn fixed(self) -> Timeout {
         match self.0 {

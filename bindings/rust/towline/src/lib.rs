@@ -36,17 +36,24 @@
 //!
 //! Every type is `Send` and `Sync`, as any thread may call any function of the C API. The `async` functions need no
 //! particular runtime. A transfer's future is woken by the thread that finds its outcome; notices by the agent's event
-//! descriptor; calls that block in the library, such as connecting, run on a pool of threads.
+//! descriptor; connecting, counters and directories by an event queue of the crate's own. Only `deregister_async` borrows a
+//! thread.
 
 mod agent;
+mod ask;
 mod block_list;
+pub mod collectives;
 mod counter;
 mod deadline;
+pub mod directory;
 mod error;
+mod layout;
+mod limit;
 mod memory;
 mod notice;
 mod peer;
 mod plan;
+mod queue;
 mod reaper;
 mod region;
 mod storage;
@@ -59,16 +66,18 @@ pub use block_list::{BlockList, Blocks, Picks, Selection};
 pub use counter::Counter;
 pub use deadline::Timeout;
 pub use error::{Error, Result};
+pub use layout::Layout;
 pub use memory::{Memory, MemoryOwner};
 pub use notice::Notice;
 pub use peer::{Peer, RegionInfo};
 pub use plan::{Group, GroupOptions, Plan, PlanOptions, Post, PostOptions};
+pub use queue::{Event, Queue, QueueOptions};
 pub use region::{Access, Region, RegionOptions};
 pub use storage::{StorageInfo, StorageOptions};
 pub use transfer::{FailedRange, Fence, Outcome, Transfer, TransferOptions};
 
 pub use towline_sys as sys;
-pub use towline_sys::{Health, Kind, Op, Priority, Progress, Status, Sync as Durability};
+pub use towline_sys::{EventKind, Health, Kind, Limit, Op, Priority, Progress, Reduction, Status, Sync as Durability};
 
 /// The version of the loaded library: "0.1.0".
 pub fn version() -> &'static str {

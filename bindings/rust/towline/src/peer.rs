@@ -5,6 +5,7 @@ use std::sync::Arc;
 use towline_sys::{self as sys, Health, Kind};
 
 use crate::agent::AgentHandle;
+use crate::ask::{outcome, Question};
 use crate::block_list::{BlockList, Blocks};
 use crate::deadline::Timeout;
 use crate::error::{check, check_quietly, Result};
@@ -115,8 +116,11 @@ impl Peer {
 
     /// [`refresh`](Peer::refresh) without blocking the caller's thread.
     pub fn refresh_async(&self, timeout: impl Into<Timeout>) -> impl Future<Output = Result<()>> + Send + 'static {
-        let (peer, timeout) = (self.clone(), timeout.into());
-        blocking::unblock(move || peer.refresh(timeout))
+        let deadline_ns = timeout.into().monotonic_ns();
+        // SAFETY: the handles are valid.
+        outcome(Question::ask(self.agent(), |queue, data| unsafe {
+            sys::towline_peer_refresh_async(self.native(), deadline_ns, queue, data)
+        }))
     }
 
     /// A validated list over the peer's registered memory.
@@ -150,8 +154,16 @@ impl Peer {
         }
     }
 
-    fn native(&self) -> *mut sys::towline_peer_t {
+    pub(crate) fn native(&self) -> *mut sys::towline_peer_t {
         self.handle.native()
+    }
+
+    pub(crate) fn handle(&self) -> &PeerHandle {
+        &self.handle
+    }
+
+    pub(crate) fn agent(&self) -> &AgentHandle {
+        &self.handle.agent
     }
 }
 

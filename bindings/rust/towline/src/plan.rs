@@ -12,6 +12,7 @@ use crate::agent::{Agent, AgentHandle};
 use crate::block_list::{BlockList, Picks};
 use crate::deadline::Timeout;
 use crate::error::{check, check_quietly, Error, Result};
+use crate::queue::{token_pointer, Queue};
 use crate::reaper::{self, Corpse};
 use crate::text;
 use crate::transfer::{Fence, Outcome};
@@ -41,10 +42,14 @@ pub struct PostOptions<'a> {
     pub count: Option<(u64, u64)>,
     /// Default: the plan's timeout.
     pub timeout: Option<Timeout>,
+    /// Of the notice, which the peer's queues can subscribe to; 0: none.
+    pub tag: u64,
     /// The group that it joins.
     pub group: Option<&'a Group>,
     /// Latency goes before bulk that has not begun.
     pub priority: Priority,
+    /// Gets an event `DONE` with this token; [`Plan::run`] uses none.
+    pub queue: Option<(&'a Queue, u64)>,
 }
 
 impl Default for PostOptions<'_> {
@@ -55,8 +60,10 @@ impl Default for PostOptions<'_> {
             notice: &[],
             count: None,
             timeout: None,
+            tag: 0,
             group: None,
             priority: Priority::BULK,
+            queue: None,
         }
     }
 }
@@ -72,7 +79,7 @@ struct PlanHandle(ManuallyDrop<PlanParts>);
 
 struct PlanParts {
     native: NonNull<sys::towline_plan_t>,
-    _agent: AgentHandle,
+    agent: AgentHandle,
 }
 
 // SAFETY: any thread may call any function of the C API.
@@ -121,7 +128,7 @@ impl Agent {
         })?;
         // SAFETY: a successful call gives a handle.
         let native = unsafe { NonNull::new_unchecked(plan) };
-        let parts = PlanParts { native, _agent: self.handle().clone() };
+        let parts = PlanParts { native, agent: self.handle().clone() };
         Ok(Plan { handle: Arc::new(PlanHandle(ManuallyDrop::new(parts))) })
     }
 
@@ -137,6 +144,7 @@ impl Agent {
             counter_add,
             deadline_ns: options.timeout.map_or(0, Timeout::monotonic_ns),
             priority: options.priority.0,
+            tag: options.tag,
             user_data: Arc::into_raw(shared.clone()).cast_mut().cast(),
             callback: Some(wake::ended),
             ..Default::default()
@@ -164,6 +172,9 @@ fn notice_pointer(notice: &[u8]) -> *const std::ffi::c_void {
 impl Plan {
     /// Starts a post. An error: not accepted; `AGAIN` if only credit or space is missing.
     pub fn post(&self, options: &PostOptions<'_>) -> Result<Post> {
+        if let Some((queue, _)) = options.queue {
+            queue.check_agent(&self.handle.0.agent)?;
+        }
         let mut native = Self::native_options(options);
         self.start(&mut native)
     }
@@ -206,7 +217,7 @@ impl Plan {
 
     // No raw pointer may live across an await, so this is a step of its own.
     fn start_with(&self, options: &PostOptions<'_>, shared: &Arc<Shared>) -> Result<Post> {
-        let mut native = Self::native_options(options);
+        let mut native = Self::native_options(&PostOptions { queue: None, ..*options });
         native.user_data = Arc::into_raw(shared.clone()).cast_mut().cast();
         native.callback = Some(wake::ended);
         // SAFETY: no callback comes for a post that was refused, so the reference is taken back here.
@@ -232,7 +243,10 @@ impl Plan {
             counter_key,
             counter_add,
             deadline_ns: options.timeout.map_or(0, Timeout::monotonic_ns),
-            group: options.group.map_or(ptr::null_mut(), |group| group.native.as_ptr()),
+            group: options.group.map_or(ptr::null_mut(), Group::native),
+            tag: options.tag,
+            queue: options.queue.map_or(ptr::null_mut(), |(queue, _)| queue.native()),
+            user_data: options.queue.map_or(ptr::null_mut(), |(_, token)| token_pointer(token)),
             priority: options.priority.0,
             ..Default::default()
         }
@@ -290,6 +304,10 @@ impl Post {
         Ok(Outcome::from(&native))
     }
 
+    pub(crate) fn native(&self) -> *mut sys::towline_post_t {
+        self.native.as_ptr()
+    }
+
     fn ended(&self, status: Status) -> Result<Status> {
         if !status.is_error() {
             return Ok(status);
@@ -328,11 +346,13 @@ pub struct GroupOptions<'a> {
     pub timeout: Option<Timeout>,
     /// Of every member.
     pub priority: Priority,
+    /// Of the notice, which the peers' queues can subscribe to; 0: none.
+    pub tag: u64,
 }
 
 impl Default for GroupOptions<'_> {
     fn default() -> Self {
-        GroupOptions { notice: &[], count: None, timeout: None, priority: Priority::BULK }
+        GroupOptions { notice: &[], count: None, timeout: None, priority: Priority::BULK, tag: 0 }
     }
 }
 
@@ -349,6 +369,10 @@ unsafe impl Send for Group {}
 unsafe impl Sync for Group {}
 
 impl Group {
+    pub(crate) fn native(&self) -> *mut sys::towline_group_t {
+        self.native.as_ptr()
+    }
+
     /// No more members come.
     pub fn close(&self) -> Result<Status> {
         // SAFETY: the handle is valid.

@@ -8,8 +8,10 @@ use towline_sys::{self as sys, Kind, Status};
 use crate::agent::AgentHandle;
 use crate::deadline::Timeout;
 use crate::error::{check, Error, Result};
+use crate::layout::Layout;
 use crate::memory::MemoryOwner;
 use crate::reaper::{self, Corpse};
+use crate::text;
 
 /// What peers may do with a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,23 +38,32 @@ impl std::ops::BitOr for Access {
 
 /// How memory is registered. By default peers can't reach it.
 #[derive(Clone, Copy, Debug)]
-pub struct RegionOptions {
+pub struct RegionOptions<'a> {
     /// What peers may do.
     pub access: Access,
     /// Reached only through paths where this agent checks every access.
     pub guarded: bool,
+    /// By which peers find it; empty: none. `ALREADY_EXISTS`: another region of the agent has it.
+    pub name: &'a str,
+    /// Of a region with a name: its elements, which become the blocks of its lists.
+    pub layout: Option<Layout>,
 }
 
-impl RegionOptions {
+impl<'a> RegionOptions<'a> {
     /// Memory with which peers may do this.
     pub fn with_access(access: Access) -> Self {
         RegionOptions { access, ..Default::default() }
     }
+
+    /// The same with a name and a layout, of which peers are told.
+    pub fn named(self, name: &'a str, layout: Layout) -> Self {
+        RegionOptions { name, layout: Some(layout), ..self }
+    }
 }
 
-impl Default for RegionOptions {
+impl Default for RegionOptions<'_> {
     fn default() -> Self {
-        RegionOptions { access: Access::NONE, guarded: false }
+        RegionOptions { access: Access::NONE, guarded: false, name: "", layout: None }
     }
 }
 
@@ -67,7 +78,7 @@ struct Parts {
     bytes: usize,
     // Held, not used: freed after the region, before the agent may end.
     _owner: Option<Box<dyn MemoryOwner>>,
-    _agent: AgentHandle,
+    agent: AgentHandle,
 }
 
 // SAFETY: the handle may be used by any thread; the owner is Send, and never used through a shared reference.
@@ -80,13 +91,17 @@ impl Region {
         address: *mut u8,
         bytes: usize,
         owner: Option<Box<dyn MemoryOwner>>,
-        options: &RegionOptions,
+        options: &RegionOptions<'_>,
     ) -> Result<Region> {
+        let name = text::optional("the region's name", options.name)?;
+        let layout = options.layout.map(|layout| layout.native());
         let native = sys::towline_region_options_t {
             struct_size: std::mem::size_of::<sys::towline_region_options_t>(),
             access: options.access.0,
             flags: if options.guarded { sys::TOWLINE_REGION_GUARDED } else { 0 },
             kind: Kind::DRAM.0,
+            name: text::pointer(&name),
+            layout: layout.as_ref().map_or(ptr::null(), ptr::from_ref),
             ..Default::default()
         };
         let mut handle = ptr::null_mut();
@@ -107,7 +122,7 @@ impl Region {
         owner: Option<Box<dyn MemoryOwner>>,
     ) -> Region {
         let handle = NonNull::new_unchecked(handle);
-        Region { parts: ManuallyDrop::new(Parts { handle, address, bytes, _owner: owner, _agent: agent.clone() }) }
+        Region { parts: ManuallyDrop::new(Parts { handle, address, bytes, _owner: owner, agent: agent.clone() }) }
     }
 
     /// Where the memory begins, for [`Blocks`](crate::Blocks); 0 for storage. Peers may access it at any time.
@@ -179,6 +194,10 @@ impl Region {
     ) -> impl Future<Output = std::result::Result<(), (Region, Error)>> + Send {
         let timeout = timeout.into();
         blocking::unblock(move || self.deregister(timeout))
+    }
+
+    pub(crate) fn agent(&self) -> &AgentHandle {
+        &self.parts.agent
     }
 
     pub(crate) fn native(&self) -> *mut sys::towline_region_t {
