@@ -36,7 +36,7 @@ struct EngineOptions {
   uint64_t slice_bytes = 0;       // 0: as the domain says
   uint64_t tick_ns = 1 * kMillisecondNs;
   uint64_t control_retry_ns = 20 * kMillisecondNs;
-  uint64_t connect_timeout_ns = 2 * kSecondNs;  // then another pair of rails is tried
+  uint64_t connect_timeout_ns = 2 * kSecondNs;  // then another pair of rails is tried, for twice as long
   uint64_t stall_ns = 1 * kSecondNs;         // without progress: ask whether the peer lives; twice it: break
   uint64_t lost_ns = 5 * kSecondNs;          // without an answer: the peer is lost
   uint64_t give_up_ns = 10 * kSecondNs;      // without any path: what waits fails
@@ -94,7 +94,7 @@ struct TransferResult {
   uint64_t failed_end = 0;
 };
 
-// Called by progress(), and by functions of the control path. May call submit() and cancel(), nothing else.
+// Called by progress(), and by functions of the control path. May call submit(), cancel() and abandon(), nothing else.
 class EngineHost {
  public:
   virtual ~EngineHost() = default;
@@ -144,6 +144,8 @@ class Engine {
   void remove_peer(Handle peer) noexcept;
   // The host knows that it is gone: ends what is under way with kPeerLost.
   void peer_lost(Handle peer, std::string_view why) noexcept;
+  // The host can't keep what this peer sends: the next progress() ends it as peer_lost() does.
+  void abandon(Handle peer) noexcept;
   // Ends all connections and tells nobody; memory may be deregistered then. Only destruction may follow.
   void close() noexcept;
   void on_control(Handle peer, std::span<const uint8_t> message) noexcept;
@@ -162,6 +164,7 @@ class Engine {
   void event_fds(std::vector<int>& fds) const;
   bool arm() noexcept;
 
+  std::size_t known_peers() const noexcept;             // and room for those that come
   uint32_t connections_to(Handle peer) const noexcept;  // ready ones, as initiator
   std::string describe() const;
 

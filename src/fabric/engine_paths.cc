@@ -1,4 +1,4 @@
-// Connections: made on demand, answered, evicted, broken, closed and resolved.
+// Connections: made on demand, answered, evicted.
 #include <algorithm>
 #include <bit>
 
@@ -49,12 +49,12 @@ bool Engine::State::open_path(Peer& peer, uint32_t number) noexcept {
   Rail& rail = rails[local];
   if (rail.down) return false;
   const auto remotes = static_cast<uint32_t>(peer.address.rails.size());
-  uint32_t remote = kNone;
-  for (uint32_t i = 0; i < remotes && remote == kNone; ++i) {
+  uint32_t remote = kNoIndex;
+  for (uint32_t i = 0; i < remotes && remote == kNoIndex; ++i) {
     const uint32_t candidate = (number + path.shift + i) % remotes;
     if (peer.address.rails[candidate].kind == rail.domain->traits().kind) remote = candidate;
   }
-  if (remote == kNone) return false;
+  if (remote == kNoIndex) return false;
   Connection* connection = free_connection(rail, true);
   if (connection == nullptr) return false;
   try {
@@ -100,7 +100,7 @@ Connection* Engine::State::evict(Rail& rail, bool initiator) noexcept {
     Connection& connection = rail.connections[i];
     if (connection.state != ConnectionState::kReady || connection.under_way() != 0) continue;
     if (now_ns - connection.last_progress_ns < options.evict_idle_ns) continue;
-    if (initiator && peers[connection.peer]->queue_head != kNone) continue;
+    if (initiator && peers[connection.peer]->queue_head != kNoIndex) continue;
     if (oldest == nullptr || connection.last_progress_ns < oldest->last_progress_ns) oldest = &connection;
   }
   if (oldest == nullptr) return nullptr;
@@ -293,6 +293,7 @@ void Engine::State::on_accept(Connection& connection, const ControlMessage& mess
   --busy_connections;
   Path& path = peer.paths[connection.path];
   path.backoff_ns = 0;
+  path.timeouts = 0;
   peer.no_path_since_ns = 0;
 }
 
@@ -314,124 +315,6 @@ void Engine::State::send_closed(Peer& peer, uint64_t connection) noexcept {
   message.seen_base = peer.seen.base();
   message.seen_bits = peer.seen.bits();
   host.send_control(peer.handle(), encode(message));
-}
-
-// --- Ending --------------------------------------------------------------------------------------------
-
-void Engine::State::break_connection(Connection& connection, Status status) noexcept {
-  if (connection.state != ConnectionState::kReady && connection.state != ConnectionState::kConnecting) return;
-  if (connection.state == ConnectionState::kConnecting) --busy_connections;
-  if (status != Status::kClosed) {
-    ++rails[connection.rail].counters.breaks;
-    TOWLINE_LOG_EVERY(kInfo, kSecondNs, "fabric: {}: connection {:x} {} peer {} ended: {}",
-                      rails[connection.rail].domain->traits().name, connection.id,
-                      connection.initiator ? "to" : "from", connection.peer, status_text(status));
-  }
-  connection.why = status;
-  connection.state = ConnectionState::kDraining;
-  rails[connection.rail].domain->stop(connection.number);
-  draining.push_back(&connection);
-}
-
-// Takes what happened before the connections were stopped, and lets them go.
-void Engine::State::drain_broken() noexcept {
-  while (!draining.empty()) {
-    Connection& connection = *draining.back();
-    draining.pop_back();
-    Rail& rail = rails[connection.rail];
-    const uint64_t limit = rail.completion_depth + kPollBatch;
-    for (uint64_t polled = 0; polled < limit;) {
-      const std::size_t count = poll(rail);
-      if (count == 0) break;
-      polled += count;
-    }
-    drained(connection);
-  }
-}
-
-void Engine::State::drained(Connection& connection) noexcept {
-  Rail& rail = rails[connection.rail];
-  rail.domain->release(connection.number);
-  uint64_t left = 0;
-  for (uint64_t at = connection.head; at != connection.tail; ++at) left += connection.at(at).done ? 0 : 1;
-  rail.under_way -= left;
-  rail.reserved -= connection.receives + (connection.initiator ? 0 : kCreditSends);
-  --rail.counters.connections;
-  Peer& peer = *peers[connection.peer];
-  if (!connection.initiator) {
-    if (connection.announce_end && !peer.lost) send_closed(peer, connection.id);
-    return free(connection);
-  }
-  fail_path(peer, connection);
-  if (left == 0) {
-    // Told once: if it gets lost, the other end stays until it is evicted.
-    if (!peer.lost) {
-      connection.state = ConnectionState::kFree;
-      send_control(peer, connection, ControlType::kClose);
-    }
-    return free(connection);
-  }
-  connection.state = ConnectionState::kClosing;
-  connection.since_ns = now_ns;
-  connection.control_wait_ns = options.control_retry_ns;
-  ++busy_connections;
-  if (!peer.lost) send_control(peer, connection, ControlType::kClose);
-}
-
-void Engine::State::fail_path(Peer& peer, Connection& connection) noexcept {
-  Path& path = peer.paths[connection.path];
-  if (path.connection != &connection) return;
-  path.connection = nullptr;
-  path.shift = connection.failed_path ? path.shift + 1 : 0;
-  if (connection.why == Status::kClosed) {
-    path.retry_at_ns = now_ns;
-  } else {
-    path.backoff_ns = std::clamp(path.backoff_ns * 2, options.backoff_ns, options.max_backoff_ns);
-    path.retry_at_ns = now_ns + path.backoff_ns;
-  }
-}
-
-void Engine::State::free(Connection& connection) noexcept {
-  connection.state = ConnectionState::kFree;
-  connection.peer = kNone;
-  connection.head = connection.tail = 0;
-}
-
-// The other end is closed and has told which records it took: the rest is posted again.
-void Engine::State::resolve(Connection& connection, const SequenceWindow& seen) noexcept {
-  Rail& rail = rails[connection.rail];
-  --busy_connections;
-  for (uint64_t position = connection.head; position != connection.tail; ++position) {
-    Entry& entry = connection.at(position);
-    if (entry.done) continue;
-    Transfer& transfer = transfers[entry.slice.transfer];
-    if (transfer.sequence != 0 && seen.seen(transfer.sequence)) {
-      finish(rail, connection, entry);
-      continue;
-    }
-    entry.done = true;
-    if (entry.kind != EntryKind::kRecord && !transfer.ending) {
-      push_retry(transfer, entry.slice);
-      transfer.retried = true;
-    }
-    if (entry.kind != EntryKind::kData) {
-      transfer.record_posted = false;
-      transfer.retried = true;
-    }
-    ++rail.counters.retried;
-    Peer& peer = *peers[transfer.peer];
-    if (!transfer.ending) enqueue(peer, transfer);
-    if (--transfer.outstanding == 0) settle(transfer);
-  }
-  free(connection);
-}
-
-void Engine::State::rail_down(Rail& rail) noexcept {
-  if (rail.down) return;
-  rail.down = true;
-  rail.counters.down = true;
-  rail.recover_at_ns = now_ns + options.control_retry_ns;
-  for (Connection& connection : rail.connections) break_connection(connection, Status::kUnreachable);
 }
 
 }  // namespace towline::fabric

@@ -1,5 +1,4 @@
-// The engine's insides, shared by its sources: engine.cc (transfers and the data path), engine_paths.cc
-// (connections), engine_timers.cc (deadlines, stalls, lost peers).
+// The engine's insides, shared by its sources: engine.cc has its making and its turns, the others are named below.
 #pragma once
 
 #include <array>
@@ -11,7 +10,7 @@
 
 namespace towline::fabric {
 
-inline constexpr uint32_t kNone = UINT32_MAX;
+inline constexpr uint32_t kNoIndex = UINT32_MAX;
 inline constexpr std::size_t kMaxChain = 64;
 inline constexpr std::size_t kPollBatch = 64;
 inline constexpr uint32_t kSpareReceives = 4;  // for credit records, and for what arrives twice
@@ -24,7 +23,7 @@ struct Slice {
   uint32_t length = 0;
   uint32_t local_region = 0;
   uint32_t remote_region = 0;
-  uint32_t transfer = kNone;
+  uint32_t transfer = kNoIndex;
 };
 
 enum class EntryKind : uint8_t { kData, kRecord, kDataAndRecord, kCredit };
@@ -39,7 +38,7 @@ struct Entry {
 struct Transfer {
   uint64_t cookie = 0;
   uint32_t generation = 0;
-  uint32_t peer = kNone;  // kNone: free
+  uint32_t peer = kNoIndex;  // kNoIndex: free
   TransferOp op = TransferOp::kNone;
   bool exhausted = false;  // the source has no more
   bool wants_record = false;
@@ -54,10 +53,10 @@ struct Transfer {
   bool no_memory = false;  // a slice to post again was forgotten: progress() ends it
   uint64_t sole = 0;       // the connection that all its slices took so far
   uint32_t outstanding = 0;
-  uint32_t next = kNone;  // in the peer's queue, or in the free list
-  uint32_t previous = kNone;
-  uint32_t retry_head = kNone;  // slices to post again
-  uint32_t segment = 0;         // of segments[], the one being cut
+  uint32_t next = kNoIndex;  // in the peer's queue, or in the free list
+  uint32_t previous = kNoIndex;
+  uint32_t retry_head = kNoIndex;  // slices to post again
+  uint32_t segment = 0;            // of segments[], the one being cut
   uint32_t segments_held = 0;
   uint64_t issued = 0;  // bytes, in the order of the list
   uint64_t done = 0;
@@ -66,7 +65,7 @@ struct Transfer {
   TransferRequest request;
   towline_segment segments[16];
 
-  bool data_to_issue() const noexcept { return retry_head != kNone || !exhausted; }
+  bool data_to_issue() const noexcept { return retry_head != kNoIndex || !exhausted; }
 };
 
 enum class ConnectionState : uint8_t { kFree, kConnecting, kReady, kDraining, kClosing };
@@ -78,7 +77,7 @@ struct Connection {
   bool failed_path = false;  // it ended by a failure: the path backs off
   uint32_t rail = 0;
   uint32_t number = 0;
-  uint32_t peer = kNone;
+  uint32_t peer = kNoIndex;
   uint32_t path = 0;
   uint32_t remote_rail = 0;
   uint64_t id = 0;
@@ -115,6 +114,7 @@ struct Path {
   uint32_t shift = 0;  // which of the peer's rails is tried
   uint64_t retry_at_ns = 0;
   uint64_t backoff_ns = 0;
+  uint32_t timeouts = 0;  // of connecting, in a row
 };
 
 struct Peer {
@@ -123,11 +123,12 @@ struct Peer {
   uint32_t generation_before = 0;
   EngineAddress address;
   bool lost = false;
+  bool abandoned = false;
   bool active = false;  // in the list of peers with queued transfers
   std::vector<Path> paths;
   uint32_t turn = 0;
-  uint32_t queue_head = kNone;
-  uint32_t queue_tail = kNone;
+  uint32_t queue_head = kNoIndex;
+  uint32_t queue_tail = kNoIndex;
   uint32_t queue_length = 0;
   uint64_t last_sequence = 0;
   uint64_t confirmed = 1;  // the peer has taken all records before this
@@ -171,37 +172,47 @@ struct Engine::State {
   ~State();
   void close() noexcept;
 
-  // engine.cc: transfers and the data path.
+  bool busy() const noexcept;
+
+  // engine_transfers.cc
   void enqueue(Peer& peer, Transfer& transfer) noexcept;
   void dequeue(Peer& peer, Transfer& transfer) noexcept;
+  Transfer* find_transfer(Handle transfer) noexcept;
+  void push_retry(Transfer& transfer, const Slice& slice) noexcept;
+  void drop_retries(Transfer& transfer) noexcept;
+  void settle(Transfer& transfer) noexcept;
+  void end(Transfer& transfer, Status status) noexcept;
+  void failed_range(const Transfer& transfer, TransferResult& result) noexcept;
+  void release(Transfer& transfer) noexcept;
+
+  // engine_issue.cc: the data path out.
   void pump(Peer& peer) noexcept;
-  bool issue(Peer& peer, Transfer& transfer) noexcept;
-  bool issue_record(Peer& peer, Transfer& transfer) noexcept;
-  std::size_t fill(Peer& peer, Transfer& transfer, Connection& connection, std::size_t limit) noexcept;
-  bool refill(Transfer& transfer) noexcept;
   Connection* choose(Peer& peer, uint32_t mask, bool record) noexcept;
+  bool issue(Peer& peer, Transfer& transfer) noexcept;
+  std::size_t fill(Transfer& transfer, Connection& connection, std::size_t limit) noexcept;
+  bool next_slice(Transfer& transfer, uint64_t most, Slice& slice) noexcept;
+  bool refill(Transfer& transfer) noexcept;
+  static uint64_t slice_bytes(const Rail& rail, const Transfer& transfer) noexcept;
+  void post(Connection& connection, std::size_t count) noexcept;
+  void take_back(Connection& connection, std::size_t count) noexcept;
+
+  // engine_completions.cc: the data path in.
+  std::size_t poll(Rail& rail) noexcept;
+  void handle(Rail& rail, const Completion& completion) noexcept;
+  void request_done(Rail& rail, Connection& connection, const Completion& completion) noexcept;
+  void finish(Rail& rail, Connection& connection, Entry& entry) noexcept;
+
+  // engine_records.cc
+  bool issue_record(Peer& peer, Transfer& transfer) noexcept;
   bool may_record(const Peer& peer, const Transfer& transfer, const Connection& connection) const noexcept;
   static uint64_t next_sequence(Peer& peer) noexcept;
   void add_record(Peer& peer, Transfer& transfer, Connection& connection, WorkRequest& request) noexcept;
   bool add_immediate(Peer& peer, Transfer& transfer, Connection& connection, WorkRequest& request) noexcept;
   uint32_t take_buffer(Connection& connection, uint8_t*& at) noexcept;
-  void post(Connection& connection, std::size_t count) noexcept;
-  void take_back(Connection& connection, std::size_t count) noexcept;
-  std::size_t poll(Rail& rail) noexcept;
-  void handle(Rail& rail, const Completion& completion) noexcept;
-  void request_done(Rail& rail, Connection& connection, const Completion& completion) noexcept;
-  void finish(Rail& rail, Connection& connection, Entry& entry) noexcept;
-  void settle(Transfer& transfer) noexcept;
+  void post_receive(Connection& connection, uint64_t buffer) noexcept;
   void receive(Connection& connection, const Completion& completion) noexcept;
   void take_record(Connection& connection, const RecordHeader& header, const uint8_t* message) noexcept;
-  void post_receive(Connection& connection, uint64_t buffer) noexcept;
   void send_credit(Connection& connection) noexcept;
-  void end(Transfer& transfer, Status status) noexcept;
-  void failed_range(const Transfer& transfer, TransferResult& result) noexcept;
-  void release(Transfer& transfer) noexcept;
-  static uint64_t slice_bytes(const Rail& rail, const Transfer& transfer) noexcept;
-  void push_retry(Transfer& transfer, const Slice& slice) noexcept;
-  void drop_retries(Transfer& transfer) noexcept;
 
   // engine_paths.cc: connections.
   void open_paths(Peer& peer) noexcept;
@@ -215,30 +226,31 @@ struct Engine::State {
   void on_accept(Connection& connection, const ControlMessage& message) noexcept;
   void on_close(Peer& peer, const ControlMessage& message) noexcept;
   void send_closed(Peer& peer, uint64_t id) noexcept;
+  Connection* find_initiated(Peer& peer, uint64_t id) noexcept;
+  Connection* find_accepted(const Peer& peer, uint64_t id) noexcept;
+
+  // engine_ends.cc: their ends.
   void break_connection(Connection& connection, Status status) noexcept;
-  void close_idle(Connection& connection) noexcept;
   void drain_broken() noexcept;
   void drained(Connection& connection) noexcept;
   void resolve(Connection& connection, const SequenceWindow& seen) noexcept;
   void free(Connection& connection) noexcept;
   void fail_path(Peer& peer, Connection& connection) noexcept;
   void rail_down(Rail& rail) noexcept;
-  Connection* find_initiated(Peer& peer, uint64_t id) noexcept;
-  Connection* find_accepted(const Peer& peer, uint64_t id) noexcept;
+
+  // engine_peers.cc
+  Peer* find(Handle peer) noexcept;
+  void end_abandoned() noexcept;
+  void fail_peer(Peer& peer, Status status, std::string_view why) noexcept;
 
   // engine_timers.cc
   void tick() noexcept;
+  void forgive(uint64_t gap_ns) noexcept;
   void check_deadlines() noexcept;
   void check_connections() noexcept;
   void break_stalled(Connection& connection) noexcept;
   void check_peers() noexcept;
   void recover_rails() noexcept;
-  void fail_peer(Peer& peer, Status status, std::string_view why) noexcept;
-  bool busy() const noexcept;
-
-  Peer* find(Handle peer) noexcept;
-  Transfer* find_transfer(Handle transfer) noexcept;
-  Rail& rail_of(const Connection& connection) noexcept { return rails[connection.rail]; }
 
   EngineOptions options;
   EngineHost& host;
@@ -248,14 +260,14 @@ struct Engine::State {
   std::vector<uint32_t> free_peers;
   std::vector<uint32_t> active;  // peers with queued transfers
   std::vector<Transfer> transfers;
-  uint32_t free_transfer = kNone;
+  uint32_t free_transfer = kNoIndex;
   uint32_t transfers_in_use = 0;
   struct RetrySlice {
     Slice slice;
-    uint32_t next = kNone;
+    uint32_t next = kNoIndex;
   };
   std::vector<RetrySlice> retry_pool;  // grows when connections break, and never else
-  uint32_t free_retry = kNone;
+  uint32_t free_retry = kNoIndex;
   std::vector<Connection*> draining;
   std::array<WorkRequest, kMaxChain> requests;
   std::array<Completion, kPollBatch> completions;
@@ -269,6 +281,7 @@ struct Engine::State {
   uint64_t turns = 1;
   bool in_progress = false;
   bool cancels = false;
+  bool abandons = false;
 };
 
 }  // namespace towline::fabric

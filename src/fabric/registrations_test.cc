@@ -34,8 +34,8 @@ class RegistrationsTest : public ::testing::Test {
     TransferRequest request;
     request.peer = one.peers[1];
     request.op = TransferOp::kWrite;
-    request.segments = {[](void* given, towline_segment* out, std::size_t) -> std::size_t {
-                          auto& self = *static_cast<RegistrationsTest*>(given);
+    request.segments = {[](void* context, towline_segment* out, std::size_t) -> std::size_t {
+                          auto& self = *static_cast<RegistrationsTest*>(context);
                           if (self.given) return 0;
                           self.given = true;
                           out[0] = self.segment;

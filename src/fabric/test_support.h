@@ -38,12 +38,18 @@ struct TestHost final : EngineHost {
   }
   void lost(Handle, Status, std::string_view why) noexcept override { losses.emplace_back(why); }
   void send_control(Handle peer, std::span<const uint8_t> message) noexcept override {
-    if (!mute) letters.push_back({peer, {message.begin(), message.end()}});
+    if (mute) return;
+    Letter letter{peer, {message.begin(), message.end()}};
+    if (hold)
+      hold(letter);
+    else
+      letters.push_back(std::move(letter));
   }
 
   uint64_t* now_ns = nullptr;
-  bool mute = false;     // what it says does not arrive
-  bool stopped = false;  // makes no progress
+  bool mute = false;                        // what it says does not arrive
+  std::function<void(const Letter&)> hold;  // takes what it says instead
+  bool stopped = false;                     // makes no progress
   std::map<uint64_t, Outcome> outcomes;
   uint64_t completions = 0;
   std::map<uint32_t, uint64_t> counts;
@@ -59,12 +65,16 @@ class World {
   explicit World(uint64_t seed = 1) : fabric(seed, [this] { return now_ns; }) {}
 
   // Its ports are numbered on from those of the hosts before.
-  TestHost& add_host(uint32_t rails, LoopbackOptions port = {}, EngineOptions options = {}) {
+  TestHost& add_host(
+      uint32_t rails, LoopbackOptions port = {}, EngineOptions options = {},
+      const std::function<std::unique_ptr<Domain>(std::unique_ptr<Domain>)>& wrap = [](auto domain) {
+        return domain;
+      }) {
     hosts.push_back(std::make_unique<TestHost>());
     TestHost& host = *hosts.back();
     host.now_ns = &now_ns;
     std::vector<std::unique_ptr<Domain>> domains;
-    for (uint32_t i = 0; i < rails; ++i) domains.push_back(fabric.make_domain(port));
+    for (uint32_t i = 0; i < rails; ++i) domains.push_back(wrap(fabric.make_domain(port)));
     host.engine = std::make_unique<Engine>(options, std::move(domains), host);
     for (uint32_t other = 0; other + 1 < hosts.size(); ++other) {
       const auto index = static_cast<uint32_t>(hosts.size() - 1);
