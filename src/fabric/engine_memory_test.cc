@@ -1,9 +1,12 @@
-// What the engine promises when memory runs out: what needed it ends or is tried again, nothing else.
+// What the engines promise when memory runs out: what needed it ends or is tried again, nothing else.
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <array>
+#include <atomic>
 
-#include "fabric/engine.h"
+#include "fabric/rails.h"
+#include "fabric/transfer_engine.h"
 #include "support/failing_new.h"
 
 namespace towline::fabric::engine_memory_test {
@@ -207,6 +210,186 @@ TEST_F(FabricMemory, NoSingleFailureStopsATransfer) {
     turn();
     two_.port->tell(CompletionKind::kConnectionDown, Status::kIo);
     turn();
+  }
+}
+
+// --- The TransferEngine --------------------------------------------------------------------------------
+
+constexpr uint64_t kLimitNs = 60 * kSecondNs;
+constexpr uint32_t kImmediate = 5;
+
+// Two of one process, each with a thread of its own.
+struct Node {
+  explicit Node(TransferEngineOptions options = {}) : engine(rails(), std::move(options)), bytes(kBytes) {
+    memory = engine.register_memory({bytes.data(), bytes.size(), true, true});
+    remote = Engine::describe(*memory);
+  }
+  static std::vector<std::unique_ptr<Domain>> rails() {
+    std::vector<std::unique_ptr<Domain>> made;
+    made.push_back(make_rail("loopback:short-of-memory"));
+    return made;
+  }
+  static constexpr std::size_t kBytes = 64 << 10;
+
+  TransferEngine engine;
+  std::vector<uint8_t> bytes;
+  const LocalMemory* memory = nullptr;
+  RemoteMemory remote;
+};
+
+class TransferEngineMemory : public ::testing::Test {
+ protected:
+  // So few slots that some leaks are noticed.
+  static TransferEngineOptions few() {
+    TransferEngineOptions options;
+    options.engine.max_transfers = 2;
+    return options;
+  }
+  void meet() {
+    peer_ = one_.engine.connect(two_.engine.address());
+    back_ = two_.engine.connect(one_.engine.address());
+  }
+  ~TransferEngineMemory() override { support::stop_failing(); }
+
+  // Whichever allocation of `call` fails: it says so, and gives back what it took.
+  template <class Call>
+  void fails_cleanly(Call&& call, Status wanted = Status::kOk) {
+    for (int after = 0;; ++after) {
+      SCOPED_TRACE(after);
+      Handle number;
+      Status status = Status::kOutOfMemory;
+      support::fail_allocations(after, 1);
+      try {
+        status = call(&number);
+      } catch (const std::bad_alloc&) {
+        status = Status::kOutOfMemory;
+      }
+      support::stop_failing();
+      ASSERT_LT(after, 100);
+      if (status == Status::kOutOfMemory) continue;
+      ASSERT_EQ(status, Status::kInProgress);
+      ASSERT_GT(after, 0);
+      if (wanted == Status::kCancelled) one_.engine.cancel(number);
+      ASSERT_EQ(one_.engine.wait(number, kLimitNs), wanted);
+      one_.engine.release(number);
+      return;
+    }
+  }
+  // All slots can be taken: nothing has kept one.
+  void expect_all_slots() {
+    std::vector<Handle> numbers(8);
+    for (Handle& number : numbers) {
+      Status status = Status::kAgain;  // as long as a callback is due
+      for (const uint64_t end = monotonic_now_ns() + kLimitNs; status == Status::kAgain; sched_yield()) {
+        ASSERT_LT(monotonic_now_ns(), end);
+        status = one_.engine.when_counted(kImmediate + 1, 1, {}, &number);
+      }
+      ASSERT_EQ(status, Status::kInProgress);
+    }
+    EXPECT_EQ(one_.engine.when_counted(kImmediate + 1, 1, {}, nullptr), Status::kAgain);
+    for (const Handle number : numbers) {
+      one_.engine.cancel(number);
+      one_.engine.release(number);
+    }
+  }
+  // A callback that does not fit into std::function itself.
+  static TransferOptions with_callback() {
+    TransferOptions options;
+    options.done = [room = std::array<uint64_t, 8>{}](Status) { (void)room; };
+    return options;
+  }
+
+  Node one_{few()};
+  Node two_;
+  Handle peer_;
+  Handle back_;
+};
+
+TEST_F(TransferEngineMemory, AScatterThatFindsNoneGivesItsSlotBack) {
+  meet();
+  const ScatterPart parts[] = {{peer_, one_.memory, 0, &two_.remote, 0, 4096},
+                               {peer_, one_.memory, 8192, &two_.remote, 8192, 4096}};
+  fails_cleanly([&](Handle* number) { return one_.engine.scatter(parts, with_callback(), number); });
+  expect_all_slots();
+}
+
+TEST_F(TransferEngineMemory, AGroupsSignalThatFindsNoneGivesItsSlotBack) {
+  meet();
+  const uint32_t group = one_.engine.add_group({&peer_, 1});
+  const std::vector<uint8_t> text(100, 'x');
+  TransferOptions options = with_callback();
+  options.has_message = true;
+  options.message = text;
+  fails_cleanly([&](Handle* number) { return one_.engine.signal_group(group, options, number); });
+  expect_all_slots();
+}
+
+// Nor does it count as a round: the other member would be one behind for ever.
+TEST_F(TransferEngineMemory, ABarrierThatFindsNoneHasNotBegun) {
+  meet();
+  const uint32_t mine = one_.engine.add_group({&peer_, 1});
+  const uint32_t theirs = two_.engine.add_group({&back_, 1});
+  Handle other;
+  ASSERT_EQ(two_.engine.barrier(theirs, kImmediate, {}, &other), Status::kInProgress);
+  fails_cleanly(
+      [&](Handle* number) { return one_.engine.barrier(mine, kImmediate, with_callback(), number); });
+  EXPECT_EQ(two_.engine.wait(other, kLimitNs), Status::kOk);
+  expect_all_slots();
+}
+
+TEST_F(TransferEngineMemory, AWaitForACounterThatFindsNoneGivesItsSlotBack) {
+  fails_cleanly(
+      [&](Handle* number) { return one_.engine.when_counted(kImmediate, 0, with_callback(), number); });
+  expect_all_slots();
+}
+
+TEST_F(TransferEngineMemory, AReceiveThatFindsNoneGivesItsSlotBack) {
+  ReceiveOptions options;
+  options.done = [room = std::array<uint64_t, 8>{}](Status, Handle, uint64_t) { (void)room; };
+  fails_cleanly([&](Handle* number) { return one_.engine.receive(*one_.memory, 0, 4096, options, number); },
+                Status::kCancelled);
+  expect_all_slots();
+}
+
+// On all threads, while messages, counts, sends and writes are under way: everything ends, and so do both engines.
+TEST(TransferEngineShortOfMemory, NothingHangsAndNothingEndsTheProcess) {
+  for (int after = 0; after < 120; after += 3) {
+    SCOPED_TRACE(after);
+    std::atomic<int> told{0};
+    TransferEngineOptions options;
+    options.engine.stall_ns = 100 * kMillisecondNs;
+    options.engine.lost_ns = 300 * kMillisecondNs;
+    options.on_message = [&](Handle, std::span<const uint8_t>) { ++told; };
+    options.on_counted = [&](Handle, uint32_t, uint32_t) { ++told; };
+    options.on_lost = [&](Handle, const std::string&) { ++told; };
+    Node one{options};
+    Node two{options};
+    const Handle peer = one.engine.connect(two.engine.address());
+    Handle received;
+    ASSERT_EQ(two.engine.receive(*two.memory, 0, 8192, {}, &received), Status::kInProgress);
+    const std::vector<uint8_t> text(200, 'x');
+    TransferOptions limited;
+    limited.timeout_ns = 2 * kSecondNs;
+    TransferOptions noisy = limited;
+    noisy.immediate = kImmediate;
+    noisy.count = 1;
+    noisy.has_message = true;
+    noisy.message = text;
+    const ScatterPart part{peer, one.memory, 0, &two.remote, 16384, 4096};
+    std::vector<Handle> numbers(4);
+    support::fail_allocations_anywhere(after, 3);
+    const auto tried = [&](auto&& call) {
+      try {
+        (void)call();
+      } catch (const std::bad_alloc&) {  // this thread's own
+      }
+    };
+    tried([&] { return one.engine.send(peer, *one.memory, 0, 8192, limited, &numbers[0]); });
+    tried([&] { return one.engine.signal(peer, noisy, &numbers[1]); });
+    tried([&] { return one.engine.scatter({&part, 1}, noisy, &numbers[2]); });
+    tried([&] { return one.engine.signal(peer, noisy, &numbers[3]); });
+    for (const Handle number : numbers) EXPECT_NE(one.engine.wait(number, kLimitNs), Status::kInProgress);
+    support::stop_failing_anywhere();
   }
 }
 

@@ -23,6 +23,7 @@ TransferEngine::TransferEngine(std::vector<std::unique_ptr<Domain>> domains, Tra
   memories_ = std::make_unique<Registrations>(*engine_);
   carrier_ = std::make_unique<Carrier>(*engine_, options_.carrier);
   counters_.reserve(1024);
+  rail_fds_.reserve(kMaxRails);
   wake_ = UniqueFd{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   if (!wake_) fail_errno(errno, "the engine's thread can't be woken");
   thread_ = std::thread([this] { run(); });
@@ -85,66 +86,77 @@ void TransferEngine::run() noexcept {
 
 std::size_t TransferEngine::turn() noexcept {
   const uint64_t now_ns = monotonic_now_ns();
+  try {  // so that the loss of a peer can be told without memory
+    constexpr std::size_t kNewPeers = 64;
+    make_room(losses_, engine_->known_peers() + kNewPeers);
+    make_room(delivering_losses_, losses_.capacity());
+  } catch (const std::bad_alloc&) {  // those that were known before have room
+  }
   std::size_t happened = carrier_->progress(now_ns);
   happened += engine_->progress(now_ns);
   if (!replies_.empty()) send_replies();
   if (!stalled_.empty()) {
-    std::vector<uint32_t> again;
-    std::swap(again, stalled_);
-    for (const uint32_t index : again)
+    std::swap(starting_, stalled_);
+    for (const uint32_t index : starting_)
       if (!start_children(*slots_[index])) stalled_.push_back(index);
+    starting_.clear();
   }
   if (now_ns >= next_deadline_ns_) check_deadlines(now_ns);
   return happened;
 }
 
-// Calls out what has been gathered. Gives the lock up meanwhile.
+// Calls out what has been gathered: what came from peers, outcomes, losses. Gives the lock up meanwhile.
 void TransferEngine::deliver(std::unique_lock<std::mutex>& held) noexcept {
-  if (events_.empty()) return;
+  if (events_.empty() && told_head_ == nullptr && losses_.empty()) return;
   std::swap(events_, delivering_);
+  std::swap(losses_, delivering_losses_);
+  Slot* const first = std::exchange(told_head_, nullptr);
+  told_tail_ = nullptr;
   held.unlock();
   for (Event& event : delivering_) {
-    switch (event.kind) {
-      case Event::Kind::kDone:
-        event.done(event.status);
-        break;
-      case Event::Kind::kReceived:
-        event.received(event.status, event.peer, event.bytes);
-        break;
-      case Event::Kind::kMessage:
-        options_.on_message(event.peer, event.message);
-        break;
-      case Event::Kind::kLost:
-        options_.on_lost(event.peer, event.why);
-        break;
-      case Event::Kind::kCounted:
-        options_.on_counted(event.peer, event.immediate, event.count);
-        break;
-    }
+    if (event.is_message)
+      options_.on_message(event.peer, event.message);
+    else
+      options_.on_counted(event.peer, event.immediate, event.count);
   }
+  // Nothing else changes these slots' outcomes and callbacks.
+  for (Slot* slot = first; slot != nullptr; slot = slot->next_told) {
+    if (const auto done = std::exchange(slot->done, nullptr)) done(slot->status);
+    if (const auto received = std::exchange(slot->received, nullptr))
+      received(slot->status, slot->peer, is_error(slot->status) ? 0 : slot->bytes);
+  }
+  for (const Loss& loss : delivering_losses_) options_.on_lost(loss.peer, loss.why);
   delivering_.clear();
+  delivering_losses_.clear();
   held.lock();
+  for (Slot* slot = first; slot != nullptr;) {
+    Slot* const next = slot->next_told;
+    slot->telling = false;
+    free_if_over(*slot);
+    slot = next;
+  }
 }
 
 // Rails without a descriptor are polled: briefly while something is under way, else a thousand times a second.
 void TransferEngine::sleep(uint64_t timer_ns) noexcept {
-  std::vector<int> fds;
   bool armed = false;
+  rail_fds_.clear();
   {
     std::unique_lock held{mutex_};
-    engine_->event_fds(fds);
+    engine_->event_fds(rail_fds_);
     armed = engine_->arm();
   }
-  std::vector<pollfd> wanted{{wake_.get(), POLLIN, 0}, {carrier_->event_fd(), POLLIN, 0}};
-  for (const int fd : fds) wanted.push_back({fd, POLLIN, 0});
+  pollfd wanted[2 + kMaxRails] = {{wake_.get(), POLLIN, 0}, {carrier_->event_fd(), POLLIN, 0}};
+  nfds_t count = 2;
+  for (const int fd : rail_fds_) wanted[count++] = {fd, POLLIN, 0};
   const uint64_t now_ns = monotonic_now_ns();
   uint64_t sleep_ns = timer_ns == kNoDeadline ? kSecondNs : timer_ns > now_ns ? timer_ns - now_ns : 0;
   if (!armed) sleep_ns = std::min<uint64_t>(sleep_ns, timer_ns == kNoDeadline ? kMillisecondNs : 0);
   const timespec limit{static_cast<time_t>(sleep_ns / kSecondNs), static_cast<long>(sleep_ns % kSecondNs)};
-  ppoll(wanted.data(), wanted.size(), &limit, nullptr);
+  ppoll(wanted, count, &limit, nullptr);
   asleep_.store(false, std::memory_order_seq_cst);
-  uint64_t count = 0;
-  (void)!read(wake_.get(), &count, sizeof count);
+  uint64_t wakes = 0;
+  (void)!read(wake_.get(), &wakes, sizeof wakes);
 }
 
 // Ends those whose time is over; transfers of the engine end by themselves.
@@ -195,14 +207,14 @@ void TransferEngine::complete(uint64_t cookie, const TransferResult& result) noe
 
 void TransferEngine::fenced(uint64_t cookie, uint32_t fences) noexcept { fence(*slots_[cookie], fences); }
 
-void TransferEngine::counted(Handle peer, uint32_t immediate, uint32_t count) noexcept {
+// A count that can't be kept, or not be told, ends its peer: nobody would know that it is missing.
+void TransferEngine::counted(Handle peer, uint32_t immediate, uint32_t count) noexcept try {
   if (counters_.size() >= options_.max_counters && !counters_.contains(immediate)) return;
   Counter& counter = counters_[immediate];
+  if (options_.on_counted) events_.push_back({.peer = peer, .immediate = immediate, .count = count});
   counter.value += count;
   if (counter.mirror != nullptr)
     std::atomic_ref<uint64_t>{*counter.mirror}.store(counter.value, std::memory_order_release);
-  if (options_.on_counted)
-    events_.push_back({.kind = Event::Kind::kCounted, .peer = peer, .immediate = immediate, .count = count});
   changed_.notify_all();
   for (std::size_t i = 0; i < counter.waiters.size();) {
     const uint32_t index = counter.waiters[i];
@@ -213,16 +225,23 @@ void TransferEngine::counted(Handle peer, uint32_t immediate, uint32_t count) no
       end(slot, Status::kOk, kFencedBoth);
     if (i < counter.waiters.size() && counter.waiters[i] == index) ++i;  // else it has left the list
   }
+} catch (const std::bad_alloc&) {
+  engine_->abandon(peer);
 }
 
-void TransferEngine::received(Handle peer, std::span<const uint8_t> message) noexcept {
+void TransferEngine::received(Handle peer, std::span<const uint8_t> message) noexcept try {
+  take_message(peer, message);
+} catch (const std::bad_alloc&) {
+  engine_->abandon(peer);
+}
+
+void TransferEngine::take_message(Handle peer, std::span<const uint8_t> message) {
   WireReader in{message};
   const auto kind = static_cast<MessageKind>(in.u8());
   if (!in.ok()) return;
   if (kind == MessageKind::kUser) {
     if (options_.on_message)
-      events_.push_back(
-          {.kind = Event::Kind::kMessage, .peer = peer, .message = {message.begin() + 1, message.end()}});
+      events_.push_back({.peer = peer, .is_message = true, .message = {message.begin() + 1, message.end()}});
     return;
   }
   const uint64_t number = in.u64();
@@ -256,8 +275,12 @@ void TransferEngine::received(Handle peer, std::span<const uint8_t> message) noe
 
 void TransferEngine::lost(Handle peer, Status, std::string_view why) noexcept {
   end_with_peer(peer, Status::kPeerLost);
-  if (options_.on_lost)
-    events_.push_back({.kind = Event::Kind::kLost, .peer = peer, .why = std::string{why}});
+  if (!options_.on_lost) return;
+  try {
+    losses_.push_back({peer, {}});  // turn() has made room
+    losses_.back().why = why;
+  } catch (const std::bad_alloc&) {  // without a reason
+  }
 }
 
 void TransferEngine::send_control(Handle peer, std::span<const uint8_t> message) noexcept {

@@ -159,7 +159,9 @@ class TransferEngine final : private EngineHost {
 
  private:
   struct Slot;
+  class Claim;
   struct Event;
+  struct Loss;
   struct Group;
   struct Counter;
   struct Unexpected;
@@ -184,7 +186,9 @@ class TransferEngine final : private EngineHost {
   void end_with_peer(Handle peer, Status status) noexcept;
 
   // transfer_engine_slots.cc: whatever has an outcome.
-  Slot* take_slot();
+  void add_slot();
+  Status take_slot(Slot** taken) noexcept;  // kOk; kAgain: too many; kOutOfMemory
+  void give_back(Slot& slot) noexcept;      // of which nothing has begun
   Slot* find(Handle number) const;
   void free_if_over(Slot& slot) noexcept;
   void tell(Slot& slot, Status status) noexcept;
@@ -192,30 +196,34 @@ class TransferEngine final : private EngineHost {
   void fence(Slot& slot, uint32_t fences) noexcept;
   void child_done(Slot& parent, Status status) noexcept;
   void stop(Slot& slot, Status status) noexcept;
-  Status start(Slot& slot, TransferRequest& request, const TransferOptions& options, Handle* number);
-  void hand_out(Slot& slot, const TransferOptions& options, Handle* number);
+  Status prepare(Slot& slot, const TransferOptions& options);
+  Status start(Claim& slot, TransferRequest& request, const TransferOptions& options, Handle* number);
+  void hand_out(Slot& slot, const TransferOptions& options, Handle* number) noexcept;
 
   // transfer_engine_many.cc: scatter, groups, barriers, counters.
   Status check_parts(std::span<const ScatterPart> parts) const noexcept;
-  Status start_many(Slot& slot, const TransferOptions& options, Handle* number);
+  Status prepare_many(Slot& slot, const TransferOptions& options);
+  void start_many(Slot& slot, const TransferOptions& options, Handle* number) noexcept;
+  Counter& counter_with_room(uint32_t immediate);
   bool start_children(Slot& parent) noexcept;
   void end_barrier_if_met(Slot& slot) noexcept;
   Group* find_group(uint32_t group) noexcept;
 
   // transfer_engine_sends.cc: sends and receives.
-  void on_announce(Handle peer, uint64_t send, uint64_t bytes, std::span<const uint8_t> payload) noexcept;
+  void take_message(Handle peer, std::span<const uint8_t> message);
+  void on_announce(Handle peer, uint64_t send, uint64_t bytes, std::span<const uint8_t> payload);
   void on_grant(Handle peer, uint64_t send, uint64_t receive, uint64_t address,
-                std::span<const uint8_t> descriptor) noexcept;
+                std::span<const uint8_t> descriptor);
   void on_complete(Handle peer, uint64_t receive) noexcept;
   void on_answer(Handle peer, uint64_t send, Status status) noexcept;
   void on_withdraw(Handle peer, uint64_t send) noexcept;
-  void match(Slot& receive, Handle peer, uint64_t send, uint64_t bytes,
-             std::span<const uint8_t> payload) noexcept;
+  void match(Slot& receive, Handle peer, uint64_t send, uint64_t bytes, std::span<const uint8_t> payload);
+  void withdraw(const Slot& send) noexcept;
   bool start_granted(Slot& send) noexcept;
   Slot* find_used(uint64_t number, SlotKind kind) noexcept;
   bool is_host(const LocalMemory& memory) const noexcept { return memories_->is_host(memory); }
   Status submit_message(Handle peer, std::vector<uint8_t>& message) noexcept;
-  void reply(Handle peer, std::vector<uint8_t> message) noexcept;
+  void reply(Handle peer, std::vector<uint8_t> message);
   void send_replies() noexcept;
 
   TransferEngineOptions options_;
@@ -226,7 +234,8 @@ class TransferEngine final : private EngineHost {
   std::unique_ptr<Carrier> carrier_;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<uint32_t> free_slots_;
-  std::vector<uint32_t> stalled_;  // transfers to many peers, some of which did not fit into the engine
+  std::vector<uint32_t> stalled_;   // transfers to many peers, some of which did not fit into the engine
+  std::vector<uint32_t> starting_;  // those of this turn
   std::unique_ptr<Registrations> memories_;
   std::vector<Mapping> kept_;
   std::vector<std::unique_ptr<Group>> groups_;
@@ -237,6 +246,11 @@ class TransferEngine final : private EngineHost {
   std::deque<Reply> replies_;
   std::vector<Event> events_;
   std::vector<Event> delivering_;
+  Slot* told_head_ = nullptr;  // those whose callbacks are due
+  Slot* told_tail_ = nullptr;
+  std::vector<Loss> losses_;
+  std::vector<Loss> delivering_losses_;
+  std::vector<int> rail_fds_;
   uint64_t next_deadline_ns_ = kNoDeadline;  // of those that the engine does not know
   UniqueFd wake_;
   std::atomic<bool> asleep_{false};

@@ -39,8 +39,8 @@ Status TransferEngine::scatter(std::span<const ScatterPart> parts, const Transfe
                                Handle* number) {
   if (const Status wrong = check_parts(parts); wrong != Status::kOk) return wrong;
   const auto held = lock();
-  Slot* slot = take_slot();
-  if (slot == nullptr) return Status::kAgain;
+  Claim slot{*this};
+  if (slot.status() != Status::kOk) return slot.status();
   slot->kind = SlotKind::kMany;
   slot->parts.assign(parts.begin(), parts.end());
   slot->order.resize(parts.size());
@@ -60,30 +60,23 @@ Status TransferEngine::scatter(std::span<const ScatterPart> parts, const Transfe
       moves = moves || parts[slot->order[end]].bytes != 0;
     slot->destinations.push_back({peer, begin, end});
     begin = end;
-    if (moves || options.count != 0 || options.has_message) continue;
-    slot->released = slot->fenced = true;
-    free_if_over(*slot);
-    return Status::kInvalidArgument;
+    if (!moves && options.count == 0 && !options.has_message) return Status::kInvalidArgument;
   }
-  return start_many(*slot, options, number);
+  if (const Status status = prepare_many(*slot, options); status != Status::kOk) return status;
+  start_many(slot.keep(), options, number);
+  return Status::kInProgress;
 }
 
-Status TransferEngine::start_many(Slot& slot, const TransferOptions& options, Handle* number) {
-  if (options.message.size() + kMessageHeader > engine_->max_message()) {
-    slot.released = slot.fenced = true;
-    free_if_over(slot);
-    return Status::kLimitExceeded;
-  }
+Status TransferEngine::prepare_many(Slot& slot, const TransferOptions& options) {
   slot.immediate = options.immediate;
   slot.count = options.count;
   slot.has_message = options.has_message;
-  if (slot.has_message) {
-    slot.message.push_back(static_cast<uint8_t>(MessageKind::kUser));
-    slot.message.insert(slot.message.end(), options.message.begin(), options.message.end());
-  }
+  return prepare(slot, options);
+}
+
+void TransferEngine::start_many(Slot& slot, const TransferOptions& options, Handle* number) noexcept {
   hand_out(slot, options, number);
   if (!start_children(slot)) stalled_.push_back(slot.index);
-  return Status::kInProgress;
 }
 
 // Starts what has not begun of a transfer with several parts. False: the engine is full; call again.
@@ -91,8 +84,8 @@ bool TransferEngine::start_children(Slot& parent) noexcept {
   if (!parent.used || parent.is_over()) return true;
   if (parent.kind == SlotKind::kSend) return start_granted(parent);
   for (; parent.next_destination < parent.destinations.size(); ++parent.next_destination) {
-    Slot* child = take_slot();
-    if (child == nullptr) return false;
+    Slot* child = nullptr;
+    if (take_slot(&child) != Status::kOk) return false;
     const Slot::Destination& destination = parent.destinations[parent.next_destination];
     child->released = true;
     child->parent = &parent;
@@ -119,8 +112,7 @@ bool TransferEngine::start_children(Slot& parent) noexcept {
     --parent.children;
     --parent.unfenced;
     child->parent = nullptr;
-    child->fenced = true;
-    free_if_over(*child);
+    give_back(*child);
     if (status == Status::kAgain) return false;
     if (!is_error(parent.first_failure)) parent.first_failure = status;
     if (parent.kind != SlotKind::kBarrier) continue;
@@ -142,10 +134,11 @@ uint32_t TransferEngine::add_group(std::span<const Handle> peers) {
             [](Handle left, Handle right) { return left.to_u64() < right.to_u64(); });
   if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
     fail(Status::kInvalidArgument, "a group names a peer twice");
+  auto group = std::make_unique<Group>();
+  group->peers.assign(peers.begin(), peers.end());
   const auto held = lock();
-  groups_.push_back(std::make_unique<Group>());
+  groups_.push_back(std::move(group));
   groups_.back()->id = ++last_group_;
-  groups_.back()->peers.assign(peers.begin(), peers.end());
   return last_group_;
 }
 
@@ -166,11 +159,13 @@ Status TransferEngine::signal_group(uint32_t number_of_group, const TransferOpti
   const auto held = lock();
   const Group* group = find_group(number_of_group);
   if (group == nullptr) return Status::kStale;
-  Slot* slot = take_slot();
-  if (slot == nullptr) return Status::kAgain;
+  Claim slot{*this};
+  if (slot.status() != Status::kOk) return slot.status();
   slot->kind = SlotKind::kMany;
   for (const Handle peer : group->peers) slot->destinations.push_back({peer, 0, 0});
-  return start_many(*slot, options, number);
+  if (const Status status = prepare_many(*slot, options); status != Status::kOk) return status;
+  start_many(slot.keep(), options, number);
+  return Status::kInProgress;
 }
 
 // Every member adds one to the counter of every other. A member whose counter shows n signals from each peer
@@ -182,29 +177,40 @@ Status TransferEngine::barrier(uint32_t number_of_group, uint32_t immediate, con
   Group* group = find_group(number_of_group);
   if (group == nullptr || group->broken) return Status::kStale;
   if (group->rounds != 0 && group->immediate != immediate) return Status::kInvalidArgument;
-  Slot* slot = take_slot();
-  if (slot == nullptr) return Status::kAgain;
-  group->immediate = immediate;
+  Claim slot{*this};
+  if (slot.status() != Status::kOk) return slot.status();
   slot->kind = SlotKind::kBarrier;
   slot->group = group->id;
-  slot->target = ++group->rounds * group->peers.size();
   for (const Handle peer : group->peers) slot->destinations.push_back({peer, 0, 0});
   TransferOptions options = given;
   options.immediate = immediate;
   options.count = 1;
-  counters_[immediate].waiters.push_back(slot->index);
-  return start_many(*slot, options, number);
+  Counter& counter = counter_with_room(immediate);
+  if (const Status status = prepare_many(*slot, options); status != Status::kOk) return status;
+  // Nothing fails from here on: a round that is counted has begun.
+  group->immediate = immediate;
+  slot->target = ++group->rounds * group->peers.size();
+  counter.waiters.push_back(slot->index);
+  start_many(slot.keep(), options, number);
+  return Status::kInProgress;
 }
 
 // Its signals have arrived, and so have those of all others.
 void TransferEngine::end_barrier_if_met(Slot& slot) noexcept {
   const bool sent = slot.children == 0 && slot.next_destination >= slot.destinations.size();
-  if (slot.is_over() || !sent || counters_[slot.immediate].value < slot.target) return;
+  if (slot.is_over() || !sent || counters_.at(slot.immediate).value < slot.target) return;
   tell(slot, Status::kOk);
   if (slot.unfenced == 0) fence(slot, kFencedBoth);
 }
 
 // --- Counters ------------------------------------------------------------------------------------------
+
+// With room for one more that waits.
+TransferEngine::Counter& TransferEngine::counter_with_room(uint32_t immediate) {
+  Counter& counter = counters_[immediate];
+  make_room(counter.waiters, counter.waiters.size() + 1);
+  return counter;
+}
 
 Status TransferEngine::when_counted(uint32_t immediate, uint64_t value, const TransferOptions& options,
                                     Handle* number) {
@@ -212,16 +218,18 @@ Status TransferEngine::when_counted(uint32_t immediate, uint64_t value, const Tr
   const auto held = lock();
   if (counters_.size() >= options_.max_counters && !counters_.contains(immediate))
     return Status::kLimitExceeded;
-  Slot* slot = take_slot();
-  if (slot == nullptr) return Status::kAgain;
+  Claim slot{*this};
+  if (slot.status() != Status::kOk) return slot.status();
   slot->kind = SlotKind::kCounter;
   slot->immediate = immediate;
   slot->target = value;
-  Counter& counter = counters_[immediate];
-  counter.waiters.push_back(slot->index);
-  hand_out(*slot, options, number);
+  Counter& counter = counter_with_room(immediate);
+  if (const Status status = prepare(*slot, options); status != Status::kOk) return status;
+  Slot& waiting = slot.keep();
+  counter.waiters.push_back(waiting.index);
+  hand_out(waiting, options, number);
   if (counter.value >= value) {
-    end(*slot, Status::kOk, kFencedBoth);
+    end(waiting, Status::kOk, kFencedBoth);
     wake();  // its callback is called by the thread
   }
   return Status::kInProgress;

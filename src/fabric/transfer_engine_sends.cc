@@ -41,8 +41,8 @@ Status TransferEngine::send(Handle peer, const LocalMemory& local, uint64_t offs
   if (options.count != 0 || options.has_message) return Status::kInvalidArgument;
   if (!in_range(local, offset, bytes)) return Status::kOutOfRange;
   const auto held = lock();
-  Slot* slot = take_slot();
-  if (slot == nullptr) return Status::kAgain;
+  Claim slot{*this};
+  if (slot.status() != Status::kOk) return slot.status();
   slot->kind = SlotKind::kSend;
   slot->local = &local;
   slot->offset = offset;
@@ -51,13 +51,10 @@ Status TransferEngine::send(Handle peer, const LocalMemory& local, uint64_t offs
   std::vector<uint8_t> message = message_of(MessageKind::kAnnounce, slot->number().to_u64(), bytes);
   if (bytes <= kMaxPayload && is_host(local))
     message.insert(message.end(), at(local, offset), at(local, offset) + bytes);
-  if (const Status status = submit_message(peer, message); status != Status::kInProgress) {
-    slot->released = slot->fenced = true;
-    free_if_over(*slot);
-    return status;
-  }
-  hand_out(*slot, options, number);
-  return Status::kInProgress;
+  if (const Status status = prepare(*slot, options); status != Status::kOk) return status;
+  const Status status = submit_message(peer, message);
+  if (status == Status::kInProgress) hand_out(slot.keep(), options, number);
+  return status;
 }
 
 Status TransferEngine::receive(const LocalMemory& local, uint64_t offset, uint64_t bytes,
@@ -65,8 +62,8 @@ Status TransferEngine::receive(const LocalMemory& local, uint64_t offset, uint64
   if (!in_range(local, offset, bytes)) return Status::kOutOfRange;
   if (!local.remote_write) return Status::kPermissionDenied;
   const auto held = lock();
-  Slot* slot = take_slot();
-  if (slot == nullptr) return Status::kAgain;
+  Claim slot{*this};
+  if (slot.status() != Status::kOk) return slot.status();
   slot->kind = SlotKind::kReceive;
   slot->local = &local;
   slot->offset = offset;
@@ -76,17 +73,23 @@ Status TransferEngine::receive(const LocalMemory& local, uint64_t offset, uint64
   slot->received = options.done;
   TransferOptions plain;
   plain.timeout_ns = options.timeout_ns;
-  hand_out(*slot, plain, number);
   const auto waiting = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& send) {
     return slot->any || send.peer == slot->peer;
   });
   if (waiting == unexpected_.end()) {
     receives_.push_back(slot->index);
+    hand_out(slot.keep(), plain, number);
     return Status::kInProgress;
   }
   const Unexpected send = std::move(*waiting);
   unexpected_.erase(waiting);
-  match(*slot, send.peer, send.send, send.bytes, send.payload);
+  Slot& posted = slot.keep();
+  hand_out(posted, plain, number);
+  try {
+    match(posted, send.peer, send.send, send.bytes, send.payload);
+  } catch (const std::bad_alloc&) {
+    engine_->abandon(send.peer);  // it would wait for an answer
+  }
   wake();
   return Status::kInProgress;
 }
@@ -104,7 +107,7 @@ Status TransferEngine::received_from(Handle number, Handle* peer, uint64_t* byte
 // --- The receiver's side -------------------------------------------------------------------------------
 
 void TransferEngine::on_announce(Handle peer, uint64_t send, uint64_t bytes,
-                                 std::span<const uint8_t> payload) noexcept {
+                                 std::span<const uint8_t> payload) {
   if (!payload.empty() && payload.size() != bytes) return;
   for (auto at = receives_.begin(); at != receives_.end(); ++at) {
     Slot& slot = *slots_[*at];
@@ -122,19 +125,20 @@ void TransferEngine::on_announce(Handle peer, uint64_t send, uint64_t bytes,
   unexpected_.push_back({peer, send, bytes, {payload.begin(), payload.end()}});
 }
 
+// Where memory runs out, the receive has ended, or ends with its peer.
 void TransferEngine::match(Slot& receive, Handle peer, uint64_t send, uint64_t bytes,
-                           std::span<const uint8_t> payload) noexcept {
+                           std::span<const uint8_t> payload) {
   receive.any = false;
   receive.peer = peer;
   if (bytes > receive.bytes) {
-    reply(peer, answer_of(send, Status::kOutOfRange));
-    return end(receive, Status::kOutOfRange, kFencedBoth);
+    end(receive, Status::kOutOfRange, kFencedBoth);
+    return reply(peer, answer_of(send, Status::kOutOfRange));
   }
   receive.bytes = bytes;
   if (bytes == payload.size() && (bytes == 0 || is_host(*receive.local))) {
     if (bytes != 0) std::memcpy(at(*receive.local, receive.offset), payload.data(), bytes);
-    reply(peer, answer_of(send, Status::kOk));
-    return end(receive, Status::kOk, kFencedBoth);
+    end(receive, Status::kOk, kFencedBoth);
+    return reply(peer, answer_of(send, Status::kOk));
   }
   receive.matched = true;
   receive.far = send;
@@ -171,7 +175,7 @@ void TransferEngine::on_answer(Handle peer, uint64_t send, Status status) noexce
 }
 
 void TransferEngine::on_grant(Handle peer, uint64_t send, uint64_t receive, uint64_t address,
-                              std::span<const uint8_t> described) noexcept {
+                              std::span<const uint8_t> described) {
   Slot* slot = find_used(send, SlotKind::kSend);
   const auto memory = decode_memory(described);
   if (slot == nullptr || slot->is_over() || slot->peer != peer || slot->matched || !memory ||
@@ -179,23 +183,23 @@ void TransferEngine::on_grant(Handle peer, uint64_t send, uint64_t receive, uint
     // The grant is given back: nothing will be written there.
     return reply(peer, message_of(MessageKind::kWithdraw, send));
   }
+  slot->granted.assign(1, *memory);
+  slot->message = message_of(MessageKind::kComplete, receive);
   slot->matched = true;
   slot->far = receive;
-  slot->granted.assign(1, *memory);
   slot->one = {slot->local->address + slot->offset, address, slot->bytes, 0, 0};
   if (!start_children(*slot)) stalled_.push_back(slot->index);
 }
 
 // The write into the granted memory. False: the engine is full; call again.
 bool TransferEngine::start_granted(Slot& send) noexcept {
-  Slot* child = take_slot();
-  if (child == nullptr) return false;
+  Slot* child = nullptr;
+  if (take_slot(&child) != Status::kOk) return false;
   child->released = true;
   child->parent = &send;
   child->local = send.local;
   child->remote = &send.granted.front();
   child->one = send.one;
-  child->message = message_of(MessageKind::kComplete, send.far);
   TransferRequest request;
   request.peer = send.peer;
   request.op = TransferOp::kWrite;
@@ -203,7 +207,7 @@ bool TransferEngine::start_granted(Slot& send) noexcept {
   request.bytes = send.bytes;
   request.local = &child->local;
   request.remote = &child->remote;
-  request.message = child->message;
+  request.message = send.message;
   request.has_message = true;
   request.cookie = child->index;
   send.child = child;
@@ -213,8 +217,7 @@ bool TransferEngine::start_granted(Slot& send) noexcept {
   send.child = nullptr;
   send.children = send.unfenced = 0;
   child->parent = nullptr;
-  child->fenced = true;
-  free_if_over(*child);
+  give_back(*child);
   if (status == Status::kAgain) return false;
   end(send, status, kFencedBoth);
   return true;
@@ -231,8 +234,8 @@ TransferEngine::Slot* TransferEngine::find_used(uint64_t number, SlotKind kind) 
 
 // Takes the message's bytes only if it returns kInProgress.
 Status TransferEngine::submit_message(Handle peer, std::vector<uint8_t>& message) noexcept {
-  Slot* slot = take_slot();
-  if (slot == nullptr) return Status::kAgain;
+  Slot* slot = nullptr;
+  if (const Status status = take_slot(&slot); status != Status::kOk) return status;
   slot->released = true;
   slot->message.swap(message);
   TransferRequest request;
@@ -243,20 +246,31 @@ Status TransferEngine::submit_message(Handle peer, std::vector<uint8_t>& message
   const Status status = engine_->submit(request, &slot->transfer);
   if (status == Status::kInProgress) return status;
   slot->message.swap(message);
-  slot->fenced = true;
-  free_if_over(*slot);
+  give_back(*slot);
   return status;
 }
 
+namespace {
+
+bool try_again(Status status) noexcept { return status == Status::kAgain || status == Status::kOutOfMemory; }
+
+}  // namespace
+
 // An engine that can't say what it has to say to this many peers drops it; the others' deadlines end their waits.
-void TransferEngine::reply(Handle peer, std::vector<uint8_t> message) noexcept {
-  if (replies_.empty() && submit_message(peer, message) != Status::kAgain) return;
+void TransferEngine::reply(Handle peer, std::vector<uint8_t> message) {
+  if (replies_.empty() && !try_again(submit_message(peer, message))) return;
   if (replies_.size() < kMaxReplies) replies_.push_back({peer, std::move(message)});
 }
 
+// Nothing more is written for this send.
+void TransferEngine::withdraw(const Slot& send) noexcept try {
+  reply(send.peer, message_of(MessageKind::kWithdraw, send.number().to_u64()));
+} catch (const std::bad_alloc&) {
+  engine_->abandon(send.peer);  // its receive would wait for ever
+}
+
 void TransferEngine::send_replies() noexcept {
-  while (!replies_.empty() &&
-         submit_message(replies_.front().peer, replies_.front().message) != Status::kAgain)
+  while (!replies_.empty() && !try_again(submit_message(replies_.front().peer, replies_.front().message)))
     replies_.pop_front();
 }
 

@@ -1,7 +1,6 @@
 // Whatever has an outcome: transfers to one peer, and the states of all kinds of slots.
 #include <chrono>
 
-#include "base/wire.h"
 #include "fabric/transfer_engine_state.h"
 
 namespace towline::fabric {
@@ -59,17 +58,17 @@ Status TransferEngine::paged(TransferOp op, Handle peer, const PageList& given,
     return Status::kOutOfRange;
   if (!permits(op, *pages.remote)) return Status::kPermissionDenied;
   const auto held = lock();
-  Slot* slot = take_slot();
-  if (slot == nullptr) return Status::kAgain;
+  Claim slot{*this};
+  if (slot.status() != Status::kOk) return slot.status();
   slot->pages = pages;
   slot->local = pages.local;
   slot->remote = pages.remote;
   TransferRequest request;
   request.peer = peer;
   request.op = op;
-  request.segments = {Slot::next_pages, slot};
+  request.segments = {Slot::next_pages, &*slot};
   request.bytes = pages.page_bytes * pages.local_pages.size();
-  return start(*slot, request, options, number);
+  return start(slot, request, options, number);
 }
 
 Status TransferEngine::single(TransferOp op, Handle peer, const LocalMemory& local, uint64_t local_offset,
@@ -81,37 +80,50 @@ Status TransferEngine::single(TransferOp op, Handle peer, const LocalMemory& loc
     return Status::kOutOfRange;
   if (!permits(op, remote)) return Status::kPermissionDenied;
   const auto held = lock();
-  Slot* slot = take_slot();
-  if (slot == nullptr) return Status::kAgain;
+  Claim slot{*this};
+  if (slot.status() != Status::kOk) return slot.status();
   slot->one = {local.address + local_offset, remote.address + remote_offset, bytes, 0, 0};
   slot->local = &local;
   slot->remote = &remote;
   TransferRequest request;
   request.peer = peer;
   request.op = op;
-  request.segments = {Slot::next_one, slot};
+  request.segments = {Slot::next_one, &*slot};
   request.bytes = bytes;
-  return start(*slot, request, options, number);
+  return start(slot, request, options, number);
 }
 
 Status TransferEngine::signal(Handle peer, const TransferOptions& options, Handle* number) {
   const auto held = lock();
-  Slot* slot = take_slot();
-  if (slot == nullptr) return Status::kAgain;
+  Claim slot{*this};
+  if (slot.status() != Status::kOk) return slot.status();
   TransferRequest request;
   request.peer = peer;
-  return start(*slot, request, options, number);
+  return start(slot, request, options, number);
 }
 
 // --- Outcomes ------------------------------------------------------------------------------------------
 
-TransferEngine::Slot* TransferEngine::take_slot() {
+// The lists of slots have room for all of them, so that nothing that ends or waits needs memory.
+void TransferEngine::add_slot() {
+  const std::size_t count = slots_.size() + 1;
+  make_room(free_slots_, count);
+  make_room(stalled_, count);
+  make_room(starting_, count);
+  slots_.push_back(std::make_unique<Slot>());
+  slots_.back()->index = static_cast<uint32_t>(count - 1);
+  free_slots_.push_back(slots_.back()->index);
+}
+
+Status TransferEngine::take_slot(Slot** taken) noexcept {
   if (free_slots_.empty()) {
     // Those that are done and not released take slots too.
-    if (slots_.size() >= std::size_t{4} * options_.engine.max_transfers) return nullptr;
-    free_slots_.push_back(static_cast<uint32_t>(slots_.size()));
-    slots_.push_back(std::make_unique<Slot>());
-    slots_.back()->index = free_slots_.back();
+    if (slots_.size() >= std::size_t{4} * options_.engine.max_transfers) return Status::kAgain;
+    try {
+      add_slot();
+    } catch (const std::bad_alloc&) {
+      return Status::kOutOfMemory;
+    }
   }
   Slot* slot = slots_[free_slots_.back()].get();
   free_slots_.pop_back();
@@ -133,40 +145,46 @@ TransferEngine::Slot* TransferEngine::take_slot() {
   slot->destinations.clear();
   slot->granted.clear();
   slot->message.clear();
-  return slot;
+  *taken = slot;
+  return Status::kOk;
 }
 
-// The application's message and callback, and what it needs to know of the slot.
-Status TransferEngine::start(Slot& slot, TransferRequest& request, const TransferOptions& options,
+void TransferEngine::give_back(Slot& slot) noexcept {
+  slot.done = nullptr;
+  slot.received = nullptr;
+  slot.released = slot.fenced = true;
+  free_if_over(slot);
+}
+
+// Everything of a start that needs memory: copies the application's message and callback.
+Status TransferEngine::prepare(Slot& slot, const TransferOptions& options) {
+  if (options.message.size() + kMessageHeader > engine_->max_message()) return Status::kLimitExceeded;
+  if (options.has_message) {
+    slot.message.push_back(static_cast<uint8_t>(MessageKind::kUser));
+    slot.message.insert(slot.message.end(), options.message.begin(), options.message.end());
+  }
+  slot.done = options.done;
+  return Status::kOk;
+}
+
+Status TransferEngine::start(Claim& slot, TransferRequest& request, const TransferOptions& options,
                              Handle* number) {
-  Status status = Status::kLimitExceeded;
-  if (options.message.size() + kMessageHeader <= engine_->max_message()) {
-    if (options.has_message) {
-      slot.message.push_back(static_cast<uint8_t>(MessageKind::kUser));
-      slot.message.insert(slot.message.end(), options.message.begin(), options.message.end());
-    }
-    request.local = &slot.local;
-    request.remote = &slot.remote;
-    request.immediate = options.immediate;
-    request.count = options.count;
-    request.message = slot.message;
-    request.has_message = options.has_message;
-    request.deadline_ns = Deadline::after(monotonic_now_ns(), options.timeout_ns).ns();
-    request.cookie = slot.index;
-    status = engine_->submit(request, &slot.transfer);
-  }
-  if (status != Status::kInProgress) {
-    slot.status = status;
-    slot.released = slot.fenced = true;
-    free_if_over(slot);
-    return status;
-  }
-  hand_out(slot, options, number);
+  if (const Status status = prepare(*slot, options); status != Status::kOk) return status;
+  request.local = &slot->local;
+  request.remote = &slot->remote;
+  request.immediate = options.immediate;
+  request.count = options.count;
+  request.message = slot->message;
+  request.has_message = options.has_message;
+  request.deadline_ns = Deadline::after(monotonic_now_ns(), options.timeout_ns).ns();
+  request.cookie = slot->index;
+  const Status status = engine_->submit(request, &slot->transfer);
+  if (status == Status::kInProgress) hand_out(slot.keep(), options, number);
   return status;
 }
 
-void TransferEngine::hand_out(Slot& slot, const TransferOptions& options, Handle* number) {
-  slot.done = options.done;
+// What the application needs to know of a slot that has begun.
+void TransferEngine::hand_out(Slot& slot, const TransferOptions& options, Handle* number) noexcept {
   if (number != nullptr)
     *number = slot.number();
   else
@@ -181,18 +199,15 @@ void TransferEngine::hand_out(Slot& slot, const TransferOptions& options, Handle
 // Its outcome is known.
 void TransferEngine::tell(Slot& slot, Status status) noexcept {
   slot.status = status;
-  if (slot.done) events_.push_back({.done = std::move(slot.done), .status = status});
-  if (slot.received)
-    events_.push_back({.kind = Event::Kind::kReceived,
-                       .received = std::move(slot.received),
-                       .status = status,
-                       .peer = slot.peer,
-                       .bytes = is_error(status) ? 0 : slot.bytes});
-  slot.done = nullptr;
-  slot.received = nullptr;
+  if (slot.done || slot.received) {
+    slot.telling = true;
+    slot.next_told = nullptr;
+    (told_tail_ == nullptr ? told_head_ : told_tail_->next_told) = &slot;
+    told_tail_ = &slot;
+  }
   changed_.notify_all();
   if (slot.kind == SlotKind::kCounter || slot.kind == SlotKind::kBarrier)
-    std::erase(counters_[slot.immediate].waiters, slot.index);
+    std::erase(counters_.at(slot.immediate).waiters, slot.index);
 }
 
 void TransferEngine::end(Slot& slot, Status status, uint32_t fences) noexcept {
@@ -209,13 +224,8 @@ void TransferEngine::fence(Slot& slot, uint32_t fences) noexcept {
   if (Slot* parent = slot.parent; parent != nullptr) {
     --parent->unfenced;
     if (fences != kFencedBoth) parent->lost_fences = 1;
-    if (parent->kind == SlotKind::kSend && is_error(slot.status) && slot.status != Status::kPeerLost) {
-      std::vector<uint8_t> message;
-      WireWriter out{message};
-      out.u8(static_cast<uint8_t>(MessageKind::kWithdraw));
-      out.u64(parent->number().to_u64());
-      reply(parent->peer, std::move(message));
-    }
+    if (parent->kind == SlotKind::kSend && is_error(slot.status) && slot.status != Status::kPeerLost)
+      withdraw(*parent);
     child_done(*parent, Status::kInProgress);
   }
   free_if_over(slot);
@@ -260,11 +270,7 @@ void TransferEngine::stop(Slot& slot, Status status) noexcept {
         engine_->cancel(slot.child->transfer);
         return;
       }
-      std::vector<uint8_t> message;
-      WireWriter out{message};
-      out.u8(static_cast<uint8_t>(MessageKind::kWithdraw));
-      out.u64(slot.number().to_u64());
-      reply(slot.peer, std::move(message));
+      withdraw(slot);
       if (slot.unfenced == 0) fence(slot, kFencedBoth);
       return;
     }
@@ -282,7 +288,7 @@ void TransferEngine::stop(Slot& slot, Status status) noexcept {
 }
 
 void TransferEngine::free_if_over(Slot& slot) noexcept {
-  if (!slot.used || !slot.released || !slot.fenced) return;
+  if (!slot.used || !slot.released || !slot.fenced || slot.telling) return;
   slot.used = false;
   if (++slot.generation == 0) slot.generation = 1;
   std::erase(stalled_, slot.index);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "fabric/transfer_engine.h"
@@ -31,6 +32,8 @@ struct TransferEngine::Slot {
   bool used = false;
   bool released = false;
   bool fenced = false;
+  bool telling = false;  // its callback is due: the slot stays until then
+  Slot* next_told = nullptr;
   Status status = Status::kInProgress;
   uint32_t fences = 0;
   std::function<void(Status)> done;
@@ -75,9 +78,9 @@ struct TransferEngine::Slot {
   bool any = false;  // kReceive: not chosen yet
   bool matched = false;
   uint64_t offset = 0;
-  uint64_t bytes = 0;  // kReceive: room, and then what has come
-  uint64_t far = 0;    // kSend: the receive; kReceive: the send
-  Slot* child = nullptr;
+  uint64_t bytes = 0;                 // kReceive: room, and then what has come
+  uint64_t far = 0;                   // kSend: the receive; kReceive: the send
+  Slot* child = nullptr;              // whose message is this one's
   std::vector<RemoteMemory> granted;  // kSend: one
   std::function<void(Status, Handle, uint64_t)> received;
 
@@ -92,20 +95,47 @@ struct TransferEngine::Slot {
   static std::size_t next_parts(void* context, towline_segment* out, std::size_t capacity);
 };
 
-// Told to the application without the lock.
+// A slot that nothing has begun for yet: it goes back unless it is kept.
+class TransferEngine::Claim {
+ public:
+  explicit Claim(TransferEngine& engine) noexcept : engine_(engine), status_(engine.take_slot(&slot_)) {}
+  ~Claim() {
+    if (slot_ != nullptr) engine_.give_back(*slot_);
+  }
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
+
+  // kOk, or why there is no slot.
+  Status status() const noexcept { return status_; }
+  Slot& operator*() const noexcept { return *slot_; }
+  Slot* operator->() const noexcept { return slot_; }
+  Slot& keep() noexcept { return *std::exchange(slot_, nullptr); }
+
+ private:
+  TransferEngine& engine_;
+  Slot* slot_ = nullptr;
+  const Status status_;
+};
+
+// Told to the application without the lock. Outcomes are told from their slots.
 struct TransferEngine::Event {
-  enum class Kind : uint8_t { kDone, kReceived, kMessage, kLost, kCounted };
-  Kind kind = Kind::kDone;
-  std::function<void(Status)> done = {};
-  std::function<void(Status, Handle, uint64_t)> received = {};
-  Status status = Status::kOk;
   Handle peer = {};
-  uint64_t bytes = 0;
+  bool is_message = false;  // else a count
   uint32_t immediate = 0;
   uint32_t count = 0;
-  std::string why = {};
   std::vector<uint8_t> message = {};
 };
+
+struct TransferEngine::Loss {
+  Handle peer;
+  std::string why;
+};
+
+// Room for `count` elements, at a price that many calls share.
+template <class T>
+void make_room(std::vector<T>& list, std::size_t count) {
+  if (list.capacity() < count) list.reserve(std::max(count, 2 * list.capacity()));
+}
 
 struct TransferEngine::Group {
   uint32_t id = 0;

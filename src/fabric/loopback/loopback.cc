@@ -86,8 +86,15 @@ class LoopbackFabric::Network {
     end.id = ++last_end_;
     end.port = port;
     end.number = number;
-    ports_[port].ends[number] = end.id;
-    return (ends_[end.id] = std::move(end)).id;
+    const uint64_t id = end.id;
+    ends_[id] = std::move(end);
+    try {
+      ports_[port].ends[number] = id;
+    } catch (...) {
+      ends_.erase(id);
+      throw;
+    }
+    return id;
   }
 
   void connect(uint32_t port, uint32_t number, uint64_t other) { end_of(port, number)->peer = other; }
@@ -116,16 +123,19 @@ class LoopbackFabric::Network {
   std::size_t post(End& end, const WorkRequest* requests, std::size_t count) {
     if (end.stopped || end.broken || end.peer == 0 || ports_[end.port].down) return 0;
     const PortState& port = ports_[end.port];
-    for (std::size_t i = 0; i < count; ++i) {
-      Event event;
-      event.end = end.id;
-      event.peer = end.peer;
-      event.request = requests[i];
-      uint64_t when = send_time(end, requests[i].length) + delay();
-      if (random_.chance(faults_.drop)) when += faults_.again_after_ns;
-      if (port.traits.ordered) when = end.last_arrival_ns = std::max(when, end.last_arrival_ns);
-      schedule(when, std::move(event));
-    }
+    for (std::size_t i = 0; i < count; ++i) try {
+        Event event;
+        event.end = end.id;
+        event.peer = end.peer;
+        event.request = requests[i];
+        uint64_t when = send_time(end, requests[i].length) + delay();
+        if (random_.chance(faults_.drop)) when += faults_.again_after_ns;
+        if (port.traits.ordered) when = end.last_arrival_ns = std::max(when, end.last_arrival_ns);
+        schedule(when, std::move(event));
+      } catch (const std::bad_alloc&) {
+        break_all();
+        return i;
+      }
     return count;
   }
 
@@ -133,9 +143,18 @@ class LoopbackFabric::Network {
     const uint64_t now = now_ns_();
     while (!events_.empty() && events_.begin()->first.first <= now) {
       auto node = events_.extract(events_.begin());
-      happen(node.key().first, node.mapped());
+      try {
+        happen(node.key().first, node.mapped());
+      } catch (const std::bad_alloc&) {
+        break_all();
+      }
     }
   }
+
+  // Something was lost for want of memory, and nobody can say any more what is complete: every port ends its
+  // connections.
+  void break_all() noexcept { ++breakdowns_; }
+  uint64_t breakdowns() const noexcept { return breakdowns_; }
 
   void kill(uint32_t port) {
     ports_[port].down = true;
@@ -191,7 +210,12 @@ class LoopbackFabric::Network {
                  random_.chance(0.5)) {
         event.adrift = true;
         const auto* from = reinterpret_cast<const uint8_t*>(event.request.local);
-        if (event.request.length != 0) event.payload.assign(from, from + event.request.length);
+        try {
+          if (event.request.length != 0) event.payload.assign(from, from + event.request.length);
+        } catch (const std::bad_alloc&) {
+          at = events_.erase(at);
+          continue;
+        }
         const uint64_t late_ns = ordered ? ordered_delay_ns : random_.below(2'000'000);
         auto node = events_.extract(at++);
         node.key().first += late_ns;
@@ -347,6 +371,7 @@ class LoopbackFabric::Network {
   uint64_t last_end_ = 0;
   std::map<std::pair<uint64_t, uint64_t>, Event> events_;
   uint64_t order_ = 0;
+  uint64_t breakdowns_ = 0;
 };
 
 class LoopbackFabric::Port final : public Domain {
@@ -379,6 +404,7 @@ class LoopbackFabric::Port final : public Domain {
 
   std::vector<uint8_t> open(uint32_t connection) override {
     std::vector<uint8_t> bytes;
+    bytes.reserve(sizeof(uint64_t));  // an end that is open must not fail here any more
     WireWriter{bytes}.u64(network_.open(number_, connection));
     return bytes;
   }
@@ -386,7 +412,8 @@ class LoopbackFabric::Port final : public Domain {
     WireReader in{other_end};
     const uint64_t other = in.u64();
     if (!in.ok() || in.remaining() != 0 || other == 0)
-      fail(Status::kProtocol, "{}: no end of a loopback connection", state().traits.name);
+      fail(Status::kProtocol, "{}: the peer's {} bytes do not describe the other end of a connection",
+           state().traits.name, other_end.size());
     network_.connect(number_, connection, other);
   }
   void stop(uint32_t connection) noexcept override {
@@ -402,11 +429,21 @@ class LoopbackFabric::Port final : public Domain {
                             std::size_t count) noexcept override {
     End* end = network_.end_of(number_, connection);
     if (end == nullptr || end->stopped) return 0;
-    end->receives.insert(end->receives.end(), requests, requests + count);
+    try {
+      end->receives.insert(end->receives.end(), requests, requests + count);
+    } catch (const std::bad_alloc&) {
+      network_.break_all();
+      return 0;
+    }
     return count;
   }
   std::size_t poll(Completion* completions, std::size_t capacity) noexcept override {
     network_.run();
+    if (breakdowns_ != network_.breakdowns() && capacity != 0) {
+      breakdowns_ = network_.breakdowns();
+      completions[0] = {0, 0, 0, 0, Status::kOutOfMemory, CompletionKind::kDomainDown};
+      return 1;
+    }
     auto& waiting = state().completions;
     const std::size_t count = std::min(capacity, waiting.size());
     std::copy_n(waiting.begin(), count, completions);
@@ -420,6 +457,7 @@ class LoopbackFabric::Port final : public Domain {
 
   Network& network_;
   const uint32_t number_;
+  uint64_t breakdowns_ = network_.breakdowns();
 };
 
 LoopbackFabric::LoopbackFabric(uint64_t seed, std::function<uint64_t()> now_ns)

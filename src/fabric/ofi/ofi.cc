@@ -16,6 +16,7 @@
 #include "base/id.h"
 #include "base/log.h"
 #include "base/os/unique_fd.h"
+#include "base/short_text.h"
 #include "fabric/ofi/ofi_library.h"
 
 namespace towline::fabric {
@@ -182,6 +183,7 @@ class OfiDomain final : public Domain {
     // Within a process it uses the peer's own mapping, which goes with the peer.
     traits_.other_processes_only = options.provider == "shm";
     connections_.resize(traits_.max_connections);
+    open_.reserve(traits_.max_connections);
     poller_ = UniqueFd{epoll_create1(EPOLL_CLOEXEC)};
   }
 
@@ -397,8 +399,9 @@ class OfiDomain final : public Domain {
   // Connections end rarely, so this is no data path.
   void tell(int error, const char* provider_text) noexcept {
     if (error == FI_ECANCELED) return;
-    TOWLINE_LOG_EVERY(kInfo, kSecondNs, "fabric: {}: a connection failed: {}{}{}", traits_.name,
-                      OfiLibrary::get().error_text(error), *provider_text == 0 ? "" : ": ", provider_text);
+    TOWLINE_LOG_EVERY(kInfo, kSecondNs, "fabric: {}: a connection failed: {} ({}){}{}", traits_.name,
+                      OfiLibrary::get().plain_error_text(error), error, *provider_text == 0 ? "" : ": ",
+                      provider_text);
   }
 
   std::size_t poll_one(uint32_t number, Completion* completions, std::size_t capacity) noexcept {
@@ -434,7 +437,7 @@ class OfiDomain final : public Domain {
   std::size_t poll_error(uint32_t number, OfiConnection& connection, Completion* completion) noexcept {
     fi_cq_err_entry entry{};
     if (fi_cq_readerr(connection.queue.get(), &entry, 0) != 1) return 0;
-    tell(entry.err, fmt::format("provider's error {}", entry.prov_errno).c_str());
+    tell(entry.err, ShortText("provider's error {}", entry.prov_errno));
     auto* operation = static_cast<OfiOperation*>(entry.op_context);
     if (operation == nullptr) {
       fail_connection(connection, entry.err);

@@ -21,6 +21,8 @@ class OfiLibrary {
   static OfiLibrary& get();
 
   std::string error_text(int64_t code) const;  // of a negative result
+  // Needs no memory.
+  const char* plain_error_text(int error) const noexcept { return strerror_(error < 0 ? -error : error); }
   uint32_t version() const noexcept { return version_; }
 
   // One that the caller frees by free_info.

@@ -172,7 +172,7 @@ bool VerbsDevice::refresh() noexcept {
     if (!port_.active) return false;
     gid_ = query_gid();
     return true;
-  } catch (const core::Error&) {
+  } catch (const std::exception&) {  // the port's fault, or no memory: it is asked again
     return false;
   }
 }

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/id.h"
 #include "base/log.h"
+#include "base/short_text.h"
 
 namespace towline::fabric {
 namespace {
@@ -346,12 +347,21 @@ void VerbsDomain::drain(Pair& pair) noexcept {
   Completion batch[32];
   for (;;) {
     const std::size_t count = poll_queue(batch, std::size(batch));
-    waiting_.insert(waiting_.end(), batch, batch + count);
+    for (std::size_t i = 0; i < count; ++i) keep(batch[i]);
     if (count != 0) continue;
     check_events();
     const uint64_t waited_ns = monotonic_now_ns() - start_ns;
     const bool flushed = pair.marker_seen || dead_ || waited_ns > kFlushNs;
     if (flushed && (pair.receives_ended || dead_ || waited_ns > kReceivesEndNs)) return;
+  }
+}
+
+// For poll(). A completion that finds no room ends all connections: nobody could say any more what is complete.
+void VerbsDomain::keep(const Completion& completion) noexcept {
+  try {
+    waiting_.push_back(completion);
+  } catch (const std::bad_alloc&) {
+    lost_ = true;
   }
 }
 
@@ -398,7 +408,7 @@ std::size_t VerbsDomain::post(uint32_t connection, const WorkRequest* requests, 
     const int error = ibv_post_send(pair.queue.get(), requests_.data(), &bad);
     if (error != 0) {
       if (bad != nullptr) done += static_cast<std::size_t>(bad - requests_.data());
-      tell("a work request was not taken", errno_text(error).c_str());
+      tell("a work request was not taken", ShortText("{} ({})", strerrordesc_np(error), error));
       fail_pair(connection, Status::kIo);
       return done;
     }
@@ -425,6 +435,11 @@ std::size_t VerbsDomain::poll(Completion* completions, std::size_t capacity) noe
     check_events();
   }
   std::size_t count = 0;
+  if (lost_ && capacity != 0) {
+    lost_ = false;
+    waiting_.clear();
+    completions[count++] = {0, 0, 0, 0, Status::kOutOfMemory, CompletionKind::kDomainDown};
+  }
   for (; count < capacity && !waiting_.empty(); ++count) {
     completions[count] = waiting_.front();
     waiting_.pop_front();
@@ -499,10 +514,10 @@ bool VerbsDomain::arm() noexcept {
   // What came before the request for notice is not told.
   Completion batch[16];
   const std::size_t count = poll_queue(batch, std::size(batch));
-  waiting_.insert(waiting_.end(), batch, batch + count);
+  for (std::size_t i = 0; i < count; ++i) keep(batch[i]);
   check_events();
   slept_ = true;
-  return waiting_.empty();
+  return waiting_.empty() && !lost_;
 }
 
 void VerbsDomain::clear_queue_events() noexcept {
@@ -549,7 +564,7 @@ void VerbsDomain::on_event(const ibv_async_event& event) noexcept {
       if (down_) return;
       down_ = true;
       tell("it is down", dead_ ? "the device failed" : "the port lost its link");
-      waiting_.push_back({0, 0, 0, 0, Status::kUnreachable, CompletionKind::kDomainDown});
+      keep({0, 0, 0, 0, Status::kUnreachable, CompletionKind::kDomainDown});
       return;
     case IBV_EVENT_GID_CHANGE:
     case IBV_EVENT_LID_CHANGE:
@@ -570,7 +585,7 @@ void VerbsDomain::fail_pair(uint32_t connection, Status status) noexcept {
   Pair& pair = pairs_[connection];
   if (pair.failed) return;
   pair.failed = true;
-  waiting_.push_back({0, 0, connection, 0, status, CompletionKind::kConnectionDown});
+  keep({0, 0, connection, 0, status, CompletionKind::kConnectionDown});
 }
 
 // Connections end rarely, so this is no data path.

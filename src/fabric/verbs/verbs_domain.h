@@ -67,6 +67,7 @@ class VerbsDomain final : public Domain {
   bool convert(const ibv_wc& from, Completion& to) noexcept;
   bool convert_receive(const ibv_wc& from, Completion& to) noexcept;
   void drain(Pair& pair) noexcept;
+  void keep(const Completion& completion) noexcept;
   void check_events() noexcept;
   void on_event(const ibv_async_event& event) noexcept;
   void fail_pair(uint32_t connection, Status status) noexcept;
@@ -92,6 +93,7 @@ class VerbsDomain final : public Domain {
   bool slept_ = false;
   bool down_ = false;
   bool dead_ = false;  // for good
+  bool lost_ = false;  // a completion, for want of memory
 };
 
 }  // namespace towline::fabric
