@@ -98,6 +98,15 @@ inline const Transport kTransports[] = {
      .shared_memory = false,
      .guards = false},
 #endif
+#ifdef TOWLINE_NIXL_NET_PLUGIN
+    // By an engine of a plugin of NIXL's interface, which copies within this process.
+    {.name = "nixl_net",
+     .backends = "nixl_net",
+     .config =
+         "plugins = [\"" TOWLINE_NIXL_NET_PLUGIN "\"]\n[nixl_net]\nlibrary = \"" TOWLINE_FAKE_NIXL_NET "\"\n",
+     .shared_memory = false,
+     .guards = false},
+#endif
     // GPU memory on GPUs made of host memory: as it lies in this process, mapped once more by descriptor, and
     // through host memory.
     {"cuda", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", false, kSeesRings, Kind::kVram},

@@ -16,21 +16,11 @@
 #include "base/error.h"
 #include "storing/calls/pool_settings.h"
 
-// Of the list's virtual functions this one alone is not in NIXL's header.
-template <class T>
-int nixlDescList<T>::getIndex(const nixlBasicDesc& query) const {
-  const auto found = std::ranges::find_if(descs, [&](const T& desc) {
-    return desc.devId == query.devId && desc.addr == query.addr && desc.len == query.len;
-  });
-  return found == descs.end() ? static_cast<int>(NIXL_ERR_NOT_FOUND)
-                              : static_cast<int>(found - descs.begin());
-}
-template class nixlDescList<nixlMetaDesc>;
-
 namespace towline::nixl_files {
 
 namespace {
 
+constexpr const char* kAgent = "towline";
 constexpr uint32_t kMostBatch = 64;  // what a job takes at once
 constexpr uint64_t kSpinNs = 20'000;
 constexpr std::chrono::microseconds kLongestPause{500};
@@ -74,7 +64,18 @@ int error_of(nixl_status_t status) noexcept {
 Nixl::Nixl(const plugin::Host& host)
     : pool_(calls::read_pool_settings(host, kNames.backend, kMostBatch, "64", "64MiB")),
       timeout_ns_(read_timeout(host)) {
-  engine_.emplace(read_library(host), host.config("nixl.parameters", ""));
+  engine_.emplace(nixl_plugins::EngineOptions{
+      .backend = "nixl",
+      .file = read_library(host),
+      .parameters = host.config("nixl.parameters", ""),
+      .agent = kAgent,
+  });
+  if (!engine_->local() || !engine_->serves(FILE_SEG) || !engine_->serves(DRAM_SEG))
+    engine_->refuse(Status::kUnsupported, "its engine does not move files to and from host memory");
+  const nixl_status_t connected = ask([&] { return engine_->lock()->connect(kAgent); });
+  if (connected != NIXL_SUCCESS)
+    engine_->refuse(Status::kIo, fmt::format("its engine failed to start: connect returned {}",
+                                             static_cast<int>(connected)));
 }
 
 Nixl::~Nixl() = default;
@@ -170,7 +171,7 @@ struct NixlLane::Request {
   explicit Request(bool write) : operation(write ? NIXL_WRITE : NIXL_READ) {}
 
   const nixl_xfer_op_t operation;
-  const std::string agent = "towline";
+  const std::string agent = kAgent;
   nixl_meta_dlist_t memory{DRAM_SEG};
   nixl_meta_dlist_t files{FILE_SEG};
   nixl_opt_b_args_t args;

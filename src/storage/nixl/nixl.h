@@ -13,12 +13,15 @@
 #include <string>
 
 #include "base/os/unique_fd.h"
-#include "storage/nixl/plugin_library.h"
+#include "nixl_plugins/engine.h"
 #include "storing/calls/lane.h"
 #include "storing/own_connection.h"
 #include "towline/plugin/backend.hpp"
 
 namespace towline::nixl_files {
+
+using nixl_plugins::ask;
+using nixl_plugins::Engine;
 
 // Memory or a file that the engine knows.
 struct Known {

@@ -1,4 +1,4 @@
-// A plugin of NIXL's interface, as a file, and the engine that it makes.
+// A plugin of NIXL's interface, as a file, and the engine that it makes: for the backends that move bytes by one.
 //
 // The plugin is another vendor's C++: its functions may throw, return what the interface does not have, and are called
 // from one thread at a time. Its library stays in the process for good.
@@ -10,7 +10,9 @@
 #include <mutex>
 #include <string>
 
-namespace towline::nixl_files {
+#include "towline/status.h"
+
+namespace towline::nixl_plugins {
 
 // Runs `work`, which calls the plugin. What it throws, and a status that NIXL does not have, is NIXL_ERR_BACKEND.
 template <class Work>
@@ -23,15 +25,29 @@ nixl_status_t ask(Work work) noexcept {
   }
 }
 
-// An engine that moves files to and from host memory within its agent.
+struct EngineOptions {
+  std::string backend;             // Towline's, whose settings are meant in texts: "nixl"
+  std::string file;                // of the plugin
+  std::string parameters;          // "key=value,key=value"
+  std::string agent;               // the engine's name for itself
+  uint64_t progress_pause_us = 0;  // of its progress thread
+};
+
 class Engine {
  public:
-  // Throws plugin::Failure naming the file and the step that failed: loading, version, making the engine, starting it.
-  // `parameters`: "key=value,key=value".
-  Engine(const std::string& file, const std::string& parameters);
+  // Throws plugin::Failure naming the file and the step that failed: loading, version, making the engine.
+  explicit Engine(const EngineOptions& options);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
+
+  // What the engine said when it was made.
+  [[nodiscard]] const std::string& type() const noexcept { return type_; }
+  [[nodiscard]] bool remote() const noexcept { return remote_; }
+  [[nodiscard]] bool local() const noexcept { return local_; }
+  [[nodiscard]] bool serves(nixl_mem_t kind) const noexcept;
+  // Throws plugin::Failure that names the plugin's file and the setting.
+  [[noreturn]] void refuse(Status status, const std::string& why) const;
 
   // The engine, with the lock under which it is called.
   class Locked {
@@ -50,14 +66,20 @@ class Engine {
   [[nodiscard]] bool abandoned() const noexcept { return abandoned_; }
 
  private:
-  void make(const std::string& file);
-  void start(const std::string& file);
+  void make(const EngineOptions& options);
+  void ask_what_it_serves();
 
   std::mutex mutex_;
+  const std::string file_;
+  const std::string backend_;
   nixl_b_params_t parameters_;
   nixlBackendPlugin* plugin_ = nullptr;
   nixlBackendEngine* engine_ = nullptr;
+  std::string type_;
+  bool remote_ = false;
+  bool local_ = false;
+  nixl_mem_list_t kinds_;
   bool abandoned_ = false;  // under the lock
 };
 
-}  // namespace towline::nixl_files
+}  // namespace towline::nixl_plugins
