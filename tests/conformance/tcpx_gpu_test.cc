@@ -196,6 +196,14 @@ TEST_F(UnpackFails, AGpuThatBreaksEndsTransfersAndGivesEveryTokenBack) {
   expect_nothing_held();
 }
 
+// One copy, by the kernel: the GPU takes it from there.
+TEST_F(TcpxGpuTest, ASourceWithoutAPoolReceivesIntoStagingMemory) {
+  const std::string info = move("source = \"copy\"\n");
+  EXPECT_GT(number_after(info, "linear_bytes"), kPage * kPages);
+  EXPECT_EQ(number_after(info, "copied_bytes"), 0u);
+  EXPECT_EQ(number_after(info, "kept_bytes"), 0u);
+}
+
 TEST_F(TcpxGpuTest, TheLadderIsShown) {
   const Agent agent("left", over("source = \"mapped\"\n"));
   EXPECT_NE(agent.info().find("\"source\":\"mapped\""), std::string::npos) << agent.info();

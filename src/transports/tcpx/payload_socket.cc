@@ -235,6 +235,14 @@ IoResult PayloadSocket::make_room(List& list, const Polled& polled) noexcept {
 IoResult PayloadSocket::collect(uint32_t slot, uint8_t* staging, std::size_t bytes) noexcept {
   List& list = lists_[slot];
   if (list.bytes == 0) list.staging = staging;
+  if (socket_.valid() && source_->pools().empty()) {
+    uint8_t* const to = list.staging + list.bytes;
+    const iovec piece = {to, bytes};
+    const IoResult received = read_linear({&piece, 1});
+    if (received.status == Status::kOk)
+      keep(list, {0, static_cast<uint32_t>(received.bytes), 0, 0, true}, to);
+    return received;
+  }
   if (list.pieces.size() + kMostPolled > kMostPieces) {
     if (const IoResult copied = copy_out(list); copied.status != Status::kOk) return copied;
   }

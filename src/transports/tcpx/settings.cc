@@ -87,7 +87,8 @@ std::string read_gpu(const plugin::Host& host) {
 }  // namespace
 
 const std::vector<std::string>& default_sources() {
-  static const std::vector<std::string> sources = {"devmem", "zcrx", "devmem-legacy", "mapped", "copy"};
+  // Not "mapped": no GPU reaches its pages, so each byte is copied as with "copy", and mapped before.
+  static const std::vector<std::string> sources = {"devmem", "zcrx", "devmem-legacy", "copy"};
   return sources;
 }
 
