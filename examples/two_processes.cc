@@ -38,7 +38,7 @@ std::vector<uint32_t> in_every_layer(const std::vector<uint32_t>& pages) {
 towline::Notice next_notice(const towline::Agent& agent) {
   towline::Notice notice;
   while (agent.receive(notice) == towline::Status::kAgain) {
-    if (agent.wait(30s) == towline::Status::kTimedOut) {
+    if (agent.wait(30s) == towline::Status::kNotYet) {
       throw towline::Error{towline::Status::kTimedOut, "no notice came within 30 s"};
     }
   }

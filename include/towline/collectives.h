@@ -284,7 +284,7 @@ typedef void (*towline_work_fn)(void* context, towline_work_t* work);
 TOWLINE_API uint32_t towline_work_state(const towline_work_t* work);
 // TOWLINE_IN_PROGRESS or the outcome.
 TOWLINE_API int32_t towline_work_poll(towline_work_t* work);
-// Waits for the outcome; TOWLINE_IN_PROGRESS if timeout_ns passes first (the operation continues). Runs the
+// Waits for the outcome; TOWLINE_NOT_YET if timeout_ns passes first (the operation continues). Runs the
 // operation itself if no thread has begun it. After a failure the last error is the operation's.
 TOWLINE_API int32_t towline_work_wait(towline_work_t* work, uint64_t timeout_ns);
 // Like wait, but blocks the calling thread even if the backend's wait only orders a stream.
@@ -368,7 +368,8 @@ TOWLINE_API int32_t towline_window_get(towline_window_t* window, int32_t rank, u
                                        uint64_t bytes);
 // Adds one to the count of this rank's signals at `rank`. After waiting for it, `rank` sees all earlier puts.
 TOWLINE_API int32_t towline_window_signal(towline_window_t* window, int32_t rank);
-// Waits for the next signal of `rank` that was not waited for yet. A timeout does not break the communicator.
+// Waits for the next signal of `rank` that was not waited for yet; TOWLINE_NOT_YET if `timeout_ns` passes first, which
+// does not break the communicator.
 TOWLINE_API int32_t towline_window_wait_signal(towline_window_t* window, int32_t rank, uint64_t timeout_ns);
 
 // Backends

@@ -62,11 +62,11 @@ class Work {
   [[nodiscard]] bool done() const noexcept {
     return towline_work_state(work_.get()) >= TOWLINE_WORK_COMPLETED;
   }
-  // Throws the operation's Error. False if the deadline passes first.
-  bool wait(Deadline deadline = kForever) const {
+  // kOk, or kNotYet if the deadline passes first. Throws the operation's Error.
+  Status wait(Deadline deadline = kForever) const {
     const int32_t status = towline_work_wait(work_.get(), deadline.remaining_ns());
-    detail::check(status);
-    return status == TOWLINE_OK;
+    if (status != TOWLINE_NOT_YET) detail::check(status);
+    return Status{status};
   }
   [[nodiscard]] towline_work_t* native() const noexcept { return work_.get(); }
 

@@ -38,14 +38,14 @@ typedef struct towline_watch towline_watch_t;
 TOWLINE_API int32_t towline_directory_open(towline_agent_t* agent, const char* address,
                                            towline_directory_t** directory);
 // Closes it. With the last handle of an address, calls in flight end with TOWLINE_CLOSED, watches end, and
-// leased keys are removed within `timeout_ns` (0: 2 s); keys that can't be removed by then disappear when
+// leased keys are removed within `timeout_ns` (TOWLINE_DEFAULT_TIMEOUT: 2 s); keys that can't be removed by then disappear when
 // their lease runs out. Frees the handle in any case.
 TOWLINE_API int32_t towline_directory_close(towline_directory_t* directory, uint64_t timeout_ns);
 // Servers with their state, lease, keys kept alive, watches: JSON, size convention as towline_agent_info.
 TOWLINE_API int32_t towline_directory_info(towline_directory_t* directory, char* json, size_t capacity,
                                            size_t* needed);
 
-// Calls. Each function that starts one takes `timeout_ns` (0: the agent's default). Release the call with
+// Calls. Each function that starts one takes `timeout_ns` (TOWLINE_DEFAULT_TIMEOUT: the agent's). Release the call with
 // towline_directory_call_release; with a null `call` pointer it runs without a handle.
 
 enum {
@@ -83,7 +83,7 @@ TOWLINE_API int32_t towline_directory_fetch(towline_directory_t* directory, cons
 
 // TOWLINE_IN_PROGRESS or the outcome.
 TOWLINE_API int32_t towline_directory_call_poll(towline_directory_call_t* call);
-// Waits for the outcome; TOWLINE_IN_PROGRESS if `timeout_ns` passes first. After a failure the last error is
+// Waits for the outcome; TOWLINE_NOT_YET if `timeout_ns` passes first. After a failure the last error is
 // the call's.
 TOWLINE_API int32_t towline_directory_call_wait(towline_directory_call_t* call, uint64_t timeout_ns);
 // Ends it with TOWLINE_CANCELLED if it has no outcome yet. The request may still have taken effect.
@@ -129,7 +129,7 @@ typedef struct towline_directory_event_t {
 // latest.
 TOWLINE_API int32_t towline_directory_watch(towline_directory_t* directory, const char* prefix,
                                             towline_watch_t** watch);
-// Takes the next event; TOWLINE_TIMED_OUT if none came in time, or the reason why the watch ended.
+// Takes the next event; TOWLINE_NOT_YET if none came in time, or the reason why the watch ended.
 TOWLINE_API int32_t towline_watch_next(towline_watch_t* watch, uint64_t timeout_ns,
                                        towline_directory_event_t* event);
 // TOWLINE_OK: following changes. TOWLINE_IN_PROGRESS: (re)connecting. Else the reason why it ended.

@@ -27,7 +27,7 @@ class DirectoryCall {
   [[nodiscard]] Status poll() const noexcept {
     return detail::status(towline_directory_call_poll(handle_.get()));
   }
-  // Waits for the outcome; kInProgress if the deadline passes first.
+  // Waits for the outcome; kNotYet if the deadline passes first.
   [[nodiscard]] Status wait(Deadline deadline = kForever) const noexcept {
     return detail::status(towline_directory_call_wait(handle_.get(), deadline.remaining_ns()));
   }
@@ -86,7 +86,7 @@ struct DirectoryEvent : towline_directory_event_t {
 
 class Watch {
  public:
-  // Takes the next event, whose contents are valid until the one after it; kTimedOut, or why the watch ended.
+  // Takes the next event, whose contents are valid until the one after it; kNotYet, or why the watch ended.
   [[nodiscard]] Status next(DirectoryEvent& event, Deadline deadline = kForever) const noexcept {
     return detail::status(towline_watch_next(handle_.get(), deadline.remaining_ns(), &event));
   }
@@ -101,38 +101,38 @@ class Watch {
 };
 
 struct PutOptions {
-  bool leased = false;                 // removed with this agent
-  bool create = false;                 // only if there is no such key
-  std::chrono::nanoseconds timeout{};  // 0: the agent's default; also below
+  bool leased = false;                                // removed with this agent
+  bool create = false;                                // only if there is no such key
+  std::optional<std::chrono::nanoseconds> timeout{};  // none: the agent's default; also below
 };
 
 struct GetOptions {
   bool prefix = false;  // every key with this prefix
   bool wait = false;    // wait until there is one
-  std::chrono::nanoseconds timeout{};
+  std::optional<std::chrono::nanoseconds> timeout{};
 };
 
 struct DeleteOptions {
   bool prefix = false;
-  std::chrono::nanoseconds timeout{};
+  std::optional<std::chrono::nanoseconds> timeout{};
 };
 
 struct PublishOptions {
   std::string label{};                   // empty: TOWLINE_DEFAULT_LABEL
   std::vector<const Region*> regions{};  // empty: all
-  std::chrono::nanoseconds timeout{};
+  std::optional<std::chrono::nanoseconds> timeout{};
 };
 
 struct FetchOptions {
   std::string label{};
   bool wait = false;    // wait until it is published
   bool follow = false;  // forget the peer once its key is gone
-  std::chrono::nanoseconds timeout{};
+  std::optional<std::chrono::nanoseconds> timeout{};
 };
 
 namespace detail {
 inline void close_directory(towline_directory_t* directory) noexcept {
-  (void)towline_directory_close(directory, 0);
+  (void)towline_directory_close(directory, TOWLINE_DEFAULT_TIMEOUT);
 }
 }  // namespace detail
 
@@ -152,7 +152,7 @@ class Directory {
                            (options.create ? uint32_t{TOWLINE_PUT_CREATE} : 0);
     return start([&](towline_directory_call_t** call) {
       return towline_directory_put(handle_.get(), key.c_str(), value.data(), value.size(), flags,
-                                   Deadline{options.timeout}.remaining_ns(), call);
+                                   detail::timeout_argument(options.timeout), call);
     });
   }
   [[nodiscard]] DirectoryCall get(const std::string& key, const GetOptions& options = {}) const {
@@ -160,14 +160,14 @@ class Directory {
         (options.prefix ? uint32_t{TOWLINE_GET_PREFIX} : 0) | (options.wait ? uint32_t{TOWLINE_GET_WAIT} : 0);
     return start([&](towline_directory_call_t** call) {
       return towline_directory_get(handle_.get(), key.c_str(), flags,
-                                   Deadline{options.timeout}.remaining_ns(), call);
+                                   detail::timeout_argument(options.timeout), call);
     });
   }
   [[nodiscard]] DirectoryCall remove(const std::string& key, const DeleteOptions& options = {}) const {
     const uint32_t flags = options.prefix ? uint32_t{TOWLINE_GET_PREFIX} : 0;
     return start([&](towline_directory_call_t** call) {
       return towline_directory_delete(handle_.get(), key.c_str(), flags,
-                                      Deadline{options.timeout}.remaining_ns(), call);
+                                      detail::timeout_argument(options.timeout), call);
     });
   }
 
@@ -177,15 +177,15 @@ class Directory {
     for (const Region* region : options.regions) regions.push_back(region->native());
     return start([&](towline_directory_call_t** call) {
       return towline_directory_publish(handle_.get(), detail::or_null(options.label), regions.data(),
-                                       regions.size(), Deadline{options.timeout}.remaining_ns(), call);
+                                       regions.size(), detail::timeout_argument(options.timeout), call);
     });
   }
   // Removes the metadata of one label, or of all.
   [[nodiscard]] DirectoryCall unpublish(const std::string& label = {},
-                                        std::chrono::nanoseconds timeout = {}) const {
+                                        std::optional<std::chrono::nanoseconds> timeout = {}) const {
     return start([&](towline_directory_call_t** call) {
       return towline_directory_unpublish(handle_.get(), detail::or_null(label),
-                                         Deadline{timeout}.remaining_ns(), call);
+                                         detail::timeout_argument(timeout), call);
     });
   }
   [[nodiscard]] DirectoryCall fetch(const std::string& name, const FetchOptions& options = {}) const {
@@ -193,7 +193,7 @@ class Directory {
                            (options.follow ? uint32_t{TOWLINE_FETCH_FOLLOW} : 0);
     return start([&](towline_directory_call_t** call) {
       return towline_directory_fetch(handle_.get(), name.c_str(), detail::or_null(options.label), flags,
-                                     Deadline{options.timeout}.remaining_ns(), call);
+                                     detail::timeout_argument(options.timeout), call);
     });
   }
 

@@ -174,11 +174,11 @@ TOWLINE_API int32_t towline_fabric_received(towline_fabric_t* engine, towline_fa
 
 // TOWLINE_IN_PROGRESS, the outcome, or TOWLINE_STALE for a transfer that was released.
 TOWLINE_API int32_t towline_fabric_poll(towline_fabric_t* engine, towline_fabric_transfer_t transfer);
-// The outcome, or TOWLINE_IN_PROGRESS when the time is over.
+// The outcome, or TOWLINE_NOT_YET when the time is over.
 TOWLINE_API int32_t towline_fabric_wait(towline_fabric_t* engine, towline_fabric_transfer_t transfer,
                                         uint64_t timeout_ns);
 // TOWLINE_OK once nothing of it is read or placed any more; TOWLINE_PEER_LOST if that is known of this side only;
-// TOWLINE_TIMED_OUT.
+// TOWLINE_NOT_YET.
 TOWLINE_API int32_t towline_fabric_wait_fenced(towline_fabric_t* engine, towline_fabric_transfer_t transfer,
                                                uint64_t timeout_ns);
 TOWLINE_API int32_t towline_fabric_cancel(towline_fabric_t* engine, towline_fabric_transfer_t transfer);
@@ -186,7 +186,7 @@ TOWLINE_API int32_t towline_fabric_cancel(towline_fabric_t* engine, towline_fabr
 TOWLINE_API int32_t towline_fabric_release(towline_fabric_t* engine, towline_fabric_transfer_t transfer);
 
 TOWLINE_API int32_t towline_fabric_counter(towline_fabric_t* engine, uint32_t immediate, uint64_t* value);
-// TOWLINE_OK once the counter is at least `value`, or TOWLINE_TIMED_OUT.
+// TOWLINE_OK once the counter is at least `value`, or TOWLINE_NOT_YET.
 TOWLINE_API int32_t towline_fabric_counter_wait(towline_fabric_t* engine, uint32_t immediate, uint64_t value,
                                                 uint64_t timeout_ns);
 // A transfer that ends once the counter is at least `value`: for callbacks, deadlines and cancel. Of its options

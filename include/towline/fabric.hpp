@@ -38,8 +38,8 @@ struct FabricPages {
 struct FabricTransferOptions {
   uint32_t immediate = 0;
   uint32_t count = 0;
-  std::string_view message = {};  // with a null pointer: none
-  std::chrono::nanoseconds timeout{0};
+  std::string_view message = {};                      // with a null pointer: none
+  std::optional<std::chrono::nanoseconds> timeout{};  // none: no limit
   std::function<void(Status)> done = {};  // with the outcome, once, on the engine's thread; must not block
 
   // A future of the outcome, through `done`. It is broken if the transfer is not accepted.
@@ -61,8 +61,8 @@ struct FabricPart {
 };
 
 struct FabricReceiveOptions {
-  FabricPeer from = 0;  // 0: any
-  std::chrono::nanoseconds timeout{0};
+  FabricPeer from = 0;                                // 0: any
+  std::optional<std::chrono::nanoseconds> timeout{};  // none: no limit
   std::function<void(Status, FabricPeer, uint64_t bytes)> done = {};
 };
 
@@ -131,12 +131,12 @@ class FabricTransfer {
   }
 
   [[nodiscard]] Status poll() const noexcept { return detail::status(towline_fabric_poll(engine_, number_)); }
-  [[nodiscard]] Status wait(std::chrono::nanoseconds timeout) const noexcept {
-    return detail::status(towline_fabric_wait(engine_, number_, static_cast<uint64_t>(timeout.count())));
+  // kNotYet if the deadline passes before the outcome, or before the fence.
+  [[nodiscard]] Status wait(Deadline deadline = kForever) const noexcept {
+    return detail::status(towline_fabric_wait(engine_, number_, deadline.remaining_ns()));
   }
-  [[nodiscard]] Status wait_fenced(std::chrono::nanoseconds timeout) const noexcept {
-    return detail::status(
-        towline_fabric_wait_fenced(engine_, number_, static_cast<uint64_t>(timeout.count())));
+  [[nodiscard]] Status wait_fenced(Deadline deadline = kForever) const noexcept {
+    return detail::status(towline_fabric_wait_fenced(engine_, number_, deadline.remaining_ns()));
   }
   void cancel() const noexcept { towline_fabric_cancel(engine_, number_); }
   // About a receive that ended well. Throws Error.
@@ -271,7 +271,7 @@ class Fabric {
     towline_fabric_receive_options_t given{};
     given.struct_size = sizeof given;
     given.from = options.from;
-    given.timeout_ns = static_cast<uint64_t>(options.timeout.count());
+    given.timeout_ns = detail::timeout_option(options.timeout);
     auto done = options.done ? std::make_unique<Received>(options.done) : nullptr;
     if (done != nullptr) {
       given.context = done.get();
@@ -291,10 +291,8 @@ class Fabric {
     detail::check(towline_fabric_counter(get(), immediate, &value));
     return value;
   }
-  [[nodiscard]] Status wait_counter(uint32_t immediate, uint64_t value,
-                                    std::chrono::nanoseconds timeout) const {
-    return detail::status(
-        towline_fabric_counter_wait(get(), immediate, value, static_cast<uint64_t>(timeout.count())));
+  [[nodiscard]] Status wait_counter(uint32_t immediate, uint64_t value, Deadline deadline = kForever) const {
+    return detail::status(towline_fabric_counter_wait(get(), immediate, value, deadline.remaining_ns()));
   }
   [[nodiscard]] towline_fabric_t* get() const noexcept { return handle_.get(); }
 
@@ -306,7 +304,7 @@ class Fabric {
     given.count = options.count;
     given.message = options.message.data();
     given.message_bytes = options.message.size();
-    given.timeout_ns = static_cast<uint64_t>(options.timeout.count());
+    given.timeout_ns = detail::timeout_option(options.timeout);
     return given;
   }
   using Done = std::function<void(Status)>;

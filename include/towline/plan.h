@@ -42,7 +42,7 @@ TOWLINE_API int32_t towline_plan_create(towline_agent_t* agent, towline_block_li
 TOWLINE_API int32_t towline_plan_route(towline_plan_t* plan, char* json, size_t capacity, size_t* needed);
 // How many of its posts are in flight, or held by the application.
 TOWLINE_API uint32_t towline_plan_in_use(towline_plan_t* plan);
-// Refuses posts, cancels what is in flight, waits for its local fence, frees. TOWLINE_TIMED_OUT: not freed, call
+// Refuses posts, cancels what is in flight, waits for its local fence, frees. TOWLINE_NOT_YET: not freed, call
 // again. TOWLINE_BUSY: the application still holds posts of it; release them and call again.
 TOWLINE_API int32_t towline_plan_destroy(towline_plan_t* plan, uint64_t timeout_ns);
 
@@ -90,9 +90,9 @@ TOWLINE_API int32_t towline_plan_post(towline_plan_t* plan, const towline_post_o
                                       towline_post_t** post);
 // TOWLINE_IN_PROGRESS or the outcome. Helps to make progress.
 TOWLINE_API int32_t towline_post_poll(towline_post_t* post);
-// Waits for the outcome; TOWLINE_IN_PROGRESS if `timeout_ns` passes first.
+// Waits for the outcome; TOWLINE_NOT_YET if `timeout_ns` passes first.
 TOWLINE_API int32_t towline_post_wait(towline_post_t* post, uint64_t timeout_ns);
-// Waits until the given fences (TOWLINE_FENCE_*) hold. TOWLINE_TIMED_OUT if they do not hold by then.
+// Waits until the given fences (TOWLINE_FENCE_*) hold. TOWLINE_NOT_YET if they do not hold by then.
 TOWLINE_API int32_t towline_post_wait_fenced(towline_post_t* post, uint32_t fences, uint64_t timeout_ns);
 // Ends it with TOWLINE_CANCELLED if it has no outcome yet. The fence follows.
 TOWLINE_API int32_t towline_post_cancel(towline_post_t* post);
@@ -131,6 +131,7 @@ TOWLINE_API int32_t towline_group_create(towline_agent_t* agent, const towline_g
 // are cancelled, and posts that would join are refused. So no peer gets the notice of an incomplete group.
 TOWLINE_API int32_t towline_group_close(towline_group_t* group);
 TOWLINE_API int32_t towline_group_poll(towline_group_t* group);
+// TOWLINE_NOT_YET, as of a post.
 TOWLINE_API int32_t towline_group_wait(towline_group_t* group, uint64_t timeout_ns);
 // The fences of all members.
 TOWLINE_API int32_t towline_group_wait_fenced(towline_group_t* group, uint32_t fences, uint64_t timeout_ns);

@@ -28,10 +28,11 @@ struct Stream {
 [[nodiscard]] constexpr Stream on(void* stream) noexcept { return {stream, TOWLINE_STREAM_CUDA}; }
 
 struct PlanOptions {
-  std::chrono::nanoseconds timeout{};  // of posts without a deadline; 0: the agent's default
-  std::string backend{};               // force one by name; empty: the router chooses
-  uint64_t usual_bytes = 0;            // of a post, for the choice of the backend
-  bool recut = false;                  // pair the bytes of picked blocks in order, whatever layouts say
+  std::optional<std::chrono::nanoseconds>
+      timeout{};             // of posts without a deadline; none: the agent's default
+  std::string backend{};     // force one by name; empty: the router chooses
+  uint64_t usual_bytes = 0;  // of a post, for the choice of the backend
+  bool recut = false;        // pair the bytes of picked blocks in order, whatever layouts say
 };
 
 class Group;
@@ -140,7 +141,7 @@ class Post {
   [[nodiscard]] Status poll() const noexcept {
     return handle_ == nullptr ? refused_ : detail::status(towline_post_poll(handle_));
   }
-  // Waits for the outcome; kInProgress if the deadline passes first.
+  // Waits for the outcome; kNotYet if the deadline passes first.
   [[nodiscard]] Status wait(Deadline deadline = kForever) const noexcept {
     return handle_ == nullptr ? refused_
                               : detail::status(towline_post_wait(handle_, deadline.remaining_ns()));
@@ -265,7 +266,7 @@ class Group {
 
 inline Plan Agent::plan(const BlockList& from, const BlockList& to, const PlanOptions& options) const {
   auto native = detail::defaults<towline_plan_options_t>();
-  native.timeout_ns = Deadline{options.timeout}.remaining_ns();
+  native.timeout_ns = detail::timeout_option(options.timeout);
   native.backend = detail::or_null(options.backend);
   native.usual_bytes = options.usual_bytes;
   native.recut = options.recut ? 1 : 0;

@@ -5,8 +5,13 @@
 // what to do. Option structs begin with `struct_size`: set it to sizeof, zero the rest for defaults
 // (TOWLINE_INIT does both). Functions
 // that take an array of structs, or fill one in, are given sizeof of its elements. Any thread may call anything. Objects are freed by their own _destroy function;
-// destroying an agent ends everything made from it, and objects still held then answer TOWLINE_CLOSED. Times
-// are in nanoseconds; a timeout of TOWLINE_FOREVER waits without limit, 0 only polls.
+// destroying an agent ends everything made from it, and objects still held then answer TOWLINE_CLOSED.
+//
+// Times are in nanoseconds. A `timeout_ns` counts from the call: 0 only looks, and TOWLINE_FOREVER has no limit. A
+// `deadline_ns` is a point of CLOCK_MONOTONIC: one that has passed only looks, and TOWLINE_FOREVER never does. Calls that
+// start something have a default limit: TOWLINE_DEFAULT_TIMEOUT as a timeout, 0 as a deadline; in option structs 0 is
+// the default of both. A wait that ends before what it waits for answers TOWLINE_NOT_YET, and what it waits for goes on:
+// TOWLINE_TIMED_OUT is only ever the end of an operation itself.
 #pragma once
 
 #include <stddef.h>
@@ -22,6 +27,7 @@ extern "C" {
 #define TOWLINE_VERSION_MINOR 1
 #define TOWLINE_VERSION_PATCH 0
 #define TOWLINE_FOREVER UINT64_MAX
+#define TOWLINE_DEFAULT_TIMEOUT (UINT64_MAX - 1)
 
 // Gives an options struct its defaults: TOWLINE_INIT(towline_agent_options_t, options);
 #define TOWLINE_INIT(type, name) type name = {sizeof(type)}
@@ -80,7 +86,7 @@ TOWLINE_API int32_t towline_agent_progress(towline_agent_t* agent);
 // A file descriptor that is readable while notices or queued completions wait to be pulled. Owned by the
 // agent.
 TOWLINE_API int32_t towline_agent_event_fd(towline_agent_t* agent, int* fd);
-// Sleeps until a notice or queued completion is available or the timeout passes (TOWLINE_TIMED_OUT).
+// Sleeps until a notice or queued completion is available or the timeout passes (TOWLINE_NOT_YET).
 TOWLINE_API int32_t towline_agent_wait(towline_agent_t* agent, uint64_t timeout_ns);
 // The address peers connect to ("10.0.0.7:7777"); empty when the agent does not listen. Size convention as
 // towline_agent_info.
@@ -146,7 +152,7 @@ TOWLINE_API int32_t towline_memory_free(towline_memory_t* memory);
 TOWLINE_API int32_t towline_region_register(towline_agent_t* agent, void* address, uint64_t bytes,
                                             const towline_region_options_t* options,
                                             towline_region_t** region);
-// Refuses new work, tells peers, waits until work in flight is fenced, frees the handle. TOWLINE_TIMED_OUT: a
+// Refuses new work, tells peers, waits until work in flight is fenced, frees the handle. TOWLINE_NOT_YET: a
 // peer has not detached yet (the last error names it); do not reuse the memory, and repeat the call.
 TOWLINE_API int32_t towline_region_deregister(towline_region_t* region, uint64_t timeout_ns);
 // Deregisters without waiting for peers, and frees the handle. Once nothing uses the memory any more, or the agent has
@@ -314,14 +320,14 @@ TOWLINE_API int32_t towline_transfer_create(towline_agent_t* agent, uint32_t op,
 TOWLINE_API int32_t towline_transfer_post(towline_transfer_t* transfer);
 // TOWLINE_IN_PROGRESS or the outcome. Helps to make progress.
 TOWLINE_API int32_t towline_transfer_poll(towline_transfer_t* transfer);
-// Waits for the outcome; TOWLINE_IN_PROGRESS if `timeout_ns` passes first.
+// Waits for the outcome; TOWLINE_NOT_YET if `timeout_ns` passes first.
 TOWLINE_API int32_t towline_transfer_wait(towline_transfer_t* transfer, uint64_t timeout_ns);
 
 enum {
   TOWLINE_FENCE_LOCAL = 1,   // no byte of the transfer can land in, or be read from, local memory any more
   TOWLINE_FENCE_REMOTE = 2,  // the same for the peer's memory
 };
-// Waits until the given fences hold. TOWLINE_TIMED_OUT if they do not hold by then.
+// Waits until the given fences hold. TOWLINE_NOT_YET if they do not hold by then.
 TOWLINE_API int32_t towline_transfer_wait_fenced(towline_transfer_t* transfer, uint32_t fences,
                                                  uint64_t timeout_ns);
 // Ends it with TOWLINE_CANCELLED if it has no outcome yet. The fence follows; wait for it before reusing
@@ -357,7 +363,7 @@ TOWLINE_API int32_t towline_transfer_result(const towline_transfer_t* transfer, 
 // convention as towline_agent_info.
 TOWLINE_API int32_t towline_transfer_route(const towline_transfer_t* transfer, char* json, size_t capacity,
                                            size_t* needed);
-// Cancels if in flight, waits for the local fence up to `timeout_ns`, frees. TOWLINE_TIMED_OUT: not freed,
+// Cancels if in flight, waits for the local fence up to `timeout_ns`, frees. TOWLINE_NOT_YET: not freed,
 // call again.
 TOWLINE_API int32_t towline_transfer_destroy(towline_transfer_t* transfer, uint64_t timeout_ns);
 
@@ -389,7 +395,7 @@ TOWLINE_API int32_t towline_counter_create(towline_agent_t* agent, uint64_t init
                                            towline_counter_t** counter);
 TOWLINE_API uint64_t towline_counter_key(const towline_counter_t* counter);
 TOWLINE_API uint64_t towline_counter_value(const towline_counter_t* counter);
-// Waits until the value is at least `threshold`.
+// Waits until the value is at least `threshold`; TOWLINE_NOT_YET if `timeout_ns` passes first.
 TOWLINE_API int32_t towline_counter_wait(towline_counter_t* counter, uint64_t threshold, uint64_t timeout_ns);
 TOWLINE_API void towline_counter_destroy(towline_counter_t* counter);
 // Adds to the peer's counter with this key. If the counter no longer exists, the peer drops the addition and

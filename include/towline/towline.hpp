@@ -174,7 +174,7 @@ class Region {
   // The key by which peers name it.
   [[nodiscard]] uint64_t key() const noexcept { return towline_region_key(handle_.get()); }
 
-  // Deregisters now. kOk: the memory may be reused, and this object is empty. kTimedOut: a peer has not
+  // Deregisters now. kOk: the memory may be reused, and this object is empty. kNotYet: a peer has not
   // detached, and last_error() names it; do not reuse the memory, and repeat the call.
   Status deregister(Deadline deadline = kForever) noexcept {
     const Status status = detail::status(towline_region_deregister(handle_.get(), deadline.remaining_ns()));
@@ -324,11 +324,11 @@ struct TransferOptions {
   BytesView notice{};        // delivered to the peer after the data; copied
   uint64_t counter_key = 0;  // the peer's counter to add to after the data; 0: none
   uint64_t counter_add = 0;
-  std::chrono::nanoseconds timeout{};  // from each post; 0: the agent's default
-  std::string backend{};               // force one by name; empty: the router chooses
-  uint32_t workers = 0;                // engines to split the work over; 0: one
-  bool queue_completion = false;       // queue a completion at the agent: Agent::pull
-  void* user_data = nullptr;           // returned with completions and callbacks
+  std::optional<std::chrono::nanoseconds> timeout{};  // from each post; none: the agent's default
+  std::string backend{};                              // force one by name; empty: the router chooses
+  uint32_t workers = 0;                               // engines to split the work over; 0: one
+  bool queue_completion = false;                      // queue a completion at the agent: Agent::pull
+  void* user_data = nullptr;                          // returned with completions and callbacks
   towline_callback_t callback = nullptr;
 };
 
@@ -354,11 +354,11 @@ class Transfer {
   [[nodiscard]] Status post() const noexcept { return detail::status(towline_transfer_post(handle_.get())); }
   // kInProgress or the outcome. Helps to make progress.
   [[nodiscard]] Status poll() const noexcept { return detail::status(towline_transfer_poll(handle_.get())); }
-  // Waits for the outcome; kInProgress if the deadline passes first.
+  // Waits for the outcome; kNotYet if the deadline passes first.
   [[nodiscard]] Status wait(Deadline deadline = kForever) const noexcept {
     return detail::status(towline_transfer_wait(handle_.get(), deadline.remaining_ns()));
   }
-  // Waits until no byte can land any more on the given sides; kTimedOut if one still can.
+  // Waits until no byte can land any more on the given sides; kNotYet if one still can.
   [[nodiscard]] Status wait_fenced(Fence fence = Fence::kBoth, Deadline deadline = kForever) const noexcept {
     return detail::status(
         towline_transfer_wait_fenced(handle_.get(), static_cast<uint32_t>(fence), deadline.remaining_ns()));
@@ -381,7 +381,7 @@ class Transfer {
       return towline_transfer_route(handle_.get(), json, capacity, needed);
     });
   }
-  // Cancels, waits for the local fence, frees. kTimedOut: not freed, call again.
+  // Cancels, waits for the local fence, frees. kNotYet: not freed, call again.
   Status destroy(Deadline deadline = kForever) noexcept {
     const Status status = detail::status(towline_transfer_destroy(handle_.get(), deadline.remaining_ns()));
     if (status == Status::kOk) (void)handle_.release();
@@ -446,7 +446,7 @@ class Counter {
  public:
   [[nodiscard]] uint64_t key() const noexcept { return towline_counter_key(handle_.get()); }
   [[nodiscard]] uint64_t value() const noexcept { return towline_counter_value(handle_.get()); }
-  // Waits until the value is at least `threshold`; kTimedOut if the deadline passes first.
+  // Waits until the value is at least `threshold`; kNotYet if the deadline passes first.
   [[nodiscard]] Status wait(uint64_t threshold, Deadline deadline = kForever) const noexcept {
     return detail::status(towline_counter_wait(handle_.get(), threshold, deadline.remaining_ns()));
   }
@@ -486,7 +486,7 @@ class Agent {
     native.advertise = detail::or_null(options.advertise);
     native.backends = detail::or_null(options.backends);
     native.config = detail::or_null(options.config);
-    native.default_timeout_ns = Deadline{options.default_timeout}.remaining_ns();
+    native.default_timeout_ns = detail::nanoseconds(options.default_timeout);
     towline_agent_t* agent = nullptr;
     if (name.find('\0') != std::string::npos) {
       throw Error{Status::kInvalidArgument, "Agent: the name contains a NUL byte"};
@@ -603,7 +603,7 @@ class Agent {
     native.notice_bytes = options.notice.size();
     native.counter_key = options.counter_key;
     native.counter_add = options.counter_add;
-    native.timeout_ns = Deadline{options.timeout}.remaining_ns();
+    native.timeout_ns = detail::timeout_option(options.timeout);
     native.backend = detail::or_null(options.backend);
     native.workers = options.workers;
     native.queue_completion = options.queue_completion ? 1 : 0;
@@ -653,7 +653,7 @@ class Agent {
   [[nodiscard]] int32_t pull(std::span<Completion> completions) const noexcept {
     return towline_completions_pull(handle_.get(), completions.data(), completions.size());
   }
-  // Sleeps until a notice or queued completion is available; kTimedOut if the deadline passes first.
+  // Sleeps until a notice or queued completion is available; kNotYet if the deadline passes first.
   [[nodiscard]] Status wait(Deadline deadline = kForever) const noexcept {
     return detail::status(towline_agent_wait(handle_.get(), deadline.remaining_ns()));
   }

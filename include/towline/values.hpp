@@ -41,42 +41,63 @@ class Error : public std::runtime_error {
 
 // Times
 
-// When to stop waiting: after a duration (5s), at a point of the steady clock, or never.
+namespace detail {
+
+// 0 for what is negative, TOWLINE_FOREVER for what is too long.
+template <class Rep, class Period>
+[[nodiscard]] constexpr uint64_t nanoseconds(std::chrono::duration<Rep, Period> time) noexcept {
+  using Seconds = std::chrono::duration<double>;
+  if (time <= time.zero()) return 0;
+  if (Seconds{time} >= Seconds{std::chrono::nanoseconds::max()}) return TOWLINE_FOREVER;
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
+}
+
+// Of an option struct of the C API, where 0 is the default: one that has passed is as short as can be.
+[[nodiscard]] constexpr uint64_t timeout_option(
+    const std::optional<std::chrono::nanoseconds>& timeout) noexcept {
+  return timeout ? std::max<uint64_t>(nanoseconds(*timeout), 1) : 0;
+}
+// Of an argument of the C API.
+[[nodiscard]] constexpr uint64_t timeout_argument(
+    const std::optional<std::chrono::nanoseconds>& timeout) noexcept {
+  return timeout ? nanoseconds(*timeout) : TOWLINE_DEFAULT_TIMEOUT;
+}
+
+}  // namespace detail
+
+// A point of the steady clock, or never. A duration (5s) counts from the moment at which the Deadline is made, so that
+// several waits with one Deadline end together.
 class Deadline {
  public:
   template <class Rep, class Period>
-  constexpr Deadline(std::chrono::duration<Rep, Period> from_now) noexcept  // NOLINT: implicit on purpose
-      : nanoseconds_(saturate(from_now)) {}
+  Deadline(std::chrono::duration<Rep, Period> from_now) noexcept  // NOLINT: implicit on purpose
+      : at_ns_(after(detail::nanoseconds(from_now))) {}
   template <class Duration>
   constexpr Deadline(std::chrono::time_point<std::chrono::steady_clock, Duration> at) noexcept  // NOLINT
-      : nanoseconds_(saturate(at.time_since_epoch())), absolute_(true) {}
+      : at_ns_(std::max<uint64_t>(detail::nanoseconds(at.time_since_epoch()), 1)) {}
 
   constexpr Deadline() noexcept = default;  // never
 
-  // The point of the steady clock, in nanoseconds; a duration counts from now.
-  [[nodiscard]] uint64_t absolute_ns() const noexcept {
-    if (absolute_ || nanoseconds_ == TOWLINE_FOREVER) return nanoseconds_;
-    const uint64_t now = saturate(std::chrono::steady_clock::now().time_since_epoch());
-    return nanoseconds_ > TOWLINE_FOREVER - now ? TOWLINE_FOREVER : now + nanoseconds_;
-  }
-  // The remaining nanoseconds for the C API; 0 if it has passed.
+  // As a `deadline_ns` of the C API, which is on CLOCK_MONOTONIC.
+  [[nodiscard]] constexpr uint64_t absolute_ns() const noexcept { return at_ns_; }
+  // As a `timeout_ns` of the C API; 0 if it has passed.
   [[nodiscard]] uint64_t remaining_ns() const noexcept {
-    if (!absolute_) return nanoseconds_;
-    const uint64_t now = saturate(std::chrono::steady_clock::now().time_since_epoch());
-    return nanoseconds_ > now ? nanoseconds_ - now : 0;
+    if (at_ns_ == TOWLINE_FOREVER) return at_ns_;
+    const uint64_t now = now_ns();
+    return at_ns_ > now ? at_ns_ - now : 0;
   }
 
  private:
-  template <class Rep, class Period>
-  static constexpr uint64_t saturate(std::chrono::duration<Rep, Period> time) noexcept {
-    using Seconds = std::chrono::duration<double>;
-    if (time <= time.zero()) return 0;
-    if (Seconds{time} >= Seconds{std::chrono::nanoseconds::max()}) return TOWLINE_FOREVER;
-    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
+  static uint64_t now_ns() noexcept {
+    return detail::nanoseconds(std::chrono::steady_clock::now().time_since_epoch());
+  }
+  static uint64_t after(uint64_t from_now_ns) noexcept {
+    if (from_now_ns == TOWLINE_FOREVER) return from_now_ns;
+    const uint64_t now = now_ns();
+    return from_now_ns > TOWLINE_FOREVER - now ? TOWLINE_FOREVER : now + from_now_ns;
   }
 
-  uint64_t nanoseconds_ = TOWLINE_FOREVER;
-  bool absolute_ = false;
+  uint64_t at_ns_ = TOWLINE_FOREVER;
 };
 
 inline constexpr Deadline kForever{};

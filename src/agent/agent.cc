@@ -316,7 +316,7 @@ Status Agent::wait_event(EventQueue& queue, uint64_t timeout_ns) noexcept {
     status = events_usable();
     return status != Status::kOk;
   };
-  if (!wait_until(done, queue.word(), queue.waiters(), timeout_ns)) return Status::kTimedOut;
+  if (!wait_until(done, queue.word(), queue.waiters(), timeout_ns)) return Status::kNotYet;
   return queue.there() ? Status::kOk : status;
 }
 
@@ -337,7 +337,7 @@ Status Agent::wait_counter(uint64_t key, uint64_t threshold, uint64_t timeout_ns
     status = usable();
     return status != Status::kOk;
   };
-  return wait_until(done, cell->changes, cell->waiters, timeout_ns) ? status : Status::kTimedOut;
+  return wait_until(done, cell->changes, cell->waiters, timeout_ns) ? status : Status::kNotYet;
 }
 
 // ---- transfers

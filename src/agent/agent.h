@@ -122,7 +122,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // Drives, then waits a little, until `ready` or the deadline; false: the deadline. Control path.
   template <class Ready>
   bool drive_until(Ready&& ready, uint64_t deadline_ns);
-  // kOk, kTimedOut, kClosed or kForked.
+  // kOk, kNotYet, kClosed or kForked.
   Status wait_event(EventQueue& queue, uint64_t timeout_ns) noexcept;
 
   // ---- memory

@@ -328,7 +328,7 @@ Status Group::wait(uint64_t timeout_ns) noexcept {
   const uint64_t left_ns = deadline_ns_ > now_ns ? deadline_ns_ - now_ns : 0;
   (void)wait_for(known, std::min(timeout_ns, left_ns));
   if (outcome() == Status::kInProgress) check_deadline();
-  return outcome();
+  return outcome() == Status::kInProgress ? Status::kNotYet : outcome();
 }
 
 bool Group::fenced(uint32_t fences) const noexcept {
@@ -345,7 +345,7 @@ bool Group::fenced(uint32_t fences) const noexcept {
 
 Status Group::wait_fenced(uint32_t fences, uint64_t timeout_ns) noexcept {
   if (fork_generation_ != fork_generation()) return Status::kForked;
-  return wait_for([this, fences] { return fenced(fences); }, timeout_ns) ? Status::kOk : Status::kTimedOut;
+  return wait_for([this, fences] { return fenced(fences); }, timeout_ns) ? Status::kOk : Status::kNotYet;
 }
 
 void Group::result(towline_group_result_t& result) const noexcept {

@@ -213,7 +213,7 @@ Status OwnRegions::remove(const std::shared_ptr<Region>& region, uint64_t timeou
   if (const std::shared_ptr<Region> twin = twin_of(key); twin != nullptr) {
     const uint64_t now_ns = agent_.now_ns();
     const Status status = remove(twin, deadline_ns > now_ns ? deadline_ns - now_ns : 0, why);
-    if (status == Status::kTimedOut) return status;
+    if (status == Status::kNotYet) return status;
     const std::lock_guard registering(registration_mutex_);
     twins_.erase(key);
   }
@@ -226,7 +226,7 @@ Status OwnRegions::remove(const std::shared_ptr<Region>& region, uint64_t timeou
         return why.empty();
       },
       deadline_ns);
-  if (!gone) return Status::kTimedOut;
+  if (!gone) return Status::kNotYet;
   const std::lock_guard registering(registration_mutex_);  // until it is gone: a backend may be coming
   unregister_from_backends(*region);
   agent_.forget_own_region(key);

@@ -32,7 +32,7 @@ class OwnRegions {
   std::shared_ptr<Region> add(void* address, uint64_t bytes, const towline_region_options_t& options);
   // Memory of the agent itself: registered with backends, but not found by lists and not in metadata.
   std::shared_ptr<Region> add_private(void* address, uint64_t bytes);
-  // kTimedOut, with a text that names the peer that still holds it: not deregistered yet; call again.
+  // kNotYet, with a text that names the peer that still holds it: not deregistered yet; call again.
   Status remove(const std::shared_ptr<Region>& region, uint64_t timeout_ns, std::string& why);
 
   // The region by which the agent, as its own peer, reaches the one with this key: that one, or, if it was registered

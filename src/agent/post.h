@@ -125,7 +125,7 @@ class Post : public Ending {
   [[nodiscard]] std::string route() const;
   // What its backend takes for so many bytes of such a transfer.
   [[nodiscard]] Price price_of(uint64_t bytes) const;
-  // Cancels, waits for the fence, releases everything prepared. kTimedOut: not yet.
+  // Cancels, waits for the fence, releases everything prepared, or kNotYet.
   [[nodiscard]] Status retire(uint64_t timeout_ns) noexcept;
 
   // Closes the gate: kRelink, or a final status. Any thread.

@@ -211,7 +211,7 @@ bool Post::wait_for(Done&& done, uint64_t timeout_ns) noexcept {
 Status Post::wait(uint64_t timeout_ns) noexcept {
   if (fork_generation_ != fork_generation()) return Status::kForked;
   return wait_for([this] { return poll_outcome() != Status::kInProgress; }, timeout_ns) ? poll_outcome()
-                                                                                        : Status::kInProgress;
+                                                                                        : Status::kNotYet;
 }
 
 bool Post::fenced(uint32_t fences) const noexcept {
@@ -239,7 +239,7 @@ bool Post::remote_fenced() const noexcept {
 
 Status Post::wait_fenced(uint32_t fences, uint64_t timeout_ns) noexcept {
   if (fork_generation_ != fork_generation()) return Status::kForked;
-  return wait_for([this, fences] { return fenced(fences); }, timeout_ns) ? Status::kOk : Status::kTimedOut;
+  return wait_for([this, fences] { return fenced(fences); }, timeout_ns) ? Status::kOk : Status::kNotYet;
 }
 
 Status Post::set_notice(const void* notice, size_t bytes) {
@@ -321,13 +321,13 @@ Status Post::retire(uint64_t timeout_ns) noexcept {
   if (fork_generation_ != fork_generation()) return Status::kForked;
   cancel();
   if (!wait_for([this] { return phase_.load(std::memory_order_acquire) == kReady; }, timeout_ns))
-    return Status::kTimedOut;
+    return Status::kNotYet;
   while (!take(kBusy)) cpu_pause();
   wait_for_short_posts();
   flush_counts();
   if (!wait_for([this] { return all_settled(); }, timeout_ns)) {  // a graph's copy still runs
     phase_.store(kReady, std::memory_order_release);
-    return Status::kTimedOut;
+    return Status::kNotYet;
   }
   release_parts();
   staged_.reset();

@@ -207,7 +207,7 @@ Status PostPlan::retire(uint64_t timeout_ns, std::string& why) {
   const uint64_t deadline_ns = Deadline::after(agent.now_ns(), timeout_ns).ns();
   if (!agent.drive_until([&] { return count_free() == made; }, deadline_ns)) {
     why = "its posts are not fenced yet: their memory may still be in use; call again";
-    return Status::kTimedOut;
+    return Status::kNotYet;
   }
   for (; retired_ < made; ++retired_) {
     const uint64_t now_ns = agent.now_ns();

@@ -92,7 +92,7 @@ class PostPlan final : public AfterEnding {
   // with kAgain: too many posts are in flight or held, or credit is missing. Throws Error for picks that are wrong.
   [[nodiscard]] Status post(const PickPair& picks, const PostOptions& options, void* const* stream,
                             PlannedPost** post);
-  // Refuses posts, cancels what is in flight, waits for its fence, and releases everything. kTimedOut: not yet;
+  // Refuses posts, cancels what is in flight, waits for its fence, and releases everything. kNotYet: not released;
   // kBusy: the application still holds posts; `why` says how many.
   [[nodiscard]] Status retire(uint64_t timeout_ns, std::string& why);
 

@@ -39,7 +39,7 @@ void RegionReaper::add(std::shared_ptr<Region> region, Released released, void* 
 bool RegionReaper::reap(const Entry& entry, uint64_t timeout_ns) noexcept {
   try {
     std::string why;
-    if (regions_.remove(entry.region, timeout_ns, why) == Status::kTimedOut) return false;
+    if (regions_.remove(entry.region, timeout_ns, why) == Status::kNotYet) return false;
   } catch (const std::exception&) {
     return false;  // no memory: tried again
   }

@@ -359,14 +359,17 @@ void towline_batch_destroy(towline_batch_t* batch) { delete batch; }
 uint32_t towline_work_state(const towline_work_t* work) {
   return work == nullptr ? uint32_t{TOWLINE_WORK_ERROR} : of(work)->state();
 }
-int32_t towline_work_poll(towline_work_t* work) { return towline_work_wait(work, 0); }
+int32_t towline_work_poll(towline_work_t* work) {
+  const int32_t status = towline_work_wait(work, 0);
+  return status == TOWLINE_NOT_YET ? TOWLINE_IN_PROGRESS : status;
+}
 
 int32_t towline_work_wait(towline_work_t* work, uint64_t timeout_ns) {
   return capi::guard(__func__, [&] {
     capi::need(work, "work");
     const Status status = of(work)->communicator()->wait(*of(work), timeout_ns);
     if (is_error(status)) fail(status, "{}", of(work)->error());
-    return status;
+    return status == Status::kInProgress ? Status::kNotYet : status;
   });
 }
 int32_t towline_work_wait_blocking(towline_work_t* work, uint64_t timeout_ns) {

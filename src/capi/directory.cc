@@ -230,8 +230,8 @@ int32_t towline_watch_next(towline_watch_t* watch, uint64_t timeout_ns, towline_
     const Status status = watch->watch->next(timeout_ns, watch->current, why);
     if (status != Status::kOk) {
       return static_cast<Status>(capi::refuse(
-          status, status == Status::kTimedOut ? "towline_watch_next: no event came in time"
-                                              : "towline_watch_next: the watch has ended: " + why));
+          status, status == Status::kNotYet ? "towline_watch_next: no event came in time"
+                                            : "towline_watch_next: the watch has ended: " + why));
     }
     *event = {watch->current.kind, 0, view(watch->current.entry)};
     return status;

@@ -29,7 +29,7 @@ class DirectoryStore final : public rendezvous::Store {
   DirectoryStore(towline_agent_t* agent, std::string address) : address_(std::move(address)) {
     check(towline_directory_open(agent, address_.c_str(), &directory_));
   }
-  ~DirectoryStore() override { towline_directory_close(directory_, 0); }
+  ~DirectoryStore() override { towline_directory_close(directory_, TOWLINE_DEFAULT_TIMEOUT); }
 
   void set(const std::string& key, std::span<const uint8_t> value) override {
     Call call;

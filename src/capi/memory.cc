@@ -98,7 +98,7 @@ int32_t towline_region_deregister(towline_region_t* region, uint64_t timeout_ns)
     if (region->agent->usable() == Status::kOk) {
       std::string why;
       const Status status = region->agent->own_regions().remove(region->region, timeout_ns, why);
-      if (status == Status::kTimedOut) fail(status, "the region is still in use: {}", why);
+      if (status == Status::kNotYet) fail(status, "the region is still in use: {}", why);
     }
     delete region;
     return Status::kOk;

@@ -35,7 +35,7 @@ int32_t towline_peer_connect(towline_agent_t* agent, const char* address, uint64
   return capi::guard(__func__, [&] {
     capi::need(agent, "agent");
     capi::need(address, "address");
-    if (timeout_ns == 0) timeout_ns = agent->agent->default_timeout_ns();
+    if (timeout_ns == TOWLINE_DEFAULT_TIMEOUT) timeout_ns = agent->agent->default_timeout_ns();
     Peer& connected =
         DirectoryAddress::is_one(address)
             ? agent->directories->connect(address, timeout_ns)
@@ -61,7 +61,7 @@ int32_t towline_peer_find(towline_agent_t* agent, const char* name, towline_peer
 int32_t towline_peer_refresh(towline_peer_t* peer, uint64_t timeout_ns) {
   return capi::guard(__func__, [&] {
     capi::need(peer, "peer");
-    if (timeout_ns == 0) timeout_ns = peer->agent->default_timeout_ns();
+    if (timeout_ns == TOWLINE_DEFAULT_TIMEOUT) timeout_ns = peer->agent->default_timeout_ns();
     peer->agent->refresh_peer(*peer->peer, Deadline::after(monotonic_now_ns(), timeout_ns));
     return Status::kOk;
   });

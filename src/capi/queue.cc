@@ -170,8 +170,7 @@ int32_t towline_queue_next(towline_queue_t* queue, towline_event_t* events, size
 int32_t towline_queue_wait(towline_queue_t* queue, uint64_t deadline_ns) {
   if (queue == nullptr) return TOWLINE_INVALID_ARGUMENT;
   const uint64_t left_ns = Deadline::at(deadline_ns).remaining_ns(monotonic_now_ns());
-  const Status status = queue->agent->wait_event(*queue->queue, left_ns);
-  return status == Status::kTimedOut ? TOWLINE_NOT_YET : static_cast<int32_t>(status);
+  return static_cast<int32_t>(queue->agent->wait_event(*queue->queue, left_ns));
 }
 
 void towline_event_release(towline_event_t* event) {
@@ -351,7 +350,7 @@ int32_t towline_region_deregister_async(towline_region_t* region, towline_queue_
       try {
         std::string why;
         const Status status = owner.own_regions().remove(gone, 0, why);
-        return status == Status::kTimedOut ? Status::kInProgress : status;
+        return status == Status::kNotYet ? Status::kInProgress : status;
       } catch (const std::exception&) {  // of memory: asked again
         return Status::kInProgress;
       }

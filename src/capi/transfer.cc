@@ -140,7 +140,7 @@ int32_t towline_transfer_destroy(towline_transfer_t* transfer, uint64_t timeout_
   return capi::guard(__func__, [&] {
     if (transfer == nullptr) return Status::kOk;
     const Status status = of(transfer).retire(timeout_ns);
-    if (status == Status::kTimedOut) {
+    if (status == Status::kNotYet) {
       fail(status, "the transfer is not fenced yet: its memory may still be in use; call again");
     }
     if (status == Status::kForked) return Status::kOk;  // the parent's copy lives on

@@ -163,10 +163,10 @@ std::unique_ptr<AgentWindow::Move> AgentWindow::begin(uint32_t op, Rank& rank, u
 
 // Waits for it; breaks the communicator if it fails.
 Status AgentWindow::finish(Move& move, const char* what, size_t rank) {
-  Status status = Status::kInProgress;
-  while (status == Status::kInProgress && !breaker_.broken()) status = move.transfer().wait(kLookNs);
+  Status status = Status::kNotYet;
+  while (status == Status::kNotYet && !breaker_.broken()) status = move.transfer().wait(kLookNs);
   if (status == Status::kOk) return status;
-  if (status == Status::kInProgress) return breaker_.status();
+  if (status == Status::kNotYet) return breaker_.status();
   return breaker_.raise(as_loss(status),
                         fmt::format("{} rank {}'s window: {}", what, rank, status_text(status)));
 }
@@ -262,8 +262,8 @@ Status AgentWindow::wait_signal(size_t rank, Deadline deadline) noexcept {
       continue;
     }
     if (breaker_.broken()) return breaker_.status();
-    if (status != Status::kTimedOut) return status;
-    if (deadline.passed(monotonic_now_ns())) return Status::kTimedOut;
+    if (status != Status::kNotYet) return status;
+    if (deadline.passed(monotonic_now_ns())) return Status::kNotYet;
     seen = other.taken.load(std::memory_order_relaxed);
   }
 }

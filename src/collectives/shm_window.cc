@@ -155,7 +155,7 @@ Status ShmWindow::wait_signal(int rank, Deadline deadline) noexcept {
     group.retire();
     if (there || take()) return Status::kOk;
     if (broken) return group.broken() ? group.breakage().status : backend_.breaker().status();
-    if (deadline.passed(monotonic_now_ns())) return Status::kTimedOut;
+    if (deadline.passed(monotonic_now_ns())) return Status::kNotYet;
   }
 }
 

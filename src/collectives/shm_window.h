@@ -25,7 +25,7 @@ class ShmWindow {
   void* address(int rank) const noexcept { return ranks_[static_cast<size_t>(rank)].address; }
   uint64_t bytes(int rank) const noexcept { return ranks_[static_cast<size_t>(rank)].bytes; }
   void signal(int rank) noexcept;
-  // kOk, kTimedOut, or why the communicator broke.
+  // kOk, kNotYet, or why the communicator broke.
   Status wait_signal(int rank, Deadline deadline) noexcept;
 
  private:

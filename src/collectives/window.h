@@ -26,7 +26,7 @@ class Window {
   Status put(int rank, uint64_t offset, const void* from, uint64_t bytes);
   Status get(int rank, uint64_t offset, void* to, uint64_t bytes);
   Status signal(int rank);
-  // kOk, kTimedOut, or why the communicator broke.
+  // kOk, kNotYet, or why the communicator broke.
   Status wait_signal(int rank, Deadline deadline) noexcept;
 
  private:

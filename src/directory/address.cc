@@ -117,7 +117,7 @@ void DirectoryHost::close() noexcept {
     closed_ = true;
     all.swap(open_);
   }
-  for (const auto& [identity, directory] : all) directory->close(0);
+  for (const auto& [identity, directory] : all) directory->close(TOWLINE_DEFAULT_TIMEOUT);
 }
 
 }  // namespace towline

@@ -115,7 +115,7 @@ Directory::Directory(std::shared_ptr<Agent> agent, const DirectoryAddress& addre
   client_ = client;
 }
 
-Directory::~Directory() { close(0); }
+Directory::~Directory() { close(TOWLINE_DEFAULT_TIMEOUT); }
 
 void Directory::close(uint64_t timeout_ns) noexcept {
   // In a child of fork the plugin's thread does not exist, so nothing of it can be ended.
@@ -123,7 +123,7 @@ void Directory::close(uint64_t timeout_ns) noexcept {
   while (users_.load(std::memory_order_seq_cst) != 0) sched_yield();
   towline_directory_client* const client = client_.exchange(nullptr);
   if (client == nullptr) return;
-  const uint64_t limit_ns = timeout_ns == 0 ? kDirectoryCloseNs : timeout_ns;
+  const uint64_t limit_ns = timeout_ns == TOWLINE_DEFAULT_TIMEOUT ? kDirectoryCloseNs : timeout_ns;
   table_.close(client, Deadline::after(monotonic_now_ns(), limit_ns).ns());
   const std::lock_guard lock(mutex_);
   for (const auto& [number, watch] : watches_) watch->end(Status::kClosed, "the directory has been closed");
@@ -142,7 +142,7 @@ std::shared_ptr<DirectoryCall> Directory::start(std::shared_ptr<DirectoryCall> c
                                                 const std::vector<Part>& parts, uint64_t timeout_ns) {
   const Use use(*this);
   towline_directory_client* const client = use.need();
-  const uint64_t limit_ns = timeout_ns != 0 ? timeout_ns : agent_->default_timeout_ns();
+  const uint64_t limit_ns = timeout_ns != TOWLINE_DEFAULT_TIMEOUT ? timeout_ns : agent_->default_timeout_ns();
   const uint64_t deadline_ns = Deadline::after(monotonic_now_ns(), limit_ns).ns();
   call->parts_left_ = parts.size();
   {

@@ -55,7 +55,7 @@ class DirectoryCall {
       : directory_(std::move(directory)), op_(op) {}
 
   [[nodiscard]] Status poll() const;
-  // kInProgress if the time passes first.
+  // kNotYet if the time passes first.
   Status wait(uint64_t timeout_ns);
   void cancel();
   // Told once it has its outcome.
@@ -105,7 +105,7 @@ class DirectoryWatch {
 
   explicit DirectoryWatch(std::shared_ptr<Agent> agent) : agent_(std::move(agent)) {}
 
-  // kTimedOut, or why it ended (with `why`).
+  // kOk, kNotYet, or why it ended (with `why`).
   Status next(uint64_t timeout_ns, Event& event, std::string& why);
   [[nodiscard]] Status status() const;
   // Told once next() has something to give.

@@ -42,8 +42,7 @@ Status DirectoryCall::poll() const {
 Status DirectoryCall::wait(uint64_t timeout_ns) {
   std::unique_lock lock(mutex_);
   const auto ended = [this] { return status_ != Status::kInProgress; };
-  (void)wait_for(directory_->agent(), lock, ended_, timeout_ns, ended);
-  return status_;
+  return wait_for(directory_->agent(), lock, ended_, timeout_ns, ended) ? status_ : Status::kNotYet;
 }
 
 void DirectoryCall::cancel() {
@@ -109,7 +108,7 @@ void DirectoryWatch::tell_locked() {
 Status DirectoryWatch::next(uint64_t timeout_ns, Event& event, std::string& why) {
   std::unique_lock lock(mutex_);
   const auto ready = [this] { return !waiting_.empty() || is_error(status_); };
-  if (!wait_for(*agent_, lock, news_, timeout_ns, ready)) return Status::kTimedOut;
+  if (!wait_for(*agent_, lock, news_, timeout_ns, ready)) return Status::kNotYet;
   if (waiting_.empty()) {
     why = why_;
     return status_;

@@ -162,7 +162,7 @@ TEST(FabricBarrier, EndsOnceAllHaveEntered) {
       ASSERT_EQ(members.enter(member, &numbers[member]), Status::kInProgress);
     // Both have signalled each other, and neither may go on.
     ASSERT_EQ(members.sides[0]->engine.wait_counter(kImmediate, 2 * round + 1, kLimitNs), Status::kOk);
-    EXPECT_EQ(members.sides[0]->engine.wait(numbers[0], 2 * kMillisecondNs), Status::kInProgress);
+    EXPECT_EQ(members.sides[0]->engine.wait(numbers[0], 2 * kMillisecondNs), Status::kNotYet);
     EXPECT_EQ(members.sides[1]->engine.poll(numbers[1]), Status::kInProgress);
     ASSERT_EQ(members.enter(2, &numbers[2]), Status::kInProgress);
     for (uint32_t member = 0; member < 3; ++member) {

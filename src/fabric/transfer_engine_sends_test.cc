@@ -48,7 +48,7 @@ TEST_F(FabricSends, ShortAndLongSendsFillReceivesWhicheverComesFirst) {
       if (receive_first) into = receive(3, 1 << 20);
       const Handle sent = send(7, bytes);
       if (!receive_first) {
-        EXPECT_EQ(one.engine.wait(sent, 2 * kMillisecondNs), Status::kInProgress);
+        EXPECT_EQ(one.engine.wait(sent, 2 * kMillisecondNs), Status::kNotYet);
         into = receive(3, 1 << 20);
       }
       EXPECT_EQ(one.engine.wait(sent, kLimitNs), Status::kOk) << bytes;
@@ -85,7 +85,7 @@ TEST_F(FabricSends, AReceiveCanNameItsSender) {
   only.from = three_here;
   const Handle from_three = receive(0, 4096, only);
   const Handle first = send(0, 2000);
-  EXPECT_EQ(one.engine.wait(first, 2 * kMillisecondNs), Status::kInProgress);
+  EXPECT_EQ(one.engine.wait(first, 2 * kMillisecondNs), Status::kNotYet);
   three.bytes[0] = 42;
   Handle sent;
   ASSERT_EQ(three.engine.send(two_there, *three.memory, 0, 1000, {}, &sent), Status::kInProgress);
@@ -111,7 +111,7 @@ TEST_F(FabricSends, WhatNobodyReceivesIsRefusedBeyondABound) {
 
 TEST_F(FabricSends, CancelledOrLateSendsAndReceivesAreFencedAndLeaveNothingBehind) {
   const Handle waits = send(0, 100'000);
-  EXPECT_EQ(one.engine.wait(waits, 2 * kMillisecondNs), Status::kInProgress);
+  EXPECT_EQ(one.engine.wait(waits, 2 * kMillisecondNs), Status::kNotYet);
   one.engine.cancel(waits);
   EXPECT_EQ(one.engine.wait(waits, kLimitNs), Status::kCancelled);
   EXPECT_EQ(one.engine.wait_fenced(waits, kLimitNs), Status::kOk);
@@ -139,7 +139,7 @@ TEST_F(FabricSends, APeerThatGoesEndsItsSendsAndReceives) {
   const Handle there = one.engine.connect(three->engine.address());
   Handle number;
   ASSERT_EQ(one.engine.send(there, *one.memory, 0, 100'000, {}, &number), Status::kInProgress);
-  EXPECT_EQ(one.engine.wait(number, 5 * kMillisecondNs), Status::kInProgress);
+  EXPECT_EQ(one.engine.wait(number, 5 * kMillisecondNs), Status::kNotYet);
   three.reset();
   EXPECT_EQ(one.engine.wait(number, kLimitNs), Status::kPeerLost);
 }

@@ -322,7 +322,7 @@ Status TransferEngine::wait(Handle number, uint64_t timeout_ns) {
     const Slot* slot = find(number);
     return slot == nullptr || slot->status != Status::kInProgress;
   };
-  changed_.wait_until(held, until(timeout_ns), over);
+  if (!changed_.wait_until(held, until(timeout_ns), over)) return Status::kNotYet;
   const Slot* slot = find(number);
   return slot == nullptr ? Status::kStale : slot->status;
 }
@@ -333,7 +333,7 @@ Status TransferEngine::wait_fenced(Handle number, uint64_t timeout_ns) {
     const Slot* slot = find(number);
     return slot == nullptr || slot->fenced;
   };
-  if (!changed_.wait_until(held, until(timeout_ns), over)) return Status::kTimedOut;
+  if (!changed_.wait_until(held, until(timeout_ns), over)) return Status::kNotYet;
   const Slot* slot = find(number);
   if (slot == nullptr) return Status::kStale;
   return slot->fences == kFencedBoth ? Status::kOk : Status::kPeerLost;
@@ -368,7 +368,7 @@ Status TransferEngine::wait_counter(uint32_t immediate, uint64_t value, uint64_t
     const auto found = counters_.find(immediate);
     return (found == counters_.end() ? 0 : found->second.value) >= value;
   };
-  return changed_.wait_until(held, until(timeout_ns), reached) ? Status::kOk : Status::kTimedOut;
+  return changed_.wait_until(held, until(timeout_ns), reached) ? Status::kOk : Status::kNotYet;
 }
 
 }  // namespace towline::fabric

@@ -155,7 +155,7 @@ TEST(CollectiveWindows, ArePutIntoAndSignalled) {
         return 7;
       if (towline_window_put(window, 1 - rank, 65000, mine.data(), mine.size()) != TOWLINE_OUT_OF_RANGE)
         return 8;
-      if (towline_window_wait_signal(window, 1 - rank, 1'000'000) != TOWLINE_TIMED_OUT) return 9;
+      if (towline_window_wait_signal(window, 1 - rank, 1'000'000) != TOWLINE_NOT_YET) return 9;
       if (towline_window_destroy(window, 60'000'000'000) != TOWLINE_OK) return 10;
       towline_communicator_destroy(ranks);
       return 0;

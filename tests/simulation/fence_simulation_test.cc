@@ -52,7 +52,7 @@ class StalledPeers {
   }
   ~StalledPeers() {
     for (const FencedMove& move : moves_) {
-      while (towline_transfer_destroy(move.transfer, 0) == TOWLINE_TIMED_OUT) drive();
+      while (towline_transfer_destroy(move.transfer, 0) == TOWLINE_NOT_YET) drive();
     }
     for (StalledSide& side : sides_) {
       towline_block_list_destroy(side.mine);

@@ -223,7 +223,7 @@ void World::look_after(uint32_t index) {
   SimulatedAgent& agent = agents_[index];
   if (agent.deregistering) {
     const int32_t status = towline_region_deregister(agent.shared_region, 0);
-    if (status == TOWLINE_TIMED_OUT) return;
+    if (status == TOWLINE_NOT_YET) return;
     ASSERT_EQ(status, TOWLINE_OK) << towline_last_error();
     agent.deregistering = false;
     agent.shared_region = nullptr;

@@ -13,7 +13,7 @@ namespace towline::simulation {
 
 bool World::drop(SimulatedMove& move) {
   if (move.transfer == nullptr) return true;
-  if (towline_transfer_destroy(move.transfer, 0) == TOWLINE_TIMED_OUT) return false;
+  if (towline_transfer_destroy(move.transfer, 0) == TOWLINE_NOT_YET) return false;
   move.transfer = nullptr;
   return true;
 }

@@ -426,12 +426,12 @@ void Spinner::ended(Move& move, int32_t status) {
 
 // An outcome that is not ok: the areas are not to be touched before they are fenced.
 void Spinner::settle_fences(Move& move) {
-  int32_t status = TOWLINE_TIMED_OUT;
-  for (uint64_t waited = 0; status == TOWLINE_TIMED_OUT && waited < kPatienceNs; waited += kShortNs) {
+  int32_t status = TOWLINE_NOT_YET;
+  for (uint64_t waited = 0; status == TOWLINE_NOT_YET && waited < kPatienceNs; waited += kShortNs) {
     status = call(towline_transfer_wait_fenced(move.transfer, TOWLINE_FENCE_LOCAL, kShortNs));
     world_.drive();
   }
-  if (status == TOWLINE_TIMED_OUT) give_up("a transfer's local fence does not come");
+  if (status == TOWLINE_NOT_YET) give_up("a transfer's local fence does not come");
   status = call(towline_transfer_wait_fenced(move.transfer, TOWLINE_FENCE_REMOTE, kShortNs));
   if (status == TOWLINE_OK) return;
   if (move.op == TOWLINE_WRITE) move.remote->spoil(move.area);
@@ -446,10 +446,10 @@ void Spinner::destroy(Move& move) {
     settle_fences(move);
     if (move.transfer == nullptr) return;
   }
-  int32_t status = TOWLINE_TIMED_OUT;
-  for (uint64_t waited = 0; status == TOWLINE_TIMED_OUT && waited < kPatienceNs; waited += kShortNs) {
+  int32_t status = TOWLINE_NOT_YET;
+  for (uint64_t waited = 0; status == TOWLINE_NOT_YET && waited < kPatienceNs; waited += kShortNs) {
     status = call(towline_transfer_destroy(move.transfer, kShortNs));
-    if (status == TOWLINE_TIMED_OUT) world_.drive();
+    if (status == TOWLINE_NOT_YET) world_.drive();
   }
   if (status != TOWLINE_OK) give_up(std::string("a transfer stays: ") + towline_last_error());
   move.transfer = nullptr;

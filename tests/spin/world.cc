@@ -156,8 +156,8 @@ void World::open(Place& place, Random& random) {
 }
 
 void World::deregister(towline_region_t* region) {
-  int32_t status = TOWLINE_TIMED_OUT;
-  for (uint64_t waited = 0; status == TOWLINE_TIMED_OUT && waited < kPatienceNs; waited += 10'000'000) {
+  int32_t status = TOWLINE_NOT_YET;
+  for (uint64_t waited = 0; status == TOWLINE_NOT_YET && waited < kPatienceNs; waited += 10'000'000) {
     status = towline_region_deregister(region, 10'000'000);
     drive();
   }

@@ -227,7 +227,7 @@ uint64_t wait_counter(Counter& counter, uint64_t threshold, nb::handle timeout) 
       status = towline_counter_wait(counter.native, threshold, deadline.signal_slice());
     }
     if (status == TOWLINE_OK) return towline_counter_value(counter.native);
-    if (status != TOWLINE_TIMED_OUT) check(status, "towline_counter_wait");
+    if (status != TOWLINE_NOT_YET) check(status, "towline_counter_wait");
     check_signals();
     if (deadline.passed()) raise_not_yet("the counter has not reached " + std::to_string(threshold) + " yet");
   }

@@ -48,7 +48,7 @@ struct Directory {
   }
   void close(nb::handle timeout) {
     if (native == nullptr) return;
-    const uint64_t limit = timeout_ns(timeout, 0);
+    const uint64_t limit = timeout_ns(timeout, TOWLINE_DEFAULT_TIMEOUT);
     towline_directory_t* const closing = std::exchange(native, nullptr);
     const WithoutGil without_gil;
     (void)towline_directory_close(closing, limit);
@@ -104,9 +104,7 @@ nb::object start(Directory& directory, Gives gives, const char* function, Start 
   return nb::cast(made, nb::rv_policy::take_ownership);
 }
 
-uint64_t limit_of(nb::handle timeout) {
-  return timeout.is_none() ? 0 : std::max<uint64_t>(timeout_ns(timeout, 0), 1);
-}
+uint64_t limit_of(nb::handle timeout) { return timeout_ns(timeout, TOWLINE_DEFAULT_TIMEOUT); }
 
 nb::object put(Directory& directory, nb::handle key, nb::handle value, bool leased, bool create,
                nb::handle timeout) {
@@ -231,8 +229,8 @@ nb::object wait(DirectoryCall& call, nb::handle timeout) {
       const WithoutGil without_gil;
       status = towline_directory_call_wait(call.native, deadline.signal_slice());
     }
-    check(status, "towline_directory_call_wait");
     if (status == TOWLINE_OK) return result(call);
+    if (status != TOWLINE_NOT_YET) check(status, "towline_directory_call_wait");
     check_signals();
     if (deadline.passed()) raise_not_yet("the call has not ended yet");
   }
@@ -266,7 +264,7 @@ nb::object next_event(Watch& watch, nb::handle timeout) {
       return named("DirectoryEvent")(event.kind < 4 ? kKinds[event.kind] : "", text(event.entry.key),
                                      value_of(event.entry));
     }
-    if (status != TOWLINE_TIMED_OUT) check(status, "towline_watch_next");
+    if (status != TOWLINE_NOT_YET) check(status, "towline_watch_next");
     check_signals();
     if (deadline.passed()) return nb::none();
   }

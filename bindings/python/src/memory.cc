@@ -196,10 +196,10 @@ void deregister(Region& region, nb::handle timeout) {
     ~Deregistering() { region.deregistering = false; }
     Region& region;
   };
-  int32_t status = TOWLINE_TIMED_OUT;
+  int32_t status = TOWLINE_NOT_YET;
   {
     const Deregistering under_way(region);
-    while (status == TOWLINE_TIMED_OUT || status == TOWLINE_NOT_YET) {
+    while (status == TOWLINE_NOT_YET) {
       const uint64_t slice = deadline.signal_slice();
       {
         const WithoutGil without_gil;

@@ -324,8 +324,8 @@ void wait_out(Post& post, nb::handle timeout) {
   const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
   post.looked = true;
   const int32_t status = wait_in_slices(
-      deadline, TOWLINE_IN_PROGRESS, [&](uint64_t slice) { return towline_post_wait(post.native, slice); });
-  if (status == TOWLINE_IN_PROGRESS) still_in_flight("a post of " + std::to_string(post.bytes) + " bytes");
+      deadline, TOWLINE_NOT_YET, [&](uint64_t slice) { return towline_post_wait(post.native, slice); });
+  if (status == TOWLINE_NOT_YET) still_in_flight("a post of " + std::to_string(post.bytes) + " bytes");
   found(post, status);
 }
 
@@ -337,10 +337,10 @@ nb::object result(Post& post, nb::handle timeout) {
 void wait_fenced(const Post& post, nb::handle fences, nb::handle timeout) {
   const uint32_t wanted = fences_of(fences);
   const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
-  const int32_t status = wait_in_slices(deadline, TOWLINE_TIMED_OUT, [&](uint64_t slice) {
+  const int32_t status = wait_in_slices(deadline, TOWLINE_NOT_YET, [&](uint64_t slice) {
     return towline_post_wait_fenced(post.native, wanted, slice);
   });
-  if (status == TOWLINE_TIMED_OUT)
+  if (status == TOWLINE_NOT_YET)
     raise_not_yet("a post of " + std::to_string(post.bytes) + " bytes is not fenced yet");
   check(status, "towline_post_wait_fenced");
 }
@@ -416,8 +416,8 @@ nb::object poll(const Group& group) {
 nb::object wait(const Group& group, nb::handle timeout) {
   const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
   const int32_t status = wait_in_slices(
-      deadline, TOWLINE_IN_PROGRESS, [&](uint64_t slice) { return towline_group_wait(group.native, slice); });
-  if (status == TOWLINE_IN_PROGRESS) still_in_flight("a group");
+      deadline, TOWLINE_NOT_YET, [&](uint64_t slice) { return towline_group_wait(group.native, slice); });
+  if (status == TOWLINE_NOT_YET) still_in_flight("a group");
   if (status < 0) fail(group, status);
   return status_object(status);
 }
@@ -425,10 +425,10 @@ nb::object wait(const Group& group, nb::handle timeout) {
 void wait_group_fenced(const Group& group, nb::handle fences, nb::handle timeout) {
   const uint32_t wanted = fences_of(fences);
   const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
-  const int32_t status = wait_in_slices(deadline, TOWLINE_TIMED_OUT, [&](uint64_t slice) {
+  const int32_t status = wait_in_slices(deadline, TOWLINE_NOT_YET, [&](uint64_t slice) {
     return towline_group_wait_fenced(group.native, wanted, slice);
   });
-  if (status == TOWLINE_TIMED_OUT) raise_not_yet("a group is not fenced yet");
+  if (status == TOWLINE_NOT_YET) raise_not_yet("a group is not fenced yet");
   check(status, "towline_group_wait_fenced");
 }
 

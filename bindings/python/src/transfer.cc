@@ -115,14 +115,14 @@ void ensure_posted(Transfer& transfer, const Deadline& deadline) {
 nb::object wait(Transfer& transfer, nb::handle timeout) {
   const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
   ensure_posted(transfer, deadline);
-  int32_t status = TOWLINE_IN_PROGRESS;
+  int32_t status = TOWLINE_NOT_YET;
   if (transfer.ended) status = towline_transfer_poll(transfer.native);
-  while (status == TOWLINE_IN_PROGRESS) {
+  while (status == TOWLINE_NOT_YET) {
     {
       const WithoutGil without_gil;
       status = towline_transfer_wait(transfer.native, deadline.signal_slice());
     }
-    if (status != TOWLINE_IN_PROGRESS) break;
+    if (status != TOWLINE_NOT_YET) break;
     check_signals();
     if (deadline.passed()) raise_not_yet(describe(transfer) + " is still in flight");
   }
@@ -139,7 +139,7 @@ void wait_fenced(Transfer& transfer, nb::handle fences, nb::handle timeout) {
       status = towline_transfer_wait_fenced(transfer.native, wanted, deadline.signal_slice());
     }
     if (status >= 0) return;
-    if (status != TOWLINE_TIMED_OUT) fail(transfer, status);
+    if (status != TOWLINE_NOT_YET) fail(transfer, status);
     check_signals();
     if (deadline.passed()) raise_not_yet(describe(transfer) + " is not fenced yet");
   }

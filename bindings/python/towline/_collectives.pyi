@@ -232,7 +232,7 @@ class Work:
     """An operation that goes on by itself, and keeps its tensors."""
 
     def wait(self, timeout: Timeout = None) -> None:
-        """Raises what it failed with; TimedOut with the status IN_PROGRESS when it has not ended by then."""
+        """Raises what it failed with; NotYet when it has not ended by then."""
     def wait_on(self, stream: object) -> None:
         """Orders what comes later in a stream after the operation, which was given `stream`; does not wait. Raises what it
         failed with, if that is known by then."""

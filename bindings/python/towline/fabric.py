@@ -116,10 +116,10 @@ class Transfer:
         return self.poll() is not Status.IN_PROGRESS
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until it has ended. Raises what went wrong, and TimedOut while it goes on."""
+        """Until it has ended. Raises what went wrong, and NotYet while it goes on."""
         status = self._engine._native.wait(self._number, timeout)
-        if status is Status.IN_PROGRESS:
-            raise _errors.TimedOut(f"the transfer is still under way after {timeout} s")
+        if status is Status.NOT_YET:
+            raise _errors.NotYet(f"the transfer is still under way after {timeout} s")
         _raise_unless_ok(status)
 
     def wait_fenced(self, timeout: float | None = None) -> None:
@@ -301,7 +301,7 @@ class Engine:
         return self._native.counter(immediate)
 
     def wait_counter(self, immediate: int, value: int, timeout: float | None = None) -> None:
-        """Until the counter is at least `value`. Raises TimedOut."""
+        """Until the counter is at least `value`. Raises NotYet."""
         _raise_unless_ok(self._native.wait_counter(immediate, value, timeout))
 
     def when_counted(self, immediate: int, value: int, *, timeout: float | None = None, done: Callable[[Status], object] | None = None) -> Transfer:
@@ -374,7 +374,7 @@ class Engine:
     def _let_go(self, number: int, held: object) -> None:
         if self._closed:
             return
-        if held is not None and self._native.wait_fenced(number, 0) is Status.TIMED_OUT:
+        if held is not None and self._native.wait_fenced(number, 0) is Status.NOT_YET:
             self._lingering.append((number, held))  # what it uses stays until it is fenced
             return
         self._native.release(number)

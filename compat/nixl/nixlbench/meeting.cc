@@ -32,7 +32,7 @@ Meeting::Meeting(const Flags& flags) {
   std::cout << "Waiting for the other process" << std::endl;
   towline::Notice notice;
   while (agent_->receive(notice) != Status::kOk) {
-    if (agent_->wait(kPatience) == Status::kTimedOut)
+    if (agent_->wait(kPatience) == Status::kNotYet)
       throw std::runtime_error("the other process has not come");
   }
   other_ = agent_->find_peer(std::string{notice.peer_name()});
@@ -84,7 +84,7 @@ std::string Meeting::receive() const {
   while (agent_->receive(notice) != Status::kOk) {
     if (std::chrono::steady_clock::now() > until) throw std::runtime_error("the other process says nothing");
     // A text that can't be sent says that it has gone.
-    if (agent_->wait(1s) == Status::kTimedOut) send("");
+    if (agent_->wait(1s) == Status::kNotYet) send("");
   }
   if (notice.text().empty()) return receive();
   return std::string{notice.text()};

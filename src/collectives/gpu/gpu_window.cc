@@ -152,7 +152,7 @@ Status GpuWindow::wait_signal(uint32_t rank, Deadline deadline) {
   made.job.out[0] = words_->gpu() + rank * sizeof(uint64_t);
   const Status status = run(waits_[rank], made);
   if (is_error(status) || device::load_acquire(outcome) == kSignalCame) return status;
-  return backend_.breaker_.broken() ? backend_.breaker_.status() : Status::kTimedOut;
+  return backend_.breaker_.broken() ? backend_.breaker_.status() : Status::kNotYet;
 }
 
 void GpuWindow::issue(const towline_window_call_t& call, uint64_t timeout_ns, void* stream) {

@@ -23,7 +23,7 @@ TEST_F(EtcdFaults, AKilledPublishersKeysVanishWithItsLease) {
   const Watch watch = directory.watch("victim/");
   EXPECT_EQ(next_of(watch).substr(0, 19), "put victim/metadata");
   EXPECT_EQ(next_of(watch), "synced");
-  EXPECT_EQ(next_of(watch, 5s), "TIMED_OUT");  // longer than its lease: it is kept alive
+  EXPECT_EQ(next_of(watch, 5s), "NOT_YET");  // longer than its lease: it is kept alive
   const auto killed_at = SteadyClock::now();
   publisher.kill_hard();
   EXPECT_EQ(next_of(watch), "gone victim/metadata");
@@ -69,7 +69,7 @@ TEST_F(EtcdFaults, AKeyThatAnotherTookMeanwhileIsLeftToIt) {
   directory.put("sleeper/metadata", "another").get();
   EXPECT_EQ(next_of(watch), "put sleeper/metadata=another");
   publisher.signal(SIGCONT);
-  EXPECT_EQ(next_of(watch, 3s), "TIMED_OUT");
+  EXPECT_EQ(next_of(watch, 3s), "NOT_YET");
   EXPECT_EQ(publisher.finish(), 0);
   EXPECT_EQ(directory.get("sleeper/metadata").get_value(), "another");
 }
@@ -97,7 +97,7 @@ TEST_F(EtcdFaults, WhatIsPublishedOutlivesARestartOfTheServer) {
   tell_time("the watch following again", back_at);
   directory.put("after", "the restart").get();
   EXPECT_EQ(next_of(watch), "put after=the restart");
-  EXPECT_EQ(next_of(watch, 4s), "TIMED_OUT");  // the lease goes on, too
+  EXPECT_EQ(next_of(watch, 4s), "NOT_YET");  // the lease goes on, too
 }
 
 TEST_F(EtcdFaults, WhatIsPublishedComesBackToAServerThatLostEverything) {
@@ -209,7 +209,7 @@ TEST_F(EtcdFaults, WhenAServerIsCutOffOrGoesSilentTheOtherTakesOver) {
   straight.put("x", "2").get();
   EXPECT_EQ(next_of(watch), "put x=2");
   tell_time("a change told by the other server, after a silence", silent_at);
-  EXPECT_EQ(next_of(watch, 3s), "TIMED_OUT");  // and the lease was kept alive over it
+  EXPECT_EQ(next_of(watch, 3s), "NOT_YET");  // and the lease was kept alive over it
 }
 
 TEST_F(EtcdFaults, AWatchMissesAndRepeatsNothingAcrossCuts) {
@@ -261,7 +261,7 @@ TEST_F(EtcdFaults, AWatchTellsTheDifferenceWhenHistoryIsCompacted) {
   EXPECT_EQ(next_of(watch), "put k/changes=2");
   EXPECT_EQ(next_of(watch), "put k/new=2");
   EXPECT_EQ(next_of(watch), "gone k/goes");
-  EXPECT_EQ(next_of(watch, 500ms), "TIMED_OUT");
+  EXPECT_EQ(next_of(watch, 500ms), "NOT_YET");
 }
 
 TEST_F(EtcdFaults, AnAgentEndsInTimeWhileItsServerIsStopped) {

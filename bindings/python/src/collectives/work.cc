@@ -43,21 +43,17 @@ void wait(const Work& work, nb::handle timeout) {
   const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
   towline_work_t* const native = work.use();
   int32_t status = towline_work_state(native) >= TOWLINE_WORK_COMPLETED ? towline_work_poll(native)
-                                                                        : int32_t{TOWLINE_IN_PROGRESS};
-  while (status == TOWLINE_IN_PROGRESS) {
+                                                                        : int32_t{TOWLINE_NOT_YET};
+  while (status == TOWLINE_NOT_YET) {
     {
       const CommunicatorCall call(communicator_of(work.communicator));
       status = towline_work_wait(native, deadline.slice());
     }
-    if (status != TOWLINE_IN_PROGRESS) break;
+    if (status != TOWLINE_NOT_YET) break;
     check_signals();
     if (deadline.passed()) {
-      const std::string says =
-          std::string(towline_collective_op_name(towline_work_op(native))) + " has not ended yet; it goes on";
-      nb::object error = nb::module_::import_("towline._errors").attr("TimedOut");
-      error = error(nb::str(says.c_str()), status_object(TOWLINE_IN_PROGRESS));
-      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-      throw nb::python_error();
+      raise_not_yet(std::string(towline_collective_op_name(towline_work_op(native))) +
+                    " has not ended yet; it goes on");
     }
   }
   if (status < 0) raise_outcome(native, status);

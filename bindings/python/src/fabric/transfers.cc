@@ -250,23 +250,21 @@ int32_t wait_for(FabricEngine& engine, nb::handle seconds, int32_t unfinished, W
 }
 
 nb::object wait(FabricEngine& engine, uint64_t transfer, nb::object seconds) {
-  return status_object(wait_for(
-      engine, seconds, TOWLINE_IN_PROGRESS,
-      [&](towline_fabric_t* native, uint64_t ns) { return towline_fabric_wait(native, transfer, ns); }));
+  return status_object(wait_for(engine, seconds, TOWLINE_NOT_YET, [&](towline_fabric_t* native, uint64_t ns) {
+    return towline_fabric_wait(native, transfer, ns);
+  }));
 }
 
 nb::object wait_fenced(FabricEngine& engine, uint64_t transfer, nb::object seconds) {
-  return status_object(
-      wait_for(engine, seconds, TOWLINE_TIMED_OUT, [&](towline_fabric_t* native, uint64_t ns) {
-        return towline_fabric_wait_fenced(native, transfer, ns);
-      }));
+  return status_object(wait_for(engine, seconds, TOWLINE_NOT_YET, [&](towline_fabric_t* native, uint64_t ns) {
+    return towline_fabric_wait_fenced(native, transfer, ns);
+  }));
 }
 
 nb::object wait_counter(FabricEngine& engine, uint32_t immediate, uint64_t value, nb::object seconds) {
-  return status_object(
-      wait_for(engine, seconds, TOWLINE_TIMED_OUT, [&](towline_fabric_t* native, uint64_t ns) {
-        return towline_fabric_counter_wait(native, immediate, value, ns);
-      }));
+  return status_object(wait_for(engine, seconds, TOWLINE_NOT_YET, [&](towline_fabric_t* native, uint64_t ns) {
+    return towline_fabric_counter_wait(native, immediate, value, ns);
+  }));
 }
 
 uint64_t counter(FabricEngine& engine, uint32_t immediate) {

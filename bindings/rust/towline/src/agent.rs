@@ -211,7 +211,7 @@ impl Agent {
     /// ("etcd://host:port/name").
     pub fn connect(&self, address: &str, timeout: impl Into<Timeout>) -> Result<Peer> {
         let address = text::owned("the peer's address", address)?;
-        let timeout_ns = timeout.into().nanoseconds_not_default();
+        let timeout_ns = timeout.into().nanoseconds();
         let mut peer = ptr::null_mut();
         // SAFETY: the text outlives the call; `peer` is written on success only.
         check(unsafe { sys::towline_peer_connect(self.native(), address.as_ptr(), timeout_ns, &mut peer) })?;
@@ -273,7 +273,7 @@ impl Agent {
         Ok(Some(Notice::from_native(&self.handle, native)))
     }
 
-    /// Waits for the next notice. `TIMED_OUT` if none comes in time.
+    /// Waits for the next notice. `NOT_YET` if none comes in time.
     pub fn receive(&self, timeout: impl Into<Timeout>) -> Result<Notice> {
         let until = timeout.into().fixed();
         loop {

@@ -102,7 +102,7 @@ impl Counter {
             drop(forget);
             match ended {
                 Some(()) => Ok(()),
-                None => Err(Error::new(Status::TIMED_OUT, format!("wait: the counter has not reached {threshold}"))),
+                None => Err(Error::new(Status::NOT_YET, format!("wait: the counter has not reached {threshold}"))),
             }
         }
     }

@@ -1,5 +1,8 @@
 use std::time::{Duration, Instant};
 
+/// TOWLINE_DEFAULT_TIMEOUT of the C API, as a timeout of calls that start something.
+pub(crate) const DEFAULT_NS: u64 = u64::MAX - 1;
+
 /// How long a call may wait: a [`Duration`], a point in time ([`Instant`]), or [`Timeout::FOREVER`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeout(Limit);

@@ -9,7 +9,7 @@ use towline_sys::{self as sys, Status};
 
 use crate::agent::{Agent, AgentHandle};
 use crate::ask::{outcome, Question};
-use crate::deadline::Timeout;
+use crate::deadline::{Timeout, DEFAULT_NS};
 use crate::error::{check, Error, Result};
 use crate::peer::Peer;
 use crate::region::Region;
@@ -34,7 +34,7 @@ unsafe impl Sync for Inner {}
 impl Drop for Inner {
     fn drop(&mut self) {
         // SAFETY: closed once. Frees the handle in any case.
-        unsafe { sys::towline_directory_close(self.native.as_ptr(), 0) };
+        unsafe { sys::towline_directory_close(self.native.as_ptr(), DEFAULT_NS) };
     }
 }
 
@@ -75,7 +75,7 @@ impl Agent {
 type Limit = Option<Timeout>;
 
 fn limit_ns(limit: Limit) -> u64 {
-    limit.map_or(0, Timeout::nanoseconds_not_default)
+    limit.map_or(DEFAULT_NS, Timeout::nanoseconds)
 }
 
 impl Directory {
@@ -294,7 +294,7 @@ impl Watch {
         let mut event = sys::towline_directory_event_t::default();
         // SAFETY: the event is filled on success only, and copied before the next one is taken.
         let code = unsafe { sys::towline_watch_next(self.native.as_ptr(), timeout.into().nanoseconds(), &mut event) };
-        if code == Status::TIMED_OUT.0 || code == Status::NOT_YET.0 {
+        if code == Status::NOT_YET.0 {
             return Ok(None);
         }
         check(code)?;

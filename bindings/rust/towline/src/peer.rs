@@ -109,7 +109,7 @@ impl Peer {
 
     /// Fetches the peer's current metadata, for regions that it has registered since.
     pub fn refresh(&self, timeout: impl Into<Timeout>) -> Result<()> {
-        let timeout_ns = timeout.into().nanoseconds_not_default();
+        let timeout_ns = timeout.into().nanoseconds();
         // SAFETY: plain values.
         check(unsafe { sys::towline_peer_refresh(self.native(), timeout_ns) }).map(drop)
     }

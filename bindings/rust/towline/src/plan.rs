@@ -100,7 +100,7 @@ impl Corpse for PlanParts {
     fn retry(&mut self, wait: Duration) -> bool {
         // SAFETY: the handle is valid until a call succeeds, which is the last one.
         let code = unsafe { sys::towline_plan_destroy(self.native.as_ptr(), wait.as_nanos() as u64) };
-        code != Status::TIMED_OUT.0 && code != Status::BUSY.0
+        code != Status::NOT_YET.0 && code != Status::BUSY.0
     }
 }
 
@@ -274,14 +274,15 @@ impl Post {
         Status(unsafe { sys::towline_post_poll(self.native.as_ptr()) })
     }
 
-    /// Waits for the outcome. `Ok(IN_PROGRESS)` if the time passes first; an error is the post's own end.
-    pub fn wait(&self, timeout: impl Into<Timeout>) -> Result<Status> {
+    /// Waits for the outcome. An error with the status `NOT_YET`: the time passed first, and the post goes on. Any other
+    /// is the post's own end.
+    pub fn wait(&self, timeout: impl Into<Timeout>) -> Result<()> {
         let timeout_ns = timeout.into().nanoseconds();
         // SAFETY: the handle is valid.
-        self.ended(Status(unsafe { sys::towline_post_wait(self.native.as_ptr(), timeout_ns) }))
+        self.ended(Status(unsafe { sys::towline_post_wait(self.native.as_ptr(), timeout_ns) })).map(drop)
     }
 
-    /// Waits until no byte of it can land on the given side any more; `TIMED_OUT` if one still can.
+    /// Waits until no byte of it can land on the given side any more; `NOT_YET` if one still can.
     pub fn wait_fenced(&self, fence: Fence, timeout: impl Into<Timeout>) -> Result<()> {
         let timeout_ns = timeout.into().nanoseconds();
         // SAFETY: the handle is valid.
@@ -311,6 +312,9 @@ impl Post {
     fn ended(&self, status: Status) -> Result<Status> {
         if !status.is_error() {
             return Ok(status);
+        }
+        if status == Status::NOT_YET {
+            return Err(Error::new(status, status.text()));
         }
         // SAFETY: buffer and capacity belong together.
         let text = text::read_text(|buffer, capacity, needed| unsafe {
@@ -389,11 +393,11 @@ impl Group {
         Status(unsafe { sys::towline_group_poll(self.native.as_ptr()) })
     }
 
-    /// Waits for the outcome. `Ok(IN_PROGRESS)` if the time passes first.
-    pub fn wait(&self, timeout: impl Into<Timeout>) -> Result<Status> {
+    /// Waits for the outcome. An error with the status `NOT_YET`: the time passed first, and the group goes on.
+    pub fn wait(&self, timeout: impl Into<Timeout>) -> Result<()> {
         let timeout_ns = timeout.into().nanoseconds();
         // SAFETY: the handle is valid.
-        self.ended(Status(unsafe { sys::towline_group_wait(self.native.as_ptr(), timeout_ns) }))
+        self.ended(Status(unsafe { sys::towline_group_wait(self.native.as_ptr(), timeout_ns) })).map(drop)
     }
 
     /// Waits for the outcome. Dropping the future changes nothing. One task at a time.
@@ -426,6 +430,9 @@ impl Group {
     fn ended(&self, status: Status) -> Result<Status> {
         if !status.is_error() {
             return Ok(status);
+        }
+        if status == Status::NOT_YET {
+            return Err(Error::new(status, status.text()));
         }
         // SAFETY: buffer and capacity belong together.
         let text = text::read_text(|buffer, capacity, needed| unsafe {

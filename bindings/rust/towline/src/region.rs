@@ -171,7 +171,7 @@ impl Region {
     }
 
     /// Deregisters: refuses new work, tells peers, waits until work in flight is fenced, and frees the memory that the
-    /// region owns. `TIMED_OUT`: a peer has not detached, and the message names it; the region comes back with the error,
+    /// region owns. `NOT_YET`: a peer has not detached, and the message names it; the region comes back with the error,
     /// and the call may be repeated.
     pub fn deregister(self, timeout: impl Into<Timeout>) -> std::result::Result<(), (Region, Error)> {
         let timeout_ns = timeout.into().nanoseconds();
@@ -220,7 +220,7 @@ impl Corpse for Parts {
     fn retry(&mut self, wait: Duration) -> bool {
         // SAFETY: the handle is valid until a call succeeds, which is the last one.
         let code = unsafe { sys::towline_region_deregister(self.handle.as_ptr(), wait.as_nanos() as u64) };
-        code != Status::TIMED_OUT.0
+        code != Status::NOT_YET.0
     }
 }
 

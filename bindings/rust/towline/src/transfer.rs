@@ -190,11 +190,12 @@ impl Transfer {
         Status(unsafe { sys::towline_transfer_poll(self.native()) })
     }
 
-    /// Waits for the outcome. `Ok(IN_PROGRESS)` if the time passes first; an error is the transfer's own end.
-    pub fn wait(&self, timeout: impl Into<Timeout>) -> Result<Status> {
+    /// Waits for the outcome. An error with the status `NOT_YET`: the time passed first, and the transfer goes on. Any
+    /// other is the transfer's own end.
+    pub fn wait(&self, timeout: impl Into<Timeout>) -> Result<()> {
         let timeout_ns = timeout.into().nanoseconds();
         // SAFETY: the handle is valid.
-        self.ended(Status(unsafe { sys::towline_transfer_wait(self.native(), timeout_ns) }))
+        self.ended(Status(unsafe { sys::towline_transfer_wait(self.native(), timeout_ns) })).map(drop)
     }
 
     /// Posts it and waits for its outcome. While credit or space is missing it tries again. Dropping the future cancels
@@ -229,7 +230,7 @@ impl Transfer {
         self.ended(status).map(drop)
     }
 
-    /// Waits until no byte of the transfer can land on the given side any more; `TIMED_OUT` if one still can.
+    /// Waits until no byte of the transfer can land on the given side any more; `NOT_YET` if one still can.
     pub fn wait_fenced(&self, fence: Fence, timeout: impl Into<Timeout>) -> Result<()> {
         let timeout_ns = timeout.into().nanoseconds();
         // SAFETY: the handle is valid.
@@ -271,6 +272,9 @@ impl Transfer {
     fn ended(&self, status: Status) -> Result<Status> {
         if !status.is_error() {
             return Ok(status);
+        }
+        if status == Status::NOT_YET {
+            return Err(Error::new(status, status.text()));
         }
         Err(self.describe(status))
     }
@@ -318,7 +322,7 @@ impl Corpse for Parts {
     fn retry(&mut self, wait: Duration) -> bool {
         // SAFETY: the handle is valid until a call succeeds, which is the last one.
         let code = unsafe { sys::towline_transfer_destroy(self.handle.as_ptr(), wait.as_nanos() as u64) };
-        code != Status::TIMED_OUT.0
+        code != Status::NOT_YET.0
     }
 }
 

@@ -65,7 +65,7 @@ fn each_post_brings_its_own_picks_and_notice() {
         let mut told: Vec<u8> = posts
             .iter()
             .map(|post| {
-                assert_eq!(post.wait(SOON).unwrap(), Status::OK);
+                post.wait(SOON).unwrap();
                 assert_eq!(post.outcome().unwrap().bytes, PAGE as u64);
                 pair.owner.receive(SOON).unwrap().bytes()[0]
             })
@@ -141,5 +141,5 @@ fn a_group_that_is_dropped_open_tells_nobody() {
     drop(group);
     let _ = post.wait(SOON);
     post.wait_fenced(towline::Fence::Both, SOON).unwrap();
-    assert_eq!(pair.owner.receive(Duration::from_millis(50)).unwrap_err().status(), Status::TIMED_OUT);
+    assert_eq!(pair.owner.receive(Duration::from_millis(50)).unwrap_err().status(), Status::NOT_YET);
 }

@@ -75,7 +75,7 @@ fn picked_pages_arrive_and_the_notice_after_them() {
     let picks = (pair.mine.pick(&[3, 1]), pair.theirs.pick(&[10, 11]));
     let write = pair.writer.transfer(Op::WRITE, picks.0, picks.1, &options).unwrap();
     write.post().unwrap();
-    assert_eq!(write.wait(SOON).unwrap(), Status::OK);
+    write.wait(SOON).unwrap();
 
     let notice = pair.owner.receive(SOON).unwrap();
     assert_eq!((notice.bytes(), notice.peer_name()), (&b"req-17"[..], "writer"));
@@ -98,13 +98,13 @@ fn a_read_brings_pages_here_and_counts_at_the_peer() {
     let read = pair.writer.transfer(Op::READ, pair.mine.pick(0..1), pair.theirs.pick(5..6), &options).unwrap();
     for _ in 0..2 {
         read.post().unwrap();
-        assert_eq!(read.wait(SOON).unwrap(), Status::OK);
+        read.wait(SOON).unwrap();
     }
     counter.wait(44, SOON).unwrap();
     assert_eq!(page(&pair.source, 0), vec![77; PAGE]);
     pair.peer.add(counter.key(), 1).unwrap();
     counter.wait(45, SOON).unwrap();
-    assert_eq!(counter.wait(46, Timeout::NOW).unwrap_err().status(), Status::TIMED_OUT);
+    assert_eq!(counter.wait(46, Timeout::NOW).unwrap_err().status(), Status::NOT_YET);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn bad_input_is_an_error_with_values() {
     assert_eq!(pair.source.write_at(usize::MAX, &[0; 2]).unwrap_err().status(), Status::OUT_OF_RANGE);
     let many = Blocks::at(0, 1).repeat(1, 1).repeat(1, 1).repeat(1, 1).repeat(1, 1).repeat(1, 1);
     assert_eq!(pair.writer.block_list(&[many]).unwrap_err().status(), Status::LIMIT_EXCEEDED);
-    assert_eq!(pair.writer.receive(Timeout::NOW).unwrap_err().status(), Status::TIMED_OUT);
+    assert_eq!(pair.writer.receive(Timeout::NOW).unwrap_err().status(), Status::NOT_YET);
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn a_dropped_region_does_not_block_and_its_memory_is_freed_in_the_end() {
     let theirs = pair.peer.block_list(&[Blocks::at(region.address(), PAGE as u64)]).unwrap();
     let read = pair.writer.transfer(Op::READ, pair.mine.pick(0..1), &theirs, &TransferOptions::default()).unwrap();
     read.post().unwrap();
-    assert_eq!(read.wait(SOON).unwrap(), Status::OK);
+    read.wait(SOON).unwrap();
     let begin = Instant::now();
     drop(region);
     assert!(begin.elapsed() < Duration::from_secs(1));
@@ -231,7 +231,7 @@ fn an_agent_lives_as_long_as_what_was_made_from_it() {
     drop(pair.owner);
     let write = pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &TransferOptions::default()).unwrap();
     write.post().unwrap();
-    assert_eq!(write.wait(SOON).unwrap(), Status::OK);
+    write.wait(SOON).unwrap();
     assert_eq!(page(&pair.target, 63), vec![64; PAGE]);
     assert!(Agent::new("unused").unwrap().close().is_ok());
 }
