@@ -1,7 +1,7 @@
 // The fabric's engine against a bare libfabric program: the same lists over the same provider, between two processes, in
-// turns. Both complete with delivery and have at most 256 requests under way.
+// turns. Both complete with delivery; the engine has at most 256 requests under way, the bare program DEPTH.
 //
-//   towline_bench_fabric_bare [PROVIDER] [rounds]
+//   towline_bench_fabric_bare [PROVIDER] [rounds] [DEPTH, 256 unless given]
 //
 // Prints GB/s of both (medians) and the median of each round's ratio.
 #include <fmt/format.h>
@@ -27,7 +27,7 @@ using namespace towline;
 using namespace towline::fabric;
 
 constexpr std::size_t kSpan = 64 << 20;
-constexpr std::size_t kDepth = 256;
+std::size_t depth = 256;  // of the bare program
 
 void must(bool good, const char* what) {
   if (good) return;
@@ -73,7 +73,7 @@ struct BareAddress {
 };
 
 struct Bare {
-  Bare(const char* provider, std::vector<uint8_t>& memory) : contexts(kDepth) {
+  Bare(const char* provider, std::vector<uint8_t>& memory) : contexts(depth) {
     fi_info* hints = fi_allocinfo();
     hints->caps = FI_MSG | FI_RMA | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE | FI_SEND | FI_RECV;
     hints->mode = FI_CONTEXT | FI_CONTEXT2;
@@ -277,6 +277,8 @@ void compare(int socket, const char* provider, int rounds) {
 
 int main(int argc, char** argv) {
   const char* provider = argc > 1 ? argv[1] : "tcp;ofi_rxm";
+  if (argc > 3) depth = std::strtoul(argv[3], nullptr, 10);
+  must(depth != 0, "a depth of 0");
   int sockets[2];
   must(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets) == 0, "socketpair");
   const pid_t owner = fork();
