@@ -13,6 +13,7 @@ namespace towline {
 namespace {
 constexpr uint64_t kFirstPauseNs = 20 * kMicrosecondNs;
 constexpr uint64_t kLongestPauseNs = 2 * kMillisecondNs;
+constexpr uint64_t kIdleNs = 10 * kSecondNs;
 }  // namespace
 
 void Errands::add(std::unique_ptr<Errand> errand) {
@@ -21,42 +22,75 @@ void Errands::add(std::unique_ptr<Errand> errand) {
     }
     return;
   }
+  ErrandThreads& threads = errand->blocks() ? calls_ : quick_;
+  threads.add(std::move(errand));
+}
+
+void Errands::finish() noexcept {
+  closing_.store(true, std::memory_order_seq_cst);
+  calls_.close();
+  quick_.close();
+  calls_.finish();
+  quick_.finish();
+}
+
+void ErrandThreads::add(std::unique_ptr<Errand> errand) {
+  std::list<std::thread> ended;
   {
     const std::lock_guard lock(mutex_);
-    if (closing_.load(std::memory_order_relaxed)) fail(Status::kClosed, "the agent has been closed");
-    if (waiting_.size() >= kMostWaiting)
+    if (closing_) fail(Status::kClosed, "the agent has been closed");
+    if (waiting_.size() >= Errands::kMostWaiting)
       fail(Status::kAgain, "{} calls wait for their turn already", waiting_.size());
     if (idle_ <= fresh_) start_thread_locked();
     if (threads_.empty()) fail(Status::kAgain, "the system gives no thread");
     waiting_.emplace(0, Entry{std::move(errand), kFirstPauseNs});
     ++fresh_;
+    ended.swap(ended_);
   }
   came_.notify_one();
+  for (std::thread& thread : ended) thread.join();
 }
 
-void Errands::start_thread_locked() noexcept {
-  if (threads_.size() >= kMostThreads) return;
+std::size_t ErrandThreads::threads() const {
+  const std::lock_guard lock(mutex_);
+  return threads_.size();
+}
+
+void ErrandThreads::start_thread_locked() noexcept {
+  if (threads_.size() >= most_threads_) return;
   try {
-    threads_.reserve(kMostThreads);
     threads_.emplace_back([this] { run(); });
   } catch (const std::exception&) {  // then those there are do it
   }
 }
 
-void Errands::run() noexcept {
+bool ErrandThreads::sleep(std::unique_lock<std::mutex>& lock, uint64_t due_ns, uint64_t now_ns) noexcept {
+  // By the clock whose waits ThreadSanitizer knows.
+  const auto in = [](uint64_t ns) { return std::chrono::system_clock::now() + std::chrono::nanoseconds(ns); };
+  ++idle_;
+  bool came = true;
+  if (!waiting_.empty())
+    came_.wait_until(lock, in(due_ns - now_ns));
+  else if (!end_when_idle_)
+    came_.wait(lock);
+  else
+    came = came_.wait_until(lock, in(kIdleNs)) == std::cv_status::no_timeout;
+  --idle_;
+  if (came || closing_ || !waiting_.empty()) return true;
+  ended_.splice(ended_.end(), threads_,
+                std::ranges::find(threads_, std::this_thread::get_id(), &std::thread::get_id));
+  return false;
+}
+
+void ErrandThreads::run() noexcept {
   std::unique_lock lock(mutex_);
   for (;;) {
-    const bool closing = closing_.load(std::memory_order_relaxed);
-    if (waiting_.empty() && closing) return;
+    if (waiting_.empty() && closing_) return;
+    const bool closing = closing_;
     const uint64_t now_ns = monotonic_now_ns();
     const uint64_t due_ns = waiting_.empty() ? UINT64_MAX : waiting_.begin()->first;
     if (due_ns > now_ns && !closing) {
-      ++idle_;
-      if (waiting_.empty())
-        came_.wait(lock);
-      else  // by the clock whose waits ThreadSanitizer knows
-        came_.wait_until(lock, std::chrono::system_clock::now() + std::chrono::nanoseconds(due_ns - now_ns));
-      --idle_;
+      if (!sleep(lock, due_ns, now_ns)) return;
       continue;
     }
     auto node = waiting_.extract(waiting_.begin());
@@ -73,14 +107,22 @@ void Errands::run() noexcept {
   }
 }
 
-void Errands::finish() noexcept {
-  std::vector<std::thread> threads;
+void ErrandThreads::close() noexcept {
   {
     const std::lock_guard lock(mutex_);
-    closing_.store(true, std::memory_order_seq_cst);
-    threads = std::exchange(threads_, {});
+    closing_ = true;
   }
   came_.notify_all();
+}
+
+void ErrandThreads::finish() noexcept {
+  close();
+  std::list<std::thread> threads;
+  {
+    const std::lock_guard lock(mutex_);
+    threads.swap(threads_);
+    threads.splice(threads.end(), ended_);
+  }
   for (std::thread& thread : threads) thread.join();
 }
 

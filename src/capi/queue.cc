@@ -32,6 +32,7 @@ class Call final : public Errand {
   Call(Agent& agent, TicketHold ticket, Work work)
       : agent_(agent), ticket_(std::move(ticket)), work_(std::move(work)) {}
 
+  [[nodiscard]] bool blocks() const noexcept override { return true; }
   bool step(bool) noexcept override {
     Status status = Status::kOk;
     std::string why;
