@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <set>
 #include <string_view>
+#include <thread>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -35,6 +38,19 @@ std::vector<uint32_t> numbers_after(std::string_view text, std::string_view key)
     at = next + 1;
   }
   return numbers;
+}
+
+// A ring of io_uring lets go of its queue a moment after it was closed, and until then the split stays.
+void give_back(Nic& nic, const Rings& rings) {
+  const uint64_t until_ns = monotonic_now_ns() + 2 * kSecondNs;
+  for (;;) {
+    try {
+      return nic.set_rings(rings);
+    } catch (const core::Error&) {
+      if (monotonic_now_ns() >= until_ns) throw;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
 }
 
 }  // namespace
@@ -106,7 +122,7 @@ void Steering::restore(const std::string& before) {
   if (!split.empty() && split[0] <= 2) rings.split = static_cast<Split>(split[0]);
   if (!threshold.empty()) rings.threshold = threshold[0];
   const Rings now = nic_.rings();
-  if (rings.split != now.split || rings.threshold != now.threshold) nic_.set_rings(rings);
+  if (rings.split != now.split || rings.threshold != now.threshold) give_back(nic_, rings);
 }
 
 FlowRule Steering::steer(int socket) {
