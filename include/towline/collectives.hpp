@@ -9,6 +9,7 @@
 #pragma once
 
 #include <towline/collectives.h>
+#include <towline/collectives_gpu.h>
 #include <towline/towline.hpp>
 
 #include <concepts>
@@ -100,6 +101,17 @@ class Communicator {
     towline_work_t* work = nullptr;
     detail::check(towline_collective(communicator_.get(), &call, options, &work));
     return Work{work};
+  }
+
+  // Into a stream of the communicator's GPU; returns at once (collectives_gpu.h).
+  void issue(const towline_collective_t& call, void* stream,
+             const towline_collective_options_t* options = nullptr) const {
+    detail::check(towline_collective_issue(communicator_.get(), &call, options, stream));
+  }
+  // all_reduce, addition to a residual and RMSNorm.
+  void issue(const towline_collective_norm_t& norm, void* stream,
+             const towline_collective_options_t* options = nullptr) const {
+    detail::check(towline_collective_issue_norm(communicator_.get(), &norm, options, stream));
   }
 
   void barrier() const { detail::check(towline_barrier(communicator_.get(), nullptr, nullptr)); }

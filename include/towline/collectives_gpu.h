@@ -26,6 +26,28 @@ TOWLINE_API int32_t towline_collective_issue(towline_communicator_t* communicato
                                              const towline_collective_t* call,
                                              const towline_collective_options_t* options, void* stream);
 
+// all_reduce (a sum), then what decoding engines do with its result: `residual` becomes the result plus itself, and `output`
+// RMSNorm of that, row by row: residual / sqrt(mean of its squares + epsilon) * weight.
+typedef struct towline_collective_norm_t {
+  size_t struct_size;
+  uint32_t datatype;  // TOWLINE_FLOAT32, TOWLINE_FLOAT16 or TOWLINE_BFLOAT16
+  float epsilon;
+  uint64_t rows;
+  uint64_t width;      // elements of a row
+  const void* input;   // rows * width elements, as residual and output
+  void* residual;      // the same on every rank. Null: the result itself is normalised
+  const void* weight;  // width elements. Null: ones
+  void* output;        // may be input
+} towline_collective_norm_t;
+
+// Enqueues it as towline_collective_issue enqueues the all_reduce. The residual gets the bits of the steps one by one, with a
+// rounding to the type after each; outputs are the same on every rank, and may differ from the steps' by the order in which a
+// row's squares are added. Ranks must agree on everything but addresses and the weight's values.
+// TOWLINE_UNSUPPORTED: the backend has none; use an all_reduce.
+TOWLINE_API int32_t towline_collective_issue_norm(towline_communicator_t* communicator,
+                                                  const towline_collective_norm_t* norm,
+                                                  const towline_collective_options_t* options, void* stream);
+
 // As towline_collective_issue, on a stream of the communicator's: the operation runs after what `stream` holds now and
 // beside what comes later. `work` ends when the operation has; it must be released. Sends and receives run beside
 // one another, too. In a capture, call towline_work_wait_on with a captured stream before the capture ends.

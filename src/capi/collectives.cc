@@ -269,6 +269,21 @@ int32_t towline_collective_issue(towline_communicator_t* communicator, const tow
   });
 }
 
+int32_t towline_collective_issue_norm(towline_communicator_t* communicator,
+                                      const towline_collective_norm_t* norm,
+                                      const towline_collective_options_t* options, void* stream) {
+  return capi::guard(__func__, [&] {
+    Communicator& self = need_communicator(communicator);
+    capi::need(norm, "norm");
+    if (norm->struct_size < sizeof *norm)
+      fail(Status::kInvalidArgument, "norm.struct_size is {}; set it to sizeof the struct",
+           norm->struct_size);
+    towline_collective_options_t options_copy;
+    self.issue_norm(*norm, take_options(options, options_copy), stream);
+    return Status::kOk;
+  });
+}
+
 int32_t towline_collective_issue_beside(towline_communicator_t* communicator,
                                         const towline_collective_t* call,
                                         const towline_collective_options_t* options, void* stream,

@@ -83,6 +83,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     issue_on(call, options, stream, &work);
     return work;
   }
+  void issue_norm(const towline_collective_norm_t& norm, const towline_collective_options_t* options,
+                  void* stream);
   // Orders later work of the stream after such a work. Throws Error, the work's if that has failed.
   void order_after(Work& work, void* stream);
   Status run_batch(std::vector<std::unique_ptr<OwnedCall>> calls, const towline_collective_options_t* options,
@@ -141,7 +143,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // Streams; null: in the stream itself.
   void issue_on(const towline_collective_t& call, const towline_collective_options_t* options, void* stream,
-                Work** work);
+                Work** work, const towline_collective_norm_t* norm = nullptr);
 
   // Queue of operations
   Work* enqueue(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline, uint64_t op_id);

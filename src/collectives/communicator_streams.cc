@@ -1,4 +1,6 @@
 // Operations on streams of GPUs: enqueued here, performed by kernels.
+#include <cmath>
+
 #include "base/error.h"
 #include "collectives/calls/types.h"
 #include "collectives/communicator.h"
@@ -6,12 +8,15 @@
 namespace towline::collectives {
 
 void Communicator::issue_on(const towline_collective_t& call, const towline_collective_options_t* options,
-                            void* stream, Work** work) {
+                            void* stream, Work** work, const towline_collective_norm_t* norm) {
   std::string text;
   if (const Status status = usable(text); is_error(status)) fail(status, "{}", text);
   check_call(call);
   if (table_->issue == nullptr || (work != nullptr && table_->issue_beside == nullptr))
     fail(Status::kUnsupported, "backend {} has no operations on streams; the backend gpu has",
+         options_.backend);
+  if (norm != nullptr && table_->issue_norm == nullptr)
+    fail(Status::kUnsupported, "backend {} does not fuse all_reduce with RMSNorm; the backend gpu does",
          options_.backend);
   if (finishes_here()) fail(Status::kBusy, "an operation can't be put into a stream in a function of a work");
   const uint64_t timeout_ns = timeout_of(options);
@@ -28,8 +33,11 @@ void Communicator::issue_on(const towline_collective_t& call, const towline_coll
   {
     const std::lock_guard lock(perform_mutex_);
     begin_backend_call();
-    status = work == nullptr ? table_->issue(backend_, &call, number_, timeout_ns, stream)
-                             : table_->issue_beside(backend_, &call, number_, timeout_ns, stream, &message);
+    if (norm != nullptr)
+      status = table_->issue_norm(backend_, norm, number_, timeout_ns, stream);
+    else
+      status = work == nullptr ? table_->issue(backend_, &call, number_, timeout_ns, stream)
+                               : table_->issue_beside(backend_, &call, number_, timeout_ns, stream, &message);
     if (status >= 0 && call.op != TOWLINE_COLLECTIVE_SEND && call.op != TOWLINE_COLLECTIVE_RECV) ++number_;
   }
   if (status < 0) recorder_.end(record, Status{status}, monotonic_now_ns());
@@ -48,6 +56,33 @@ void Communicator::issue_on(const towline_collective_t& call, const towline_coll
   if (hooked)
     call_hooks(TOWLINE_HOOK_POST, &call, call.op, options, op_id, TOWLINE_IN_PROGRESS,
                work == nullptr ? nullptr : *work, nullptr, true);
+}
+
+// Recorders and hooks see the all_reduce that it is.
+void Communicator::issue_norm(const towline_collective_norm_t& norm,
+                              const towline_collective_options_t* options, void* stream) {
+  if (norm.datatype != TOWLINE_FLOAT32 && norm.datatype != TOWLINE_FLOAT16 &&
+      norm.datatype != TOWLINE_BFLOAT16)
+    fail(Status::kUnsupported, "RMSNorm of {}: only float32, float16 and bfloat16 are fused",
+         datatype_name(norm.datatype));
+  if (norm.width == 0 || norm.width > UINT32_MAX)
+    fail(Status::kInvalidArgument, "norm.width is {}: expected 1 to {}", norm.width, UINT32_MAX);
+  if (norm.rows > (uint64_t{1} << 40) / norm.width)
+    fail(Status::kInvalidArgument, "norm.rows is {}: too many rows of {} elements", norm.rows, norm.width);
+  if (!std::isfinite(norm.epsilon) || norm.epsilon < 0)
+    fail(Status::kInvalidArgument, "norm.epsilon is {}: expected a number of 0 or more", norm.epsilon);
+  if (norm.residual != nullptr && (norm.residual == norm.output || norm.residual == norm.input))
+    fail(Status::kInvalidArgument,
+         "the residual of RMSNorm is memory of its own, not the input's or output's");
+  towline_collective_t call = {};
+  call.struct_size = sizeof call;
+  call.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
+  call.datatype = norm.datatype;
+  call.reduction = TOWLINE_REDUCE_SUM;
+  call.count = norm.rows * norm.width;
+  call.input = norm.input;
+  call.output = norm.output;
+  issue_on(call, options, stream, nullptr, &norm);
 }
 
 void Communicator::order_after(Work& work, void* stream) {

@@ -34,7 +34,7 @@ def test_operations_are_like_gloos(ranks, count):
     ranks.run(ranks_do.operations, "float32", count)
 
 
-@pytest.mark.parametrize("what", ["uneven", "messages", "messages_together", "objects", "functional", "compiled"])
+@pytest.mark.parametrize("what", ["uneven", "messages", "messages_together", "objects", "functional", "compiled", "norm"])
 def test_operations(ranks, what):
     ranks.run(getattr(ranks_do, what))
 

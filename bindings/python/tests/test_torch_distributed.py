@@ -33,7 +33,7 @@ def test_operations_on_much(ranks):
     ranks.run(ranks_do.operations, "float32", 200_003)
 
 
-@pytest.mark.parametrize("what", ["uneven", "unusual_tensors", "works", "messages", "messages_of_anyone", "objects", "functional", "compiled"])
+@pytest.mark.parametrize("what", ["uneven", "unusual_tensors", "works", "messages", "messages_of_anyone", "objects", "functional", "compiled", "norm"])
 def test_operations(ranks, what):
     ranks.run(getattr(ranks_do, what))
 

@@ -30,7 +30,7 @@ def test_operations_on_much(ranks):
     ranks.run(ranks_do.operations, "float32", 200_003)
 
 
-@pytest.mark.parametrize("what", ["uneven", "unusual_tensors", "works", "messages", "messages_together", "objects", "functional"])
+@pytest.mark.parametrize("what", ["uneven", "unusual_tensors", "works", "messages", "messages_together", "objects", "functional", "norm"])
 def test_operations(ranks, what):
     ranks.run(getattr(ranks_do, what))
 

@@ -661,3 +661,36 @@ def late(world) -> str:
         return str(error)
     finally:
         dist.barrier()
+
+
+def norm(world) -> None:
+    """all_reduce, addition and RMSNorm as one operator, beside the steps, alone and in torch.compile."""
+    from towline.torch_norm import all_reduce_rms_norm
+
+    rank, size = world.rank(), world.size()
+    for dtype, within in ((torch.float32, 1e-5), (torch.bfloat16, 1 / 128)):
+        for shape in ((2, 512), (3, 5, 96), (40, 2048), (1, 33)):
+            count = torch.Size(shape).numel()
+            parts = [some(each, count, 1).reshape(shape).to(dtype) for each in range(size)]
+            before = some(50, count, 1).reshape(shape).to(dtype)
+            weight = some(51, shape[-1], 1).flatten().to(dtype)
+            total = before + sum(part.float() for part in parts).to(dtype)
+            expected = torch.nn.functional.rms_norm(total.float(), shape[-1:], weight.float(), 1e-5)
+            residual = before.clone()
+            given = parts[rank].clone()
+            got = all_reduce_rms_norm(given, residual, weight, 1e-5)
+            torch.testing.assert_close(given, parts[rank], rtol=0, atol=0)
+            torch.testing.assert_close(residual, total, rtol=within, atol=within)
+            torch.testing.assert_close(got.float(), expected, rtol=2 * within, atol=2 * within)
+    plain = all_reduce_rms_norm(parts[rank])
+    summed = sum(part.float() for part in parts)
+    torch.testing.assert_close(plain.float(), torch.nn.functional.rms_norm(summed, shape[-1:], None, 1e-6), rtol=0.02, atol=0.02)
+
+    def step(part, residual):
+        return all_reduce_rms_norm(part, residual, weight, 1e-5) * 2
+
+    once, again = before.clone(), before.clone()
+    torch.testing.assert_close(
+        torch.compile(step, fullgraph=True, backend="aot_eager")(parts[rank], once), step(parts[rank], again)
+    )
+    torch.testing.assert_close(once, again)

@@ -84,6 +84,21 @@ class Communicator:
         stream: Stream = None,
     ) -> Work | None:
         """In place, or into `output`. As every operation, returns when done, or with `async_op` at once, a Work."""
+    def all_reduce_rms_norm(
+        self,
+        tensor: Tensor,
+        residual: Tensor | None = None,
+        weight: Tensor | None = None,
+        *,
+        stream: Stream,
+        epsilon: float = 1e-6,
+        width: int | None = None,
+        output: Tensor | None = None,
+        timeout: Timeout = None,
+        hints: Hints = None,
+    ) -> None:
+        """Into a stream: the ranks' sum of `tensor`, plus `residual`, which becomes that; then RMSNorm of each row, times `weight`,
+        in place or into `output`. A row is `width` elements, or as many as `weight` has. float32, float16 or bfloat16."""
     def reduce(
         self,
         tensor: Tensor,

@@ -127,6 +127,10 @@ typedef struct towline_collective_table_v1_t {
                           uint64_t timeout_ns, void* stream);
   // What kernels need of a window: towline::device::Symmetric, as bytes. Any thread.
   int32_t (*window_symmetric)(towline_collective_window* window, void* symmetric, size_t bytes);
+
+  // As issue, for an all_reduce with an addition and RMSNorm; the norm was checked. Counts as one operation.
+  int32_t (*issue_norm)(towline_collective_backend* backend, const towline_collective_norm_t* norm,
+                        uint64_t number, uint64_t timeout_ns, void* stream);
 } towline_collective_table_v1_t;
 #define TOWLINE_COLLECTIVE_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_collective_table_v1_t, describe)
 

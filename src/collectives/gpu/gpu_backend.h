@@ -31,6 +31,8 @@ class GpuBackend final : public StreamBackend {
   ~GpuBackend() override;
 
   void issue(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, void* stream) override;
+  void issue_norm(const towline_collective_norm_t& norm, uint64_t number, uint64_t timeout_ns,
+                  void* stream) override;
   Status perform(const towline_collective_t& call, uint64_t number, Deadline deadline) override;
   void start(const towline_collective_t& call, StreamMessage& message) override;
   std::unique_ptr<StreamMessage> issue_beside(const towline_collective_t& call, uint64_t number,
@@ -47,6 +49,9 @@ class GpuBackend final : public StreamBackend {
   };
 
   void build(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, Launch& launch);
+  // True: in one kernel. Else `launch` is the all_reduce, and a kernel of kNorm must follow.
+  bool build_norm(const towline_collective_norm_t& norm, uint64_t number, uint64_t timeout_ns,
+                  Launch& launch);
   void build_message(const towline_collective_t& call, uint64_t timeout_ns, Launch& launch) const;
   [[nodiscard]] uint32_t least_share(Deadline deadline) const;
   void settle_ways(const towline_collective_open_args& args);
@@ -55,7 +60,8 @@ class GpuBackend final : public StreamBackend {
   [[nodiscard]] uint32_t blocks_for(uint64_t bytes) const noexcept;
   Channel& build_any(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, Launch& launch);
   // `graph`: the one that the stream records, or 0.
-  void launch(Channel& channel, const Launch& launch, void* stream, uint64_t graph, cuda::Moment* ended);
+  void launch(Channel& channel, const Launch& launch, void* stream, uint64_t graph, cuda::Moment* ended,
+              const Launch* then = nullptr);
   Channel& channel_to(uint32_t peer, bool send);
   void tell(Failure failure) noexcept;
   // What kernels reported, if anything.

@@ -42,11 +42,14 @@ GpuBackend::Channel& GpuBackend::build_any(const towline_collective_t& call, uin
 }
 
 void GpuBackend::launch(Channel& channel, const Launch& launch, void* stream, uint64_t graph,
-                        cuda::Moment* ended) {
+                        cuda::Moment* ended, const Launch* then) {
   const char* const what =
       launch.job.mark.op < kOps ? op_name(launch.job.mark.op) : "an operation of a window";
-  put(channel, what, stream, graph, ended,
-      [&](void* in) { return kernels_->launch(launch.kernel, &launch.job, launch.blocks, in); });
+  put(channel, what, stream, graph, ended, [&](void* in) {
+    const cuda::Code code = kernels_->launch(launch.kernel, &launch.job, launch.blocks, in);
+    if (code != 0 || then == nullptr) return code;
+    return kernels_->launch(then->kernel, &then->job, then->blocks, in);
+  });
 }
 
 GpuBackend::Channel& GpuBackend::channel_to(uint32_t peer, bool send) {

@@ -47,6 +47,10 @@ enum class Way : uint32_t {
   kMarkedTwo = 12,  // all_reduce: marked stores of inputs, then of results
   kPushed = 13,     // every rank stores into every other's staging memory, in rounds
   kPushedTwo = 14,  // all_reduce so, reducing a part each
+  // all_reduce, addition and RMSNorm (norm.h): the last of them of this rank's own memory.
+  kMarkedNorm = 15,
+  kDirectNorm = 16,
+  kNorm = 17,
 };
 
 // What ranks compare, and what a failure's message names.
@@ -110,9 +114,9 @@ struct Control {
   uint32_t marked[kMaxBlocks];             // operations with marked stores
   // By the rank and block that signal: epoch and digest of the operation.
   uint64_t signal[kMaxRanks][kMaxBlocks];
-  // Two words that go with it, each in 16 bytes with its marks (store_marked). They take turns, since a rank may be
+  // Three words that go with it, each in 16 bytes with its marks (store_marked). They take turns, since a rank may be
   // one signal ahead.
-  alignas(16) uint64_t words[2][kMaxRanks][kMaxBlocks][4];
+  alignas(16) uint64_t words[2][kMaxRanks][kMaxBlocks][6];
 };
 inline constexpr uint64_t kMarkedAt = 256 << 10;
 static_assert(sizeof(Control) <= kMarkedAt);
@@ -151,6 +155,13 @@ struct Job {
   uint32_t peer;      // messages; kTell: the failure
   uint32_t compare;   // parts' bytes are compared
   uint32_t together;  // all ranks are on one GPU
+  // Norms only. 0: no residual, no weight.
+  uint64_t residual;
+  uint64_t weight;
+  uint64_t rows;
+  uint64_t width;  // elements of a row
+  float epsilon;
+  uint32_t reserved;
 };
 static_assert(sizeof(Job) <= 4096);
 

@@ -1,4 +1,4 @@
-// The kernels of collectives: one for each datatype that reduces, and one that moves; and small ones of each.
+// The kernels of collectives: one for each datatype that reduces, and one that moves; small ones of each; and norms.
 #include "collectives/gpu/operations.h"
 
 namespace towline::collectives::gpu {
@@ -36,3 +36,12 @@ extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads
   using namespace towline::collectives::gpu;
   run_small<NoElement>(job, blockIdx.x, gridDim.x);
 }
+
+#define TOWLINE_NORM_KERNEL(name, element)                                                         \
+  extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads, 2)             \
+      towline_collective_norm_##name(const __grid_constant__ towline::collectives::gpu::Job job) { \
+    using namespace towline::collectives;                                                          \
+    using namespace towline::collectives::gpu;                                                     \
+    run_norm<element>(job, scratch(), blockIdx.x, gridDim.x);                                      \
+  }
+TOWLINE_NORM_KERNELS(TOWLINE_NORM_KERNEL)

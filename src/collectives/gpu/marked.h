@@ -27,10 +27,11 @@ TOWLINE_DEVICE void store8(uint64_t address, uint64_t value, uint64_t bytes) {
     device::store_unit<uint8_t>(address + i, static_cast<uint8_t>(value >> (8 * i)));
 }
 
-// The 8 bytes of one slot of each rank in `missing`. The slots are emptied for their next use, which comes two operations later
+// The 8 bytes of one slot of a block's of each rank in `missing`. The slots are emptied for their next use, which comes two operations later
 // and so after every rank has seen this one's end. False: failed.
-TOWLINE_DEVICE bool take_marked(const Job& job, const Turn& turn, uint32_t marked, uint32_t slot,
-                                uint32_t missing, uint64_t mine, uint64_t (&values)[kMarkedRanks]) {
+TOWLINE_DEVICE bool take_marked(const Job& job, const Turn& turn, uint32_t marked, uint32_t block,
+                                uint32_t slot, uint32_t missing, uint64_t mine,
+                                uint64_t (&values)[kMarkedRanks]) {
   Waiter waiter;
   uint32_t marks[kMarkedRanks][2];
   TOWLINE_UNROLL
@@ -40,7 +41,7 @@ TOWLINE_DEVICE bool take_marked(const Job& job, const Turn& turn, uint32_t marke
     TOWLINE_UNROLL
     for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
       if ((missing >> peer & 1) != 0)
-        load_marked(marked_slot(job, job.rank, peer, marked, turn.block, slot), values[peer], marks[peer]);
+        load_marked(marked_slot(job, job.rank, peer, marked, block, slot), values[peer], marks[peer]);
     uint32_t waited = job.size;
     TOWLINE_UNROLL
     for (uint32_t peer = 0; peer < kMarkedRanks; ++peer) {
@@ -49,7 +50,7 @@ TOWLINE_DEVICE bool take_marked(const Job& job, const Turn& turn, uint32_t marke
       const uint32_t b = marks[peer][1];
       if (a == job.digest && b == job.digest) {
         missing &= ~(1u << peer);
-        store_marked(marked_slot(job, job.rank, peer, marked, turn.block, slot), 0, 0);
+        store_marked(marked_slot(job, job.rank, peer, marked, block, slot), 0, 0);
       } else if ((a != 0 && a != job.digest) || (b != 0 && b != job.digest)) {
         fail_with(job, Failure::kMismatch, peer, 0, 0);
         return false;
@@ -131,7 +132,7 @@ TOWLINE_DEVICE void run_marked(const Job& job, Turn& turn) {
     const uint64_t at = (begin + slot) * 8;
     const uint64_t mine = scaled8<E>(job, load8(job.in[0] + at, job.bytes - at));
     uint64_t values[kMarkedRanks];
-    if (!take_marked(job, turn, marked, slot, others(job), mine, values)) break;
+    if (!take_marked(job, turn, marked, turn.block, slot, others(job), mine, values)) break;
     if constexpr (!std::is_same_v<E, NoElement>) {
       store8(job.out[0] + at, reduce8<E>(job, values), job.bytes - at);
     } else {
@@ -173,7 +174,7 @@ TOWLINE_DEVICE void run_marked_two(const Job& job, Turn& turn) {
   bool failed = false;
   for (uint32_t slot = device::thread(); slot < mine && !failed; slot += device::threads()) {
     const uint64_t at = (job.rank * each + begin + slot) * 8;
-    failed = !take_marked(job, turn, inputs, slot, others(job),
+    failed = !take_marked(job, turn, inputs, turn.block, slot, others(job),
                           scaled8<E>(job, load8(job.in[0] + at, job.bytes - at)), values);
     if (failed) break;
     const uint64_t result = reduce8<E>(job, values);
@@ -185,7 +186,7 @@ TOWLINE_DEVICE void run_marked_two(const Job& job, Turn& turn) {
     uint32_t expected = 0;
     for (uint32_t peer = 0; peer < job.size; ++peer)
       if (peer != job.rank && slot < slots_of(peer)) expected |= 1u << peer;
-    failed = !take_marked(job, turn, results, slot, expected, 0, values);
+    failed = !take_marked(job, turn, results, turn.block, slot, expected, 0, values);
     if (failed) break;
     TOWLINE_UNROLL
     for (uint32_t peer = 0; peer < kMarkedRanks; ++peer) {

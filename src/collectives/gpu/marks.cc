@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <bit>
+
 #include "collectives/calls/call.h"
 #include "collectives/calls/types.h"
 
@@ -39,8 +41,17 @@ uint32_t digest_of(const Mark& mark) {
   return folded == 0 ? 1 : folded;
 }
 
+uint64_t norm_tag(uint64_t width, float epsilon) {
+  return static_cast<uint64_t>(std::bit_cast<uint32_t>(epsilon)) << 32 | static_cast<uint32_t>(width);
+}
+
 std::string text_of(const Mark& mark) {
   const Header header = header_of(mark);
+  if (mark.op == TOWLINE_COLLECTIVE_ALL_REDUCE && mark.tag != 0)
+    return fmt::format(
+        "{} with RMSNorm of rows of {} (epsilon {}{}{})", collectives::describe(header),
+        static_cast<uint32_t>(mark.tag), std::bit_cast<float>(static_cast<uint32_t>(mark.tag >> 32)),
+        (mark.root & 1) != 0 ? "" : ", no residual", (mark.root & 2) != 0 ? "" : ", no weight");
   if (mark.op != TOWLINE_COLLECTIVE_SEND && mark.op != TOWLINE_COLLECTIVE_RECV)
     return collectives::describe(header);
   return fmt::format("{} of {} {} {} rank {} (tag {})", op_name(mark.op), mark.count,

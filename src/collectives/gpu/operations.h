@@ -5,6 +5,7 @@
 #pragma once
 
 #include "collectives/gpu/marked.h"
+#include "collectives/gpu/norm.h"
 #include "collectives/gpu/pushed.h"
 #include "collectives/gpu/shares.h"
 #include "collectives/gpu/window_operations.h"
@@ -198,17 +199,6 @@ TOWLINE_DEVICE void run_tell(const Job& job) {
 
 // ---- A kernel's block
 
-// Begins a turn: what other ranks' messages would say of this operation.
-TOWLINE_DEVICE Turn begin_turn(const Job& job, uint32_t block, uint32_t blocks) {
-  Control& me = control_of(job, job.rank);
-  if (block == 0 && device::thread() == 0) me.current = job.mark;
-  return {block, blocks, me.epoch[block]};
-}
-TOWLINE_DEVICE void end_turn(const Job& job, const Turn& turn) {
-  device::sync();
-  if (device::thread() == 0) control_of(job, job.rank).epoch[turn.block] = turn.epoch;
-}
-
 template <class E>
 TOWLINE_DEVICE void run_reducing(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
   Turn turn = begin_turn(job, block, blocks);
@@ -276,7 +266,25 @@ TOWLINE_DEVICE void run_moving(const Job& job, Scratch& scratch, uint32_t block,
 // By datatype, then the one that moves; the small ones in the same order.
 inline constexpr uint32_t kMovingKernel = TOWLINE_BOOL + 1;
 inline constexpr uint32_t kSmallKernels = kMovingKernel + 1;
-inline constexpr uint32_t kKernels = 2 * kSmallKernels;
+inline constexpr uint32_t kNormKernels = 2 * kSmallKernels;
+inline constexpr uint32_t kKernels = kNormKernels + 3;
+// kKernels: norms are not of this type.
+constexpr uint32_t norm_kernel_of(uint32_t datatype) {
+  switch (datatype) {
+    case TOWLINE_FLOAT32:
+      return kNormKernels;
+    case TOWLINE_FLOAT16:
+      return kNormKernels + 1;
+    case TOWLINE_BFLOAT16:
+      return kNormKernels + 2;
+    default:
+      return kKernels;
+  }
+}
+
+#define TOWLINE_NORM_KERNELS(apply)                                         \
+  apply(float32, PlainElement<float>) apply(float16, SmallElement<Float16>) \
+      apply(bfloat16, SmallElement<Bfloat16>)
 
 #define TOWLINE_COLLECTIVE_KERNELS(apply)                                                                    \
   apply(float32, TOWLINE_FLOAT32, PlainElement<float>) apply(float64, TOWLINE_FLOAT64, PlainElement<double>) \

@@ -12,6 +12,8 @@ struct Scratch {
   uint64_t to[kMaxRanks];
   uint64_t first[kMaxRanks];
   uint64_t second[kMaxRanks];
+  uint64_t third[kMaxRanks];
+  float partial[kThreads / 32];
 };
 
 TOWLINE_DEVICE uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -44,6 +46,17 @@ TOWLINE_DEVICE Share share_of(uint64_t bytes, uint32_t index, uint32_t parts) {
   const uint64_t even = (each + 127) / 128 * 128;
   const uint64_t begin = smaller(bytes, even * index);
   return {begin, smaller(bytes - begin, even)};
+}
+
+// Begins a turn: what other ranks' messages would say of this operation.
+TOWLINE_DEVICE Turn begin_turn(const Job& job, uint32_t block, uint32_t blocks) {
+  Control& me = control_of(job, job.rank);
+  if (block == 0 && device::thread() == 0) me.current = job.mark;
+  return {block, blocks, me.epoch[block]};
+}
+TOWLINE_DEVICE void end_turn(const Job& job, const Turn& turn) {
+  device::sync();
+  if (device::thread() == 0) control_of(job, job.rank).epoch[turn.block] = turn.epoch;
 }
 
 TOWLINE_DEVICE uint64_t largest_part(const Job& job) {

@@ -178,18 +178,17 @@ TOWLINE_DEVICE bool meet(const Job& job, Turn& turn) {
   return !device::sync_any(failed);
 }
 
-// Gives every rank two words, and waits for theirs. What ranks wrote before their operation began is seen after; what
-// this operation wrote may not be. So it costs one way through memory.
-template <class First, class Second>
-TOWLINE_DEVICE bool swap_words(const Job& job, Turn& turn, uint64_t* firsts, uint64_t* seconds, First&& first,
-                               Second&& second) {
+// Gives every rank some words, and waits for theirs: give(peer, which), and got[which][peer]. What ranks wrote before their
+// operation began is seen after; what this operation wrote may not be. So it costs one way through memory.
+template <uint32_t kWords, class Give>
+TOWLINE_DEVICE bool swap(const Job& job, Turn& turn, uint64_t* const (&got)[kWords], Give&& give) {
   const uint32_t epoch = ++turn.epoch;
   const uint32_t mark = (epoch * 0x9e3779b1u) ^ job.digest;
   for (uint32_t peer = device::thread(); peer < job.size; peer += device::threads()) {
     const auto there =
         reinterpret_cast<uint64_t>(control_of(job, peer).words[epoch & 1][job.rank][turn.block]);
-    store_marked(there, first(peer), mark);
-    store_marked(there + 16, second(peer), mark);
+    TOWLINE_UNROLL
+    for (uint32_t word = 0; word < kWords; ++word) store_marked(there + 16 * word, give(peer, word), mark);
     set_signal(job, turn, peer, false);
   }
   bool failed = false;
@@ -198,17 +197,33 @@ TOWLINE_DEVICE bool swap_words(const Job& job, Turn& turn, uint64_t* firsts, uin
     const auto here = reinterpret_cast<uint64_t>(me.words[epoch & 1][peer][turn.block]);
     Waiter waiter;
     for (;;) {
-      uint32_t a[2];
-      uint32_t b[2];
-      load_marked(here, firsts[peer], a);
-      load_marked(here + 16, seconds[peer], b);
-      if (a[0] == mark && a[1] == mark && b[0] == mark && b[1] == mark) break;
+      bool came = true;
+      TOWLINE_UNROLL
+      for (uint32_t word = 0; word < kWords; ++word) {
+        uint32_t marks[2];
+        load_marked(here + 16 * word, got[word][peer], marks);
+        came = came && marks[0] == mark && marks[1] == mark;
+      }
+      if (came) break;
       // Other marks: too early, or another operation, which its signal tells.
       if ((failed = give_up(job, waiter, peer, &me.signal[peer][turn.block], epoch))) break;
     }
-    device::fence();  // what this multiprocessor read of others' memory before may be old
+    // What this multiprocessor read of others' memory before may be old.
+    if (job.together != 0)
+      device::fence_here();
+    else
+      device::fence();
   }
   return !device::sync_any(failed);
+}
+
+// Two words.
+template <class First, class Second>
+TOWLINE_DEVICE bool swap_words(const Job& job, Turn& turn, uint64_t* firsts, uint64_t* seconds, First&& first,
+                               Second&& second) {
+  uint64_t* const got[] = {firsts, seconds};
+  return swap<2>(job, turn, got,
+                 [&](uint32_t peer, uint32_t word) { return word == 0 ? first(peer) : second(peer); });
 }
 
 }  // namespace towline::collectives::gpu

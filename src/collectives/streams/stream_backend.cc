@@ -53,6 +53,11 @@ cuda::Noticeboard StreamBackend::board() const {
           }};
 }
 
+void StreamBackend::issue_norm(const towline_collective_norm_t&, uint64_t, uint64_t, void*) {
+  fail(Status::kUnsupported,
+       "this backend does not fuse all_reduce with RMSNorm: issue the all_reduce, and normalise its result");
+}
+
 // ---- Checks
 
 void StreamBackend::check_address(const void* address, const char* what) const {

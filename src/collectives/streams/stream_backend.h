@@ -36,6 +36,9 @@ class StreamBackend {
   // Enqueues and returns. Throws Error for what this rank alone can see; nothing was enqueued then.
   virtual void issue(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns,
                      void* stream) = 0;
+  // all_reduce, addition and RMSNorm, as issue().
+  virtual void issue_norm(const towline_collective_norm_t& norm, uint64_t number, uint64_t timeout_ns,
+                          void* stream);
   // On a stream of the backend; waits. An error is breaker().breakage().
   virtual Status perform(const towline_collective_t& call, uint64_t number, Deadline deadline) = 0;
   // A message on a stream of the backend. Throws Error.

@@ -51,6 +51,16 @@ int32_t issue(towline_collective_backend* handle, const towline_collective_t* ca
   });
 }
 
+int32_t issue_norm(towline_collective_backend* handle, const towline_collective_norm_t* norm, uint64_t number,
+                   uint64_t timeout_ns, void* stream) {
+  Opened& self = opened(handle);
+  return guarded(self.host, [&] {
+    if (self.backend->breaker().broken()) return tell(self, self.backend->breaker().status());
+    self.backend->issue_norm(*norm, number, timeout_ns, stream);
+    return Status::kOk;
+  });
+}
+
 int32_t message_start(towline_collective_backend* handle, const towline_collective_t* call,
                       towline_collective_message** message) {
   Opened& self = opened(handle);
@@ -153,6 +163,7 @@ towline_collective_table_v1_t make_stream_table(OpenFunction open) {
   made.issue_beside = issue_beside;
   made.message_precede = message_precede;
   made.messages_together = messages_together;
+  made.issue_norm = issue_norm;
   return made;
 }
 

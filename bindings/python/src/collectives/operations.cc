@@ -196,6 +196,52 @@ nb::object all_reduce(nb::handle self, nb::handle tensor, nb::handle op, nb::han
   return call.issue(timeout, hints);
 }
 
+// Only into a stream: what follows an all_reduce on a GPU.
+void all_reduce_rms_norm(nb::handle self, nb::handle tensor, nb::handle residual, nb::handle weight,
+                         nb::handle stream, float epsilon, nb::handle width, nb::handle output,
+                         nb::handle timeout, nb::handle hints) {
+  Held held;
+  held.take_gpus();
+  const bool in_place = output.is_none();
+  const View in = in_place ? held.writable_view(tensor, "tensor") : held.view(tensor, "tensor");
+  towline_collective_norm_t norm = {};
+  norm.struct_size = sizeof norm;
+  norm.datatype = in.datatype;
+  norm.epsilon = epsilon;
+  norm.input = norm.output = in.data;
+  const auto same = [&](const View& view, const char* what, uint64_t count) {
+    if (view.datatype != in.datatype)
+      raise(TOWLINE_MISMATCH, std::string(what) + ": its type is not that of the other tensors");
+    need_size(what, view.count, count);
+    return view.data;
+  };
+  if (!in_place) norm.output = same(held.writable_view(output, "output"), "output", in.count);
+  if (!residual.is_none())
+    norm.residual = same(held.writable_view(residual, "residual"), "residual", in.count);
+  if (!width.is_none()) {
+    norm.width = nb::cast<uint64_t>(width);
+  } else if (weight.is_none()) {
+    raise(TOWLINE_INVALID_ARGUMENT, "without a weight the width of a row must be given");
+  }
+  if (!weight.is_none()) {
+    const View view = held.view(weight, "weight");
+    if (width.is_none()) norm.width = view.count;
+    norm.weight = same(view, "weight", norm.width);
+  }
+  if (norm.width == 0 || in.count % norm.width != 0)
+    raise(TOWLINE_INVALID_ARGUMENT, "tensor: " + std::to_string(in.count) +
+                                        " elements are no whole rows of " + std::to_string(norm.width));
+  norm.rows = in.count / norm.width;
+  const CallOptions options(timeout, hints);
+  void* const address = stream_of(stream);
+  int32_t status = 0;
+  {
+    const CommunicatorCall call(communicator_of(self));
+    status = towline_collective_issue_norm(call.native(), &norm, options.native(), address);
+  }
+  check(status, "towline_collective_issue_norm");
+}
+
 nb::object reduce(nb::handle self, nb::handle tensor, nb::handle root, nb::handle op, nb::handle output,
                   nb::handle factor, bool async_op, nb::handle timeout, nb::handle hints, nb::handle stream) {
   Call call(self, TOWLINE_COLLECTIVE_REDUCE, async_op, stream);
@@ -502,6 +548,9 @@ void bind_operations(CommunicatorClass& communicator, nb::module_& module) {
   const auto only = nb::kw_only();
   communicator
       .def("all_reduce", &all_reduce, tensor, op, only, no_output, factor, async_op, timeout, hints, stream)
+      .def("all_reduce_rms_norm", &all_reduce_rms_norm, tensor, arg("residual").none() = nb::none(),
+           arg("weight").none() = nb::none(), only, arg("stream"), arg("epsilon") = 1e-6f,
+           arg("width").none() = nb::none(), no_output, timeout, hints)
       .def("reduce", &reduce, tensor, arg("root"), op, only, no_output, factor, async_op, timeout, hints,
            stream)
       .def("broadcast", &broadcast, tensor, arg("root"), only, async_op, timeout, hints, stream)

@@ -1,0 +1,65 @@
+// all_reduce, addition and RMSNorm as one operation of a stream.
+#include <algorithm>
+
+#include "base/error.h"
+#include "collectives/gpu/gpu_backend.h"
+#include "collectives/gpu/marks.h"
+#include "collectives/gpu/operations.h"
+
+namespace towline::collectives::gpu {
+namespace {
+
+// Blocks of a kernel that waits for nobody.
+constexpr uint64_t kNormBlocks = 1024;
+
+}  // namespace
+
+bool GpuBackend::build_norm(const towline_collective_norm_t& norm, uint64_t number, uint64_t timeout_ns,
+                            Launch& launch) {
+  check_address(norm.residual, "residual");
+  check_address(norm.weight, "weight");
+  towline_collective_t call = {};
+  call.struct_size = sizeof call;
+  call.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
+  call.datatype = norm.datatype;
+  call.reduction = TOWLINE_REDUCE_SUM;
+  call.count = norm.rows * norm.width;
+  call.input = norm.input;
+  call.output = norm.output;
+  build(call, number, timeout_ns, launch);
+  Job& job = launch.job;
+  // What ranks must agree on beyond the all_reduce.
+  job.mark.tag = norm_tag(norm.width, norm.epsilon);
+  job.mark.root = (norm.residual != nullptr ? 1 : 0) | (norm.weight != nullptr ? 2 : 0);
+  job.digest = digest_of(job.mark);
+  job.residual = reinterpret_cast<uint64_t>(norm.residual);
+  job.weight = reinterpret_cast<uint64_t>(norm.weight);
+  job.rows = norm.rows;
+  job.width = norm.width;
+  job.epsilon = norm.epsilon;
+  if (job.bytes == 0) return true;
+  const uint64_t row_bytes = job.bytes / norm.rows;
+  const bool marks = size_ > 1 && size_ <= kMarkedRanks && job.bytes <= marked_bytes_ && row_bytes % 8 == 0 &&
+                     norm.rows * marked_blocks_of_row(row_bytes) <= marked_blocks(size_);
+  if (!marks && !direct_) return false;
+  job.way = marks ? Way::kMarkedNorm : Way::kDirectNorm;
+  launch.kernel = norm_kernel_of(norm.datatype);
+  launch.blocks = static_cast<uint32_t>(
+      std::clamp<uint64_t>(marks ? norm.rows : (norm.rows + size_ - 1) / size_, 1, max_blocks_));
+  return true;
+}
+
+void GpuBackend::issue_norm(const towline_collective_norm_t& norm, uint64_t number, uint64_t timeout_ns,
+                            void* stream) {
+  const uint64_t graph = graph_of(stream);
+  Launch made;
+  if (build_norm(norm, number, timeout_ns, made)) return launch(collectives_, made, stream, graph, nullptr);
+  Launch then = made;
+  then.job.way = Way::kNorm;
+  then.job.in[0] = then.job.out[0];
+  then.kernel = norm_kernel_of(norm.datatype);
+  then.blocks = static_cast<uint32_t>(std::min(norm.rows, kNormBlocks));
+  launch(collectives_, made, stream, graph, nullptr, &then);
+}
+
+}  // namespace towline::collectives::gpu

@@ -1,0 +1,247 @@
+// all_reduce with what decoding engines do after it, in one kernel: the result is added to a residual, and each row of the
+// sum is normalised (RMSNorm).
+//
+// Roundings are those of the steps one by one: the reduced element is rounded to its type, its sum with the residual again,
+// and the normalised one once. Only the order in which a row's squares are added depends on the way.
+#pragma once
+
+#include <math.h>
+
+#include "collectives/gpu/marked.h"
+#include "collectives/gpu/shares.h"
+
+namespace towline::collectives::gpu {
+
+// Marked stores a row takes: so many blocks' slots.
+constexpr uint64_t marked_blocks_of_row(uint64_t row_bytes) {
+  return (row_bytes / 8 + kMarkedSlots - 1) / kMarkedSlots;
+}
+
+// The sum of one number of each thread, the same on all threads. By all threads of a block.
+TOWLINE_DEVICE float sum_of_block(float mine, float* partial) {
+#if defined(__CUDA_ARCH__)
+  TOWLINE_UNROLL
+  for (uint32_t apart = 16; apart != 0; apart /= 2) mine += __shfl_xor_sync(~0u, mine, apart);
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = mine;
+  __syncthreads();
+  float sum = 0;
+  for (uint32_t warp = 0; warp < blockDim.x / 32; ++warp) sum += partial[warp];
+  __syncthreads();  // the next row writes there
+  return sum;
+#else
+  (void)partial;
+  return mine;
+#endif
+}
+
+template <class Bits, uint32_t kLanes>
+TOWLINE_DEVICE void load_lanes(uint64_t address, Bits (&lanes)[kLanes]) {
+  if constexpr (kLanes * sizeof(Bits) == 16) {
+    const device::Pack pack = device::load_pack(address);
+    memcpy(lanes, &pack, 16);
+  } else if constexpr (kLanes * sizeof(Bits) == 8) {
+    const uint64_t value = load_any<uint64_t>(address);
+    memcpy(lanes, &value, 8);
+  } else {
+    static_assert(kLanes == 1);
+    lanes[0] = load_any<Bits>(address);
+  }
+}
+template <class Bits, uint32_t kLanes>
+TOWLINE_DEVICE void store_lanes(uint64_t address, const Bits (&lanes)[kLanes]) {
+  if constexpr (kLanes * sizeof(Bits) == 16) {
+    device::Pack pack;
+    memcpy(&pack, lanes, 16);
+    device::store_pack(address, pack);
+  } else if constexpr (kLanes * sizeof(Bits) == 8) {
+    uint64_t value;
+    memcpy(&value, lanes, 8);
+    store_any<uint64_t>(address, value);
+  } else {
+    static_assert(kLanes == 1);
+    store_any<Bits>(address, lanes[0]);
+  }
+}
+
+// Where the results of rows go: at every target.
+struct NormTargets {
+  const uint64_t* outputs;
+  const uint64_t* residuals;
+  uint32_t count;
+};
+
+TOWLINE_DEVICE uint64_t row_bytes_of(const Job& job, uint64_t element) { return job.width * element; }
+
+// One row, in units of kLanes elements. sum_of(unit, lanes) gives the ranks' sum of a unit; false: it failed. A thread stores
+// to a unit only after it has read it, so outputs may be inputs.
+template <class E, uint32_t kLanes, class SumOf>
+TOWLINE_DEVICE bool norm_row(const Job& job, uint64_t row, const NormTargets& targets, float* partial,
+                             SumOf&& sum_of) {
+  using Bits = typename E::Bits;
+  constexpr uint64_t kUnit = kLanes * sizeof(Bits);
+  const uint64_t units = job.width / kLanes;
+  const uint64_t begin = row * row_bytes_of(job, sizeof(Bits));
+  const bool adds = job.residual != 0;
+  // Without a residual the sums wait in the output until their row's scale is known.
+  const uint64_t* const sums = adds ? targets.residuals : targets.outputs;
+  const uint64_t own = adds ? job.residual : job.out[0];
+  float squares = 0;
+  bool failed = false;
+  for (uint64_t unit = device::thread(); unit < units && !failed; unit += device::threads()) {
+    const uint64_t at = begin + unit * kUnit;
+    Bits lanes[kLanes];
+    Bits added[kLanes];
+    if (adds) load_lanes(job.residual + at, added);
+    failed = !sum_of(unit, lanes);
+    if (failed) break;
+    TOWLINE_UNROLL
+    for (uint32_t i = 0; i < kLanes; ++i) {
+      if (adds) lanes[i] = E::narrow(E::widen(lanes[i]) + E::widen(added[i]));
+      const float value = E::widen(lanes[i]);
+      squares += value * value;
+    }
+    for (uint32_t target = 0; target < targets.count; ++target) store_lanes(sums[target] + at, lanes);
+  }
+  if (device::sync_any(failed)) return false;
+  const float mean = sum_of_block(squares, partial) / static_cast<float>(job.width);
+  const float scale = 1.0f / sqrtf(mean + job.epsilon);
+  for (uint64_t unit = device::thread(); unit < units; unit += device::threads()) {
+    const uint64_t at = begin + unit * kUnit;
+    Bits lanes[kLanes];
+    Bits weights[kLanes];
+    load_lanes(own + at, lanes);
+    if (job.weight != 0) load_lanes(job.weight + unit * kUnit, weights);
+    TOWLINE_UNROLL
+    for (uint32_t i = 0; i < kLanes; ++i) {
+      const float scaled = E::widen(lanes[i]) * scale;
+      lanes[i] = E::narrow(job.weight != 0 ? scaled * E::widen(weights[i]) : scaled);
+    }
+    for (uint32_t target = 0; target < targets.count; ++target)
+      store_lanes(targets.outputs[target] + at, lanes);
+  }
+  return true;
+}
+
+// Every rank gives its input to all others with marked stores, and all normalise all rows. A block has whole rows, and a row the
+// slots of blocks of its own.
+template <class E>
+TOWLINE_DEVICE void run_marked_norm(const Job& job, Turn& turn, Scratch& scratch) {
+  using Bits = typename E::Bits;
+  Control& me = control_of(job, job.rank);
+  const uint64_t row_bytes = row_bytes_of(job, sizeof(Bits));
+  const uint64_t units = row_bytes / 8;
+  const auto of_row = static_cast<uint32_t>(marked_blocks_of_row(row_bytes));
+  const auto block_of = [&](uint64_t row, uint64_t unit) {
+    return static_cast<uint32_t>(row * of_row + unit / kMarkedSlots);
+  };
+  for (uint64_t row = turn.block; row < job.rows; row += turn.blocks) {
+    for (uint64_t unit = device::thread(); unit < units; unit += device::threads()) {
+      const uint32_t block = block_of(row, unit);
+      const uint64_t value = load_any<uint64_t>(job.in[0] + row * row_bytes + unit * 8);
+      for (uint32_t i = 1; i < job.size; ++i)
+        store_marked(marked_slot(job, (job.rank + i) % job.size, job.rank, me.marked[block], block,
+                                 static_cast<uint32_t>(unit % kMarkedSlots)),
+                     value, job.digest);
+    }
+  }
+  show_marked(job, turn);
+  const NormTargets targets = {&job.out[0], &job.residual, 1};
+  for (uint64_t row = turn.block; row < job.rows; row += turn.blocks) {
+    const auto sum_of = [&](uint64_t unit, Bits(&lanes)[8 / sizeof(Bits)]) {
+      const uint32_t block = block_of(row, unit);
+      uint64_t values[kMarkedRanks];
+      if (!take_marked(job, turn, me.marked[block], block, static_cast<uint32_t>(unit % kMarkedSlots),
+                       others(job), load_any<uint64_t>(job.in[0] + row * row_bytes + unit * 8), values))
+        return false;
+      const uint64_t sum = reduce8<E>(job, values);
+      memcpy(lanes, &sum, 8);
+      return true;
+    };
+    if (!norm_row<E, 8 / sizeof(Bits)>(job, row, targets, scratch.partial, sum_of)) break;
+  }
+  device::sync();
+  for (uint64_t row = turn.block; row < job.rows; row += turn.blocks)
+    for (uint32_t block = device::thread(); block < of_row; block += device::threads())
+      ++me.marked[row * of_row + block];
+}
+
+template <class E, uint32_t kLanes>
+TOWLINE_DEVICE void norm_rows_of_all(const Job& job, const Turn& turn, Scratch& scratch) {
+  using Bits = typename E::Bits;
+  const NormTargets targets = {scratch.second, scratch.third, job.size};
+  const uint64_t row_bytes = row_bytes_of(job, sizeof(Bits));
+  const uint64_t step = static_cast<uint64_t>(turn.blocks) * job.size;
+  for (uint64_t row = static_cast<uint64_t>(turn.block) * job.size + job.rank; row < job.rows; row += step) {
+    (void)norm_row<E, kLanes>(job, row, targets, scratch.partial, [&](uint64_t unit, Bits(&lanes)[kLanes]) {
+      const uint64_t at = row * row_bytes + unit * kLanes * sizeof(Bits);
+      typename E::Sum sums[kLanes] = {};
+      constexpr uint32_t kAtOnce = 4;
+      for (uint32_t first = 0; first < job.size; first += kAtOnce) {
+        Bits data[kAtOnce][kLanes];
+        TOWLINE_UNROLL
+        for (uint32_t s = 0; s < kAtOnce; ++s)
+          if (first + s < job.size) load_lanes(scratch.first[first + s] + at, data[s]);
+        TOWLINE_UNROLL
+        for (uint32_t s = 0; s < kAtOnce; ++s) {
+          if (first + s >= job.size) continue;
+          TOWLINE_UNROLL
+          for (uint32_t i = 0; i < kLanes; ++i)
+            sums[i] = first + s == 0 ? E::widen(data[s][i]) : sums[i] + E::widen(data[s][i]);
+        }
+      }
+      TOWLINE_UNROLL
+      for (uint32_t i = 0; i < kLanes; ++i) lanes[i] = E::narrow(sums[i]);
+      return true;
+    });
+  }
+}
+
+// Ranks of one process and GPU: each does some of the rows, from all inputs and to all outputs and residuals.
+template <class E>
+TOWLINE_DEVICE void run_direct_norm(const Job& job, Turn& turn, Scratch& scratch) {
+  using Bits = typename E::Bits;
+  uint64_t* const words[] = {scratch.first, scratch.second, scratch.third};
+  const auto give = [&](uint32_t, uint32_t word) {
+    return word == 0 ? job.in[0] : word == 1 ? job.out[0] : job.residual;
+  };
+  if (!swap<3>(job, turn, words, give)) return;
+  uint64_t apart = job.weight | row_bytes_of(job, sizeof(Bits));
+  for (uint32_t peer = 0; peer < job.size; ++peer)
+    apart |= scratch.first[peer] | scratch.second[peer] | scratch.third[peer];
+  if ((apart & 15) == 0)
+    norm_rows_of_all<E, 16 / sizeof(Bits)>(job, turn, scratch);
+  else
+    norm_rows_of_all<E, 1>(job, turn, scratch);
+  (void)meet(job, turn);
+}
+
+// Of this rank's own memory, after an all_reduce: in[0] to out[0].
+template <class E, uint32_t kLanes>
+TOWLINE_DEVICE void norm_own_rows(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
+  using Bits = typename E::Bits;
+  const NormTargets targets = {&job.out[0], &job.residual, 1};
+  for (uint64_t row = block; row < job.rows; row += blocks)
+    (void)norm_row<E, kLanes>(job, row, targets, scratch.partial, [&](uint64_t unit, Bits(&lanes)[kLanes]) {
+      load_lanes(job.in[0] + (row * job.width + unit * kLanes) * sizeof(Bits), lanes);
+      return true;
+    });
+}
+
+template <class E>
+TOWLINE_DEVICE void run_norm(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
+  using Bits = typename E::Bits;
+  if (job.way == Way::kNorm) {
+    const uint64_t apart =
+        job.in[0] | job.out[0] | job.residual | job.weight | row_bytes_of(job, sizeof(Bits));
+    if ((apart & 15) == 0) return norm_own_rows<E, 16 / sizeof(Bits)>(job, scratch, block, blocks);
+    return norm_own_rows<E, 1>(job, scratch, block, blocks);
+  }
+  Turn turn = begin_turn(job, block, blocks);
+  if (job.way == Way::kMarkedNorm)
+    run_marked_norm<E>(job, turn, scratch);
+  else
+    run_direct_norm<E>(job, turn, scratch);
+  end_turn(job, turn);
+}
+
+}  // namespace towline::collectives::gpu

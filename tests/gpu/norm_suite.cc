@@ -1,0 +1,365 @@
+// all_reduce with an addition and RMSNorm, beside the steps one by one: the CPU's all_reduce, and arithmetic in double.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <tuple>
+
+#include "collectives/small_floats.h"
+#include "gpu/collectives_suite.h"
+
+namespace towline::gpu_test {
+namespace {
+
+using collectives::Bfloat16, collectives::Float16;
+
+constexpr float kEpsilon = 1e-5f;
+
+float element(uint32_t datatype, const std::vector<uint8_t>& from, uint64_t i) {
+  if (datatype == TOWLINE_FLOAT32) {
+    float value = 0;
+    std::memcpy(&value, from.data() + i * 4, 4);
+    return value;
+  }
+  uint16_t bits = 0;
+  std::memcpy(&bits, from.data() + i * 2, 2);
+  return datatype == TOWLINE_FLOAT16 ? Float16::widen(bits) : Bfloat16::widen(bits);
+}
+void set_element(uint32_t datatype, std::vector<uint8_t>& to, uint64_t i, float value) {
+  if (datatype == TOWLINE_FLOAT32) {
+    std::memcpy(to.data() + i * 4, &value, 4);
+    return;
+  }
+  const uint16_t bits = datatype == TOWLINE_FLOAT16 ? Float16::narrow(value) : Bfloat16::narrow(value);
+  std::memcpy(to.data() + i * 2, &bits, 2);
+}
+// Of a result: one unit in the last place, or the float's rounding of a sum of squares in another order.
+double tolerance(uint32_t datatype) {
+  return datatype == TOWLINE_FLOAT32 ? 5e-6 : datatype == TOWLINE_FLOAT16 ? 0x1p-10 : 0x1p-7;
+}
+
+struct Norm {
+  uint32_t datatype = TOWLINE_BFLOAT16;
+  uint64_t rows = 1;
+  uint64_t width = 512;
+  bool adds = true;
+  bool weighs = true;
+  bool in_place = false;
+  uint64_t shift = 0;
+  uint64_t seed = 0;
+};
+
+std::string name_of(const Norm& norm) {
+  return fmt::format("{} rows of {} {}{}{}{}, shift {}", norm.rows, norm.width,
+                     towline_datatype_name(norm.datatype), norm.adds ? ", residual" : "",
+                     norm.weighs ? ", weight" : "", norm.in_place ? ", in place" : "", norm.shift);
+}
+
+// One norm's memory, and what must come out.
+class Tried {
+ public:
+  Tried(Rank& rank, const Norm& norm)
+      : rank_(rank),
+        norm_(norm),
+        bytes_(norm.rows * norm.width * towline_datatype_bytes(norm.datatype)),
+        given_(values(norm.datatype, rank.rank, norm.rows * norm.width, norm.seed)),
+        sums_(values(norm.datatype, 77, norm.rows * norm.width, norm.seed)),
+        weights_(values(norm.datatype, 78, norm.width, norm.seed)),
+        input_(rank.gpu, bytes_, norm.shift),
+        residual_(rank.gpu, bytes_, norm.shift),
+        weight_(rank.gpu, weights_.size(), norm.shift),
+        output_(rank.gpu, bytes_, norm.shift) {
+    input_.put(given_);
+    residual_.put(sums_);
+    weight_.put(weights_);
+    expect();
+  }
+
+  [[nodiscard]] towline_collective_norm_t call() const {
+    towline_collective_norm_t made = {};
+    made.struct_size = sizeof made;
+    made.datatype = norm_.datatype;
+    made.epsilon = kEpsilon;
+    made.rows = norm_.rows;
+    made.width = norm_.width;
+    made.input = input_.at();
+    made.residual = norm_.adds ? residual_.at() : nullptr;
+    made.weight = norm_.weighs ? weight_.at() : nullptr;
+    made.output = norm_.in_place ? input_.at() : output_.at();
+    return made;
+  }
+  void issue(void* stream) const {
+    const towline_collective_norm_t made = call();
+    ASSERT_EQ(towline_collective_issue_norm(rank_.on_gpu, &made, nullptr, stream), TOWLINE_OK)
+        << name_of(norm_) << ": " << towline_last_error();
+  }
+  // After the stream was drained.
+  void check() const {
+    ASSERT_EQ(communicator_error(rank_.on_gpu), "") << name_of(norm_);
+    if (norm_.adds) {
+      EXPECT_TRUE(residual_.get() == sums_) << "the residual, " << name_of(norm_);
+    }
+    const std::vector<uint8_t> got = norm_.in_place ? input_.get() : output_.get();
+    for (uint64_t i = 0; i < expected_.size(); ++i) {
+      const double value = element(norm_.datatype, got, i);
+      if (std::abs(value - expected_[i]) <= std::abs(expected_[i]) * tolerance(norm_.datatype) + 1e-9)
+        continue;
+      ADD_FAILURE() << name_of(norm_) << ": rank " << rank_.rank << " has " << value << ", not "
+                    << expected_[i] << " at " << i;
+      return;
+    }
+  }
+  [[nodiscard]] std::vector<uint8_t> result() const { return (norm_.in_place ? input_ : output_).get(); }
+
+ private:
+  // The steps one by one. Collective.
+  void expect() {
+    std::vector<uint8_t> reduced(bytes_);
+    towline_collective_t sum = {};
+    sum.struct_size = sizeof sum;
+    sum.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
+    sum.datatype = norm_.datatype;
+    sum.count = norm_.rows * norm_.width;
+    sum.input = given_.data();
+    sum.output = reduced.data();
+    ASSERT_EQ(towline_collective(rank_.on_cpu, &sum, nullptr, nullptr), TOWLINE_OK) << towline_last_error();
+    for (uint64_t i = 0; i < sum.count; ++i) {
+      const float added = norm_.adds ? element(norm_.datatype, sums_, i) : 0;
+      if (norm_.adds) set_element(norm_.datatype, reduced, i, element(norm_.datatype, reduced, i) + added);
+    }
+    sums_ = reduced;
+    for (uint64_t row = 0; row < norm_.rows; ++row) {
+      double squares = 0;
+      for (uint64_t i = 0; i < norm_.width; ++i)
+        squares += std::pow(element(norm_.datatype, sums_, row * norm_.width + i), 2.0);
+      const double scale = 1 / std::sqrt(squares / static_cast<double>(norm_.width) + double{kEpsilon});
+      for (uint64_t i = 0; i < norm_.width; ++i)
+        expected_.push_back(element(norm_.datatype, sums_, row * norm_.width + i) * scale *
+                            (norm_.weighs ? element(norm_.datatype, weights_, i) : 1));
+    }
+  }
+
+  Rank& rank_;
+  const Norm norm_;
+  const uint64_t bytes_;
+  const std::vector<uint8_t> given_;
+  std::vector<uint8_t> sums_;
+  const std::vector<uint8_t> weights_;
+  std::vector<double> expected_;
+  Buffer input_;
+  Buffer residual_;
+  Buffer weight_;
+  Buffer output_;
+};
+
+// Widths of one block's slots, of several, of no whole slots, and rows that no block has alone.
+const std::vector<Norm>& shapes() {
+  static const std::vector<Norm> all = [] {
+    std::vector<Norm> made;
+    for (const auto& [rows, width] : std::initializer_list<std::pair<uint64_t, uint64_t>>{
+             {1, 512}, {3, 100}, {2, 33}, {1, 8192}, {4, 2048}, {37, 260}, {16, 4096}, {1, 1}, {70, 4}})
+      made.push_back({.rows = rows, .width = width});
+    made.push_back({.datatype = TOWLINE_FLOAT32, .rows = 3, .width = 700});
+    made.push_back({.datatype = TOWLINE_FLOAT16, .rows = 5, .width = 1024, .in_place = true});
+    made.push_back({.rows = 2, .width = 1000, .adds = false});
+    made.push_back({.rows = 20, .width = 2048, .adds = false, .in_place = true});
+    made.push_back({.rows = 2, .width = 64, .weighs = false});
+    made.push_back({.rows = 4, .width = 512, .shift = 2});
+    made.push_back(
+        {.datatype = TOWLINE_FLOAT32, .rows = 60, .width = 514, .adds = false, .weighs = false, .shift = 4});
+    return made;
+  }();
+  return all;
+}
+
+class CollectivesNorm : public testing::TestWithParam<std::tuple<int, const char*>> {
+ protected:
+  static Ranks ranks() {
+    Ranks made;
+    made.size = std::get<0>(GetParam());
+    made.config = std::get<1>(GetParam());
+    return made;
+  }
+};
+
+TEST_P(CollectivesNorm, IsTheStepsOneByOne) {
+  run_on_gpus(ranks(), true, [](Rank& rank) {
+    void* const stream = rank.gpu.make_stream();
+    std::vector<std::unique_ptr<Tried>> all;
+    for (uint64_t turn = 0; turn < 2; ++turn)
+      for (Norm norm : shapes()) {
+        norm.seed = turn;
+        all.push_back(std::make_unique<Tried>(rank, norm));
+      }
+    meet(rank);
+    for (const auto& one : all) one->issue(stream);
+    rank.gpu.drain(stream);
+    for (const auto& one : all) one->check();
+    rank.gpu.free_stream(stream);
+  });
+}
+
+TEST_P(CollectivesNorm, EveryRankGetsTheSameBits) {
+  std::mutex mutex;
+  std::vector<std::vector<uint8_t>> seen;
+  run_on_gpus(ranks(), true, [&](Rank& rank) {
+    void* const stream = rank.gpu.make_stream();
+    const Tried small(rank, {.rows = 2, .width = 4096});
+    const Tried large(rank, {.rows = 64, .width = 4096, .in_place = true});
+    meet(rank);
+    small.issue(stream);
+    large.issue(stream);
+    rank.gpu.drain(stream);
+    std::vector<uint8_t> both = small.result();
+    const std::vector<uint8_t> rest = large.result();
+    both.insert(both.end(), rest.begin(), rest.end());
+    const std::lock_guard lock(mutex);
+    seen.push_back(std::move(both));
+    rank.gpu.free_stream(stream);
+  });
+  for (const auto& one : seen) EXPECT_TRUE(one == seen[0]);
+}
+
+TEST_P(CollectivesNorm, MixesWithAllReducesAndReplays) {
+  run_on_gpus(ranks(), true, [](Rank& rank) {
+    constexpr uint64_t kCount = 3000;
+    void* const stream = rank.gpu.make_stream();
+    const Tried small(rank, {.rows = 3, .width = 1024, .adds = false});
+    const Tried large(rank, {.rows = 40, .width = 2048, .adds = false});
+    Buffer sums(rank.gpu, kCount * 4);
+    const std::vector<float> ones(kCount, 1);
+    rank.gpu.put(sums.at(), ones.data(), kCount * 4);
+    towline_collective_t sum = {};
+    sum.struct_size = sizeof sum;
+    sum.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
+    sum.count = kCount;
+    sum.input = sum.output = sums.at();
+    rank.gpu.record(stream);
+    for (int i = 0; i < 3; ++i) {
+      small.issue(stream);
+      ASSERT_EQ(towline_collective_issue(rank.on_gpu, &sum, nullptr, stream), TOWLINE_OK);
+      large.issue(stream);
+    }
+    void* const graph = rank.gpu.end_record(stream);
+    meet(rank);
+    for (int i = 0; i < 2; ++i) rank.gpu.replay(graph, stream);
+    rank.gpu.drain(stream);
+    small.check();
+    large.check();
+    std::vector<float> got(kCount);
+    rank.gpu.get(got.data(), sums.at(), kCount * 4);
+    for (const float one : got)
+      ASSERT_EQ(one, static_cast<float>(std::pow(static_cast<double>(rank.size), 6.0)));
+    rank.gpu.free_graph(graph);
+    rank.gpu.free_stream(stream);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, CollectivesNorm,
+                         testing::Combine(testing::Values(1, 2, 3, 8),
+                                          testing::Values("", "[collectives]\ngpu_direct = 0\n",
+                                                          "[collectives]\ngpu_marked_bytes = 0\n")));
+
+Ranks two() {
+  Ranks made;
+  made.size = 2;
+  return made;
+}
+
+TEST(CollectivesNormFails, RanksThatDisagreeAreTold) {
+  for (const bool width : {true, false}) {
+    run_on_gpus(two(), true, [&](Rank& rank) {
+      void* const stream = rank.gpu.make_stream();
+      const Tried tried(rank, {.rows = 2, .width = 256});
+      towline_collective_norm_t call = tried.call();
+      meet(rank);
+      if (rank.rank == 0 || width) {
+        if (rank.rank == 0) {
+          call.rows = 1;
+          call.width = 512;
+        }
+        ASSERT_EQ(towline_collective_issue_norm(rank.on_gpu, &call, nullptr, stream), TOWLINE_OK);
+      } else {
+        towline_collective_t plain = {};
+        plain.struct_size = sizeof plain;
+        plain.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
+        plain.datatype = TOWLINE_BFLOAT16;
+        plain.count = 512;
+        plain.input = plain.output = call.output;
+        ASSERT_EQ(towline_collective_issue(rank.on_gpu, &plain, nullptr, stream), TOWLINE_OK);
+      }
+      rank.gpu.drain(stream);
+      std::string text;
+      while ((text = communicator_error(rank.on_gpu)).empty()) std::this_thread::yield();
+      EXPECT_NE(
+          text.find(
+              "ranks disagree: rank 0 is at all_reduce #1 of 512 bfloat16 (sum) with RMSNorm of rows of 512"),
+          std::string::npos)
+          << text;
+      EXPECT_NE(text.find(width ? "rank 1 at all_reduce #1 of 512 bfloat16 (sum) with RMSNorm of rows of 256"
+                                : "rank 1 at all_reduce #1 of 512 bfloat16 (sum)"),
+                std::string::npos)
+          << text;
+      rank.gpu.free_stream(stream);
+    });
+  }
+}
+
+TEST(CollectivesNormFails, ARankThatDoesNotComeIsNamed) {
+  Ranks ranks = two();
+  ranks.timeout_ns = 300'000'000;
+  run_on_gpus(ranks, true, [](Rank& rank) {
+    const Tried tried(rank, {.rows = 2, .width = 256});
+    if (rank.rank == 1) {
+      while (communicator_error(rank.on_gpu).empty()) std::this_thread::yield();
+      return;
+    }
+    void* const stream = rank.gpu.make_stream();
+    tried.issue(stream);
+    rank.gpu.drain(stream);
+    std::string text;
+    while ((text = communicator_error(rank.on_gpu)).empty()) std::this_thread::yield();
+    EXPECT_NE(text.find("rank 1 did not come"), std::string::npos) << text;
+    rank.gpu.free_stream(stream);
+  });
+}
+
+TEST(CollectivesNormFails, WhatItCannotDoIsRefusedAndNothingIsEnqueued) {
+  Ranks one;
+  one.size = 1;
+  run_on_gpus(one, true, [](Rank& rank) {
+    void* const stream = rank.gpu.make_stream();
+    const Tried tried(rank, {});
+    const auto refused = [&](int32_t status, auto&& change, towline_communicator_t* by) {
+      towline_collective_norm_t call = tried.call();
+      change(call);
+      EXPECT_EQ(towline_collective_issue_norm(by, &call, nullptr, stream), status) << towline_last_error();
+    };
+    using Call = towline_collective_norm_t;
+    refused(
+        TOWLINE_UNSUPPORTED, [](Call& call) { call.datatype = TOWLINE_FLOAT64; }, rank.on_gpu);
+    refused(
+        TOWLINE_INVALID_ARGUMENT, [](Call& call) { call.width = 0; }, rank.on_gpu);
+    refused(
+        TOWLINE_INVALID_ARGUMENT, [](Call& call) { call.rows = UINT64_MAX; }, rank.on_gpu);
+    refused(
+        TOWLINE_INVALID_ARGUMENT, [](Call& call) { call.epsilon = -1; }, rank.on_gpu);
+    refused(
+        TOWLINE_INVALID_ARGUMENT, [](Call& call) { call.output = call.residual; }, rank.on_gpu);
+    refused(
+        TOWLINE_INVALID_ARGUMENT, [](Call& call) { call.struct_size = 8; }, rank.on_gpu);
+    refused(
+        TOWLINE_INVALID_ARGUMENT, [](Call& call) { call.input = nullptr; }, rank.on_gpu);
+    refused(
+        TOWLINE_UNSUPPORTED, [](Call&) {}, rank.on_cpu);
+    tried.issue(stream);
+    rank.gpu.drain(stream);
+    tried.check();
+    rank.gpu.free_stream(stream);
+  });
+}
+
+}  // namespace
+}  // namespace towline::gpu_test
