@@ -1,4 +1,4 @@
-// The work of one launch, in the layout of host and device: a plan's pieces, cut into chunks that a few lanes
+// The work of one launch, in the layout of host and device: a plan's pieces, cut into chunks that a few threads
 // of a warp copy together. The same functions find a chunk in the kernel and in the reference that tests run
 // on the host.
 //
@@ -19,9 +19,9 @@
 namespace towline::cuda {
 
 inline constexpr uint32_t kSideDimensions = 5;
-inline constexpr uint32_t kChunkBytes = 4096;   // of one group of 32 lanes: eight loads of 16 bytes each
-inline constexpr uint32_t kBytesPerLane = 128;  // so that a lane has eight loads in flight
-inline constexpr uint32_t kThreads = 1024;      // of a block
+inline constexpr uint32_t kChunkBytes = 4096;     // of one group of 32 threads: eight loads of 16 bytes each
+inline constexpr uint32_t kBytesPerThread = 128;  // so that a thread has eight loads in flight
+inline constexpr uint32_t kThreads = 1024;        // of a block
 inline constexpr uint64_t kLongestPiece = 16384;
 
 enum class Form : uint32_t { kStrided = 0, kPairs = 1, kPieces = 2 };
@@ -58,7 +58,7 @@ struct CopyJob {
   uint64_t list;         // address of the whole plan's Pair or Piece array, where the form has one
   uint32_t chunk_bytes;  // not of kPieces
   uint32_t chunks_per_piece;
-  uint32_t lanes;  // that copy one chunk together: a power of two up to 32
+  uint32_t threads;  // that copy one chunk together: a power of two up to 32
   Form form;
   uint32_t aligned;  // every address and length of a whole chunk, and begin and end, divide by 16
   uint32_t reserved;
@@ -137,17 +137,17 @@ TOWLINE_HOST_DEVICE Chunk find_chunk(const CopyJob& job, uint64_t index) {
   }
 }
 
-// A gate's words (device.h). A kernel of one thread goes before each copy in the stream: it counts the run,
-// tells the host, and only then looks whether the gate is closed. So either the host, having closed it, sees
+// A valve's words (device.h). A kernel of one thread goes before each copy in the stream: it counts the run,
+// tells the host, and only then looks whether the valve is closed. So either the host, having closed it, sees
 // the run, or the run sees it closed.
-struct GateWords {  // in GPU memory
+struct ValveWords {  // in GPU memory
   uint64_t runs;
   uint64_t refused;
   uint32_t open;      // for the current run
   uint32_t arrivals;  // 0 before and after a run
 };
-struct GateReport {  // in pinned memory
-  uint64_t closed;   // written by the host, the rest by the GPU
+struct ValveReport {  // in pinned memory
+  uint64_t closed;    // written by the host, the rest by the GPU
   uint64_t begun;
   uint64_t ended;
   uint64_t refused;
@@ -158,7 +158,7 @@ struct Completion {
   uint64_t arrivals;  // address of a 32-bit counter in device memory, 0 before and after
   uint64_t flag;      // address of a 64-bit word that the host watches
   uint64_t value;     // to be put there
-  uint64_t gate;  // address of a gate's words: its report is told instead, and `arrivals` is its own; or 0
+  uint64_t valve;  // address of a valve's words: its report is told instead, and `arrivals` is its own; or 0
   uint64_t report;
 };
 

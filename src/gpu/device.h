@@ -152,7 +152,7 @@ struct Reserve {
 };
 
 // Work for one GPU, in order. One thread at a time, but for release_list. Going waits for what was begun.
-class Lane {
+class CopyQueue {
  public:
   static constexpr uint32_t kSlots = 256;
 
@@ -161,13 +161,13 @@ class Lane {
     void* host = nullptr;
     uint64_t gpu = 0;
     uint64_t bytes = 0;
-    uint64_t node = 0;  // the lane's
+    uint64_t node = 0;  // the queue's
   };
 
-  Lane() = default;
-  Lane(const Lane&) = delete;
-  Lane& operator=(const Lane&) = delete;
-  virtual ~Lane() = default;
+  CopyQueue() = default;
+  CopyQueue(const CopyQueue&) = delete;
+  CopyQueue& operator=(const CopyQueue&) = delete;
+  virtual ~CopyQueue() = default;
 
   virtual List make_list(uint64_t bytes) = 0;  // throws Error
   virtual void release_list(const List& list) noexcept = 0;
@@ -202,25 +202,25 @@ class Lane {
   [[nodiscard]] virtual Code state() noexcept = 0;
   // Waits until nothing is in flight.
   virtual Code drain() noexcept = 0;
-  // Orders later work of the application's stream after the lane's work.
+  // Orders later work of the application's stream after the queue's work.
   virtual Code precede(void* stream) noexcept = 0;
 };
 
-// Work in the application's streams checks a gate before it moves anything: such a run begins when its stream
-// reaches it, which may be late, often (in a graph), or never. A gate's words are never freed, so a run that
+// Work in the application's streams checks a valve before it moves anything: such a run begins when its stream
+// reaches it, which may be late, often (in a graph), or never. A valve's words are never freed, so a run that
 // comes after everything else was destroyed finds it closed.
 //
 // After close(), once quiet() is true, nothing moves any more. One thread at a time may launch; any thread
 // may call the rest.
-class Gate {
+class Valve {
  public:
-  Gate() = default;
-  Gate(const Gate&) = delete;
-  Gate& operator=(const Gate&) = delete;
-  virtual ~Gate() = default;
+  Valve() = default;
+  Valve(const Valve&) = delete;
+  Valve& operator=(const Valve&) = delete;
+  virtual ~Valve() = default;
 
-  // Puts a run into the stream, or into the graph that it records. Runs of one gate don't overlap. Refused, the
-  // gate is not to be launched again.
+  // Puts a run into the stream, or into the graph that it records. Runs of one valve don't overlap. Refused, the
+  // valve is not to be launched again.
   virtual Code launch(const CopyJob& job, uint32_t blocks, void* stream) noexcept = 0;
   // Orders later work of the stream after the last launch; if that was captured in a graph, the stream must
   // be recording the same graph.
@@ -274,16 +274,16 @@ class Device {
   [[nodiscard]] PinnedRanges& pinned_ranges() noexcept { return pinned_ranges_; }
   // At least so many bytes. Throws Error that says what the GPU, its driver or the kernel lack.
   virtual std::unique_ptr<DmaMemory> make_dma_memory(uint32_t gpu, uint64_t bytes) = 0;
-  // after_default: work on the lane comes after what the application has put on the GPU's default stream
-  // before, and what it puts there later comes after that work. Such a lane reserves nothing.
-  virtual std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default, const ReserveWish& wish = {}) = 0;
+  // after_default: work on the queue comes after what the application has put on the GPU's default stream
+  // before, and what it puts there later comes after that work. Such a queue reserves nothing.
+  virtual std::unique_ptr<CopyQueue> make_queue(uint32_t gpu, bool after_default, const ReserveWish& wish = {}) = 0;
   // The reservation that a request gets on that GPU. Made once for the process, and kept.
   [[nodiscard]] virtual Reserve reserve(uint32_t gpu, const ReserveWish& wish) = 0;
   [[nodiscard]] virtual StreamState stream_state(uint32_t gpu, void* stream) = 0;  // throws Error
   // An open one, of which nothing is under way. It lives as long as the process.
-  virtual Gate& take_gate(uint32_t gpu) = 0;
+  virtual Valve& take_valve(uint32_t gpu) = 0;
   // It was never launched into a graph. It is taken again once all that was launched has ended.
-  virtual void give_gate_back(Gate& gate) noexcept = 0;
+  virtual void give_valve_back(Valve& valve) noexcept = 0;
   [[nodiscard]] virtual std::string code_text(Code code) const = 0;  // "CUDA_ERROR_ILLEGAL_ADDRESS (700)"
 
  protected:

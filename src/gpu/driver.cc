@@ -12,8 +12,8 @@
 #include "base/os/memfd.h"
 #include "gpu/driver_api.h"
 #include "gpu/driver_dma_memory.h"
-#include "gpu/driver_gate.h"
-#include "gpu/driver_lane.h"
+#include "gpu/driver_valve.h"
+#include "gpu/driver_queue.h"
 #include "gpu/kernel_image.h"
 
 namespace towline::cuda {
@@ -203,11 +203,11 @@ class Nvidia final : public Device {
     return make_driver_dma_memory(api_, context(gpu).context, gpu, bytes);
   }
 
-  std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default, const ReserveWish& wish) override {
+  std::unique_ptr<CopyQueue> make_queue(uint32_t gpu, bool after_default, const ReserveWish& wish) override {
     const Kernels& kernels = context(gpu);
     Green green;
     if (wish.any() && !after_default) green = find_green(gpu, wish).green;
-    return make_driver_lane(api_, kernels, after_default, green);
+    return make_driver_queue(api_, kernels, after_default, green);
   }
 
   [[nodiscard]] Reserve reserve(uint32_t gpu, const ReserveWish& wish) override {
@@ -233,16 +233,16 @@ class Nvidia final : public Device {
     return capture == driver::kCaptureActive ? StreamState::kRecords : StreamState::kRuns;
   }
 
-  Gate& take_gate(uint32_t gpu) override {
+  Valve& take_valve(uint32_t gpu) override {
     const Kernels& kernels = context(gpu);
-    const std::lock_guard lock(gates_mutex_);
-    auto& pool = gates_[gpu];
-    if (pool == nullptr) pool = std::make_unique<DriverGates>(api_, kernels);
+    const std::lock_guard lock(valves_mutex_);
+    auto& pool = valves_[gpu];
+    if (pool == nullptr) pool = std::make_unique<DriverValves>(api_, kernels);
     return pool->take();
   }
-  void give_gate_back(Gate& gate) noexcept override {
-    const std::lock_guard lock(gates_mutex_);
-    static_cast<DriverGate&>(gate).give_back();
+  void give_valve_back(Valve& valve) noexcept override {
+    const std::lock_guard lock(valves_mutex_);
+    static_cast<DriverValve&>(valve).give_back();
   }
 
   [[nodiscard]] std::string code_text(Code code) const override { return api_.text(code); }
@@ -437,8 +437,8 @@ class Nvidia final : public Device {
   std::vector<Gpu> gpus_;
   mutable std::vector<Kernels> contexts_;  // by ordinal
   std::map<std::pair<uint32_t, ReserveWish>, Reserved> reserved_;
-  std::mutex gates_mutex_;
-  std::map<uint32_t, std::unique_ptr<DriverGates>> gates_;
+  std::mutex valves_mutex_;
+  std::map<uint32_t, std::unique_ptr<DriverValves>> valves_;
 };
 
 class HostRegistration : public Pinned {

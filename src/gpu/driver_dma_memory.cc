@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "gpu/driver_lane.h"
+#include "gpu/driver_queue.h"
 
 namespace towline::cuda {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "gpu/driver.h"
-#include "gpu/driver_lane.h"
+#include "gpu/driver_queue.h"
 #include "gpu/kernel_device.h"
 
 namespace towline::cuda {

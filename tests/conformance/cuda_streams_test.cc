@@ -154,7 +154,7 @@ TEST_F(CudaStreamsTest, OnceCancelledOrLateTheStreamMovesNothingAndItsFenceIsThe
   move.cancel();
   EXPECT_EQ(move.wait(20s), Status::kCancelled);
   EXPECT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk) << "although the stream has not come to it";
-  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << "with a gate of its own";
+  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << "with a valve of its own";
   move.cancel();
   ASSERT_EQ(post_on(late, stream_), Status::kInProgress) << last_error();
   EXPECT_EQ(late.wait(20s), Status::kTimedOut);
@@ -270,9 +270,9 @@ TEST_F(CudaStreamsTest, WhatCannotBeOrderedInAStreamSaysWhy) {
   EXPECT_EQ(towline_transfer_replays(other.native(), nullptr), TOWLINE_INVALID_ARGUMENT);
 }
 
-TEST_F(CudaStreamsTest, AGateWhoseCopyWasRefusedIsNotUsedAgain) {
+TEST_F(CudaStreamsTest, AValveWhoseCopyWasRefusedIsNotUsedAgain) {
   const Transfer move = make_move();
-  gpu("refuse behind gates", 1, 701);
+  gpu("refuse behind valves", 1, 701);
   EXPECT_EQ(post_on(move, stream_), Status::kIo);
   stream("drain");
   gpu("hold", 1);

@@ -91,7 +91,7 @@ TEST_P(Streams, AGraphMovesEachTimeWhileOthersPost) {
   stream_->copy(memory_->address(), spare_->address(), kBytes);
   ASSERT_EQ(post_on(move, stream_->native()), Status::kOk) << last_error();
   ASSERT_EQ(wait_on(move, stream_->native()), Status::kOk) << last_error();
-  // Neither a post nor a first lane, list or pinned page of another thread spoils what is being recorded.
+  // Neither a post nor a first queue, list or pinned page of another thread spoils what is being recorded.
   std::thread([&] {
     ASSERT_EQ(run(beside), Status::kOk) << last_error();
     const BlockList mine = agent_->block_list(at(memory_->address(), 512, 0).repeat(1000, 1024));

@@ -60,7 +60,7 @@ Registry& registry() {
   return instance;
 }
 
-// ---- lanes
+// ---- queues
 
 constexpr Code kIllegalAddress = 700;
 
@@ -94,14 +94,14 @@ FakeStream& stream_of(void* stream) {
 }
 
 // The kernel's part is what one run does.
-class FakeGate final : public Gate {
+class FakeValve final : public Valve {
  public:
   Code launch(const CopyJob& job, uint32_t blocks, void* stream) noexcept override {
     if (blocks == 0 || job.pieces == 0) return 1;
     if (const Code refusal = faults().take_refusal(); refusal != 0) return refusal;
     if (broken_) return 1;
     FakeStream& theirs = stream_of(stream);
-    if (const Code refusal = faults().take_refusal_behind_gate(); refusal != 0) {
+    if (const Code refusal = faults().take_refusal_behind_valve(); refusal != 0) {
       broken_ = true;
       theirs.put([this] { ++begun_; });
       return refusal;
@@ -162,35 +162,35 @@ class FakeGate final : public Gate {
   std::atomic<bool> broken_{false};
 };
 
-class FakeLane;
+class FakeQueue;
 
-// The lanes without a thread, in the order in which they were made.
-struct LanesByHand {
+// The queues without a thread, in the order in which they were made.
+struct QueuesByHand {
   std::mutex mutex;
-  std::vector<FakeLane*> lanes;
+  std::vector<FakeQueue*> queues;
 };
 
-LanesByHand& lanes_by_hand() {
-  static LanesByHand instance;
+QueuesByHand& queues_by_hand() {
+  static QueuesByHand instance;
   return instance;
 }
 
-class FakeLane final : public Lane {
+class FakeQueue final : public CopyQueue {
  public:
-  FakeLane(uint32_t gpu, uint32_t reserved)
+  FakeQueue(uint32_t gpu, uint32_t reserved)
       : gpu_(gpu), reserved_(reserved), by_hand_(faults().is_by_hand()) {
     if (by_hand_) {
-      const std::lock_guard lock(lanes_by_hand().mutex);
-      lanes_by_hand().lanes.push_back(this);
+      const std::lock_guard lock(queues_by_hand().mutex);
+      queues_by_hand().queues.push_back(this);
     } else {
       thread_ = std::thread([this] { work(); });
     }
   }
-  ~FakeLane() override {
+  ~FakeQueue() override {
     (void)drain();
     if (by_hand_) {
-      const std::lock_guard lock(lanes_by_hand().mutex);
-      std::erase(lanes_by_hand().lanes, this);
+      const std::lock_guard lock(queues_by_hand().mutex);
+      std::erase(queues_by_hand().queues, this);
       return;
     }
     {
@@ -204,7 +204,7 @@ class FakeLane final : public Lane {
   // Carries out the next thing. False: nothing is queued.
   bool step() {
     std::unique_lock lock(mutex_);
-    if (queue_.empty()) return false;
+    if (pending_.empty()) return false;
     next(lock);
     return true;
   }
@@ -218,7 +218,7 @@ class FakeLane final : public Lane {
       // Whatever is on its way goes nowhere.
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [&] { return sending_ != list.gpu; });
-      std::erase_if(queue_, [&](const Work& work) { return work.list.gpu == list.gpu; });
+      std::erase_if(pending_, [&](const Work& work) { return work.list.gpu == list.gpu; });
     }
     delete[] static_cast<uint8_t*>(list.host);
     delete[] reinterpret_cast<uint8_t*>(list.gpu);
@@ -277,18 +277,18 @@ class FakeLane final : public Lane {
   [[nodiscard]] const std::atomic<uint64_t>& flag(uint32_t slot) const noexcept override {
     // Without a thread, time passes by being looked at: a caller that only polls gets there.
     constexpr uint64_t kLooksForOne = 500;
-    if (by_hand_ && ++looks_ % kLooksForOne == 0) const_cast<FakeLane*>(this)->step();
+    if (by_hand_ && ++looks_ % kLooksForOne == 0) const_cast<FakeQueue*>(this)->step();
     return flags_[slot];
   }
   [[nodiscard]] Code state() noexcept override {
     const std::lock_guard lock(mutex_);
     if (broken_ != 0) return broken_;
-    return queue_.empty() && !running_ ? 0 : kBusy;
+    return pending_.empty() && !running_ ? 0 : kBusy;
   }
   Code drain() noexcept override {
     while (by_hand_ && step()) continue;
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return queue_.empty() && !running_; });
+    changed_.wait(lock, [this] { return pending_.empty() && !running_; });
     return broken_;
   }
   Code precede(void* stream) noexcept override {
@@ -309,7 +309,7 @@ class FakeLane final : public Lane {
   };
 
   void give(const Work& work) {
-    queue_.push_back(work);
+    pending_.push_back(work);
     ++given_;
     changed_.notify_all();
   }
@@ -337,7 +337,7 @@ class FakeLane final : public Lane {
   void work() {
     std::unique_lock lock(mutex_);
     for (;;) {
-      changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+      changed_.wait(lock, [this] { return stop_ || !pending_.empty(); });
       if (stop_) return;
       next(lock);
     }
@@ -345,8 +345,8 @@ class FakeLane final : public Lane {
 
   // Under the lock, which it gives up meanwhile.
   void next(std::unique_lock<std::mutex>& lock) {
-    const Work next = queue_.front();
-    queue_.pop_front();
+    const Work next = pending_.front();
+    pending_.pop_front();
     running_ = true;
     sending_ = next.list.gpu;
     lock.unlock();
@@ -357,7 +357,7 @@ class FakeLane final : public Lane {
     ++over_;
     if (broken != 0) {
       broken_ = broken;
-      queue_.clear();
+      pending_.clear();
     }
     changed_.notify_all();
   }
@@ -372,7 +372,7 @@ class FakeLane final : public Lane {
   mutable std::atomic<uint64_t> looks_{0};  // at flags
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Work> queue_;
+  std::deque<Work> pending_;
   uint64_t given_ = 0;
   uint64_t over_ = 0;
   uint64_t sending_ = 0;  // a list
@@ -386,9 +386,9 @@ class FakeLane final : public Lane {
 }  // namespace
 
 bool step(uint64_t number) {
-  LanesByHand& all = lanes_by_hand();
+  QueuesByHand& all = queues_by_hand();
   const std::lock_guard lock(all.mutex);
-  return !all.lanes.empty() && all.lanes[number % all.lanes.size()]->step();
+  return !all.queues.empty() && all.queues[number % all.queues.size()]->step();
 }
 
 namespace {
@@ -562,8 +562,8 @@ class FakeDevice final : public Device {
     if (faults().dma_refused()) fail(Status::kUnsupported, "fake GPU: no memory that is a dma-buf");
     return std::make_unique<FakeDmaMemory>(bytes);
   }
-  std::unique_ptr<Lane> make_lane(uint32_t gpu, bool after_default, const ReserveWish& wish) override {
-    return std::make_unique<FakeLane>(gpu, after_default ? 0 : reserve(gpu, wish).sms);
+  std::unique_ptr<CopyQueue> make_queue(uint32_t gpu, bool after_default, const ReserveWish& wish) override {
+    return std::make_unique<FakeQueue>(gpu, after_default ? 0 : reserve(gpu, wish).sms);
   }
   // Of four, each an application's or ours.
   [[nodiscard]] Reserve reserve(uint32_t gpu, const ReserveWish& wish) override {
@@ -584,16 +584,16 @@ class FakeDevice final : public Device {
     if (stream != nullptr && theirs.gpu() != gpu) return StreamState::kForeign;
     return theirs.recording() != 0 ? StreamState::kRecords : StreamState::kRuns;
   }
-  Gate& take_gate(uint32_t) override {
-    const std::lock_guard lock(gates_mutex_);
-    for (FakeGate& gate : gates_)
-      if (gate.take()) return gate;
-    (void)gates_.emplace_back().take();
-    return gates_.back();
+  Valve& take_valve(uint32_t) override {
+    const std::lock_guard lock(valves_mutex_);
+    for (FakeValve& valve : valves_)
+      if (valve.take()) return valve;
+    (void)valves_.emplace_back().take();
+    return valves_.back();
   }
-  void give_gate_back(Gate& gate) noexcept override {
-    const std::lock_guard lock(gates_mutex_);
-    static_cast<FakeGate&>(gate).give_back();
+  void give_valve_back(Valve& valve) noexcept override {
+    const std::lock_guard lock(valves_mutex_);
+    static_cast<FakeValve&>(valve).give_back();
   }
   [[nodiscard]] std::string code_text(Code code) const override {
     return fmt::format("FAKE_ERROR ({})", code);
@@ -619,8 +619,8 @@ class FakeDevice final : public Device {
   }
 
   std::vector<Gpu> gpus_;
-  std::mutex gates_mutex_;
-  std::deque<FakeGate> gates_;
+  std::mutex valves_mutex_;
+  std::deque<FakeValve> valves_;
 };
 
 }  // namespace

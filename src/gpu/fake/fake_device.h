@@ -1,6 +1,6 @@
 // GPUs made of host memory, for tests of everything above the device: two of them, whose memory is any memory
 // of this process that is registered as vram. Memory on a memfd can be shared by descriptor, other memory
-// only within the process. Each lane is a thread that runs launches one after the other, by the same address
+// only within the process. Each queue is a thread that runs launches one after the other, by the same address
 // computation as the kernels.
 #pragma once
 
@@ -42,10 +42,10 @@ class Faults {
   // The next launches or copies are refused with this code.
   void refuse_launches(uint32_t count, Code code);
   Code take_refusal();
-  // The next copies behind gates are refused with this code, after the gate was launched.
-  void refuse_behind_gates(uint32_t count, Code code);
-  Code take_refusal_behind_gate();
-  // The next launches moves nothing and breaks its lane with this code.
+  // The next copies behind valves are refused with this code, after the valve was launched.
+  void refuse_behind_valves(uint32_t count, Code code);
+  Code take_refusal_behind_valve();
+  // The next launches moves nothing and breaks its queue with this code.
   void break_next(Code code);
   Code take_break();
   // Memory from here on for `bytes` is gone, or lies on another GPU.
@@ -77,7 +77,7 @@ class Faults {
   void pin_for_reading(uint64_t address, uint64_t bytes);
   [[nodiscard]] bool pinned_for_reading(uint64_t address);
   [[nodiscard]] bool full();
-  // Lanes made from now on have no thread: each step() carries out the next thing of one of them. For
+  // Queues made from now on have no thread: each step() carries out the next thing of one of them. For
   // simulations, where the order of events comes from a seed.
   void by_hand(bool by_hand);
   [[nodiscard]] bool is_by_hand();
@@ -111,8 +111,8 @@ class Faults {
   bool by_hand_ = false;
   uint32_t refusals_ = 0;
   Code refusal_ = 0;
-  uint32_t refusals_behind_gates_ = 0;
-  Code refusal_behind_gates_ = 0;
+  uint32_t refusals_behind_valves_ = 0;
+  Code refusal_behind_valves_ = 0;
   Code break_ = 0;
   std::vector<Range> forgotten_;
   std::vector<Range> placed_;
@@ -120,7 +120,7 @@ class Faults {
 };
 
 Faults& faults();
-// The next thing of one of the lanes without a thread: the one that `number` picks. False: it has nothing to do.
+// The next thing of one of the queues without a thread: the one that `number` picks. False: it has nothing to do.
 bool step(uint64_t number);
 Device& fake_device();
 

@@ -37,17 +37,17 @@ Code Faults::take_refusal() {
   return refusal_;
 }
 
-void Faults::refuse_behind_gates(uint32_t count, Code code) {
+void Faults::refuse_behind_valves(uint32_t count, Code code) {
   const std::lock_guard lock(mutex_);
-  refusals_behind_gates_ = count;
-  refusal_behind_gates_ = code;
+  refusals_behind_valves_ = count;
+  refusal_behind_valves_ = code;
 }
 
-Code Faults::take_refusal_behind_gate() {
+Code Faults::take_refusal_behind_valve() {
   const std::lock_guard lock(mutex_);
-  if (refusals_behind_gates_ == 0) return 0;
-  --refusals_behind_gates_;
-  return refusal_behind_gates_;
+  if (refusals_behind_valves_ == 0) return 0;
+  --refusals_behind_valves_;
+  return refusal_behind_valves_;
 }
 
 void Faults::break_next(Code code) {
@@ -216,8 +216,8 @@ void Faults::reset() {
   for (Stop* stop : {&launches, &lists, &pins}) stop->hold(false);
   const std::lock_guard lock(mutex_);
   separated_ = full_ = pins_refused_ = pools_refused_ = dma_refused_ = by_hand_ = false;
-  refusals_ = refusals_behind_gates_ = 0;
-  refusal_ = refusal_behind_gates_ = break_ = 0;
+  refusals_ = refusals_behind_valves_ = 0;
+  refusal_ = refusal_behind_valves_ = break_ = 0;
   made_.clear();
   peers_.clear();
   gathered_ = 0;

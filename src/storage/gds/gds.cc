@@ -79,8 +79,8 @@ Gds::Gds(const plugin::Host& host)
 
 uint32_t Gds::kinds() const noexcept { return plugin::kinds(TOWLINE_MEMORY_DRAM, TOWLINE_MEMORY_VRAM); }
 
-std::unique_ptr<calls::Lane> Gds::make_lane() {
-  return std::make_unique<GdsLane>(api_, mode_, 2 * pool_.batch);
+std::unique_ptr<calls::Caller> Gds::make_caller() {
+  return std::make_unique<GdsCaller>(api_, mode_, 2 * pool_.batch);
 }
 
 void* Gds::attach(const calls::PlainFile& file) {
@@ -114,18 +114,19 @@ void Gds::remove_memory(const towline_region_ref& region) noexcept {
   (void)api_.buffer_deregister(reinterpret_cast<const void*>(region.address));
 }
 
-// ---- a thread's lane
+// ---- a thread's caller
 
-GdsLane::GdsLane(const Api& api, Mode mode, uint32_t entries) : api_(api), mode_(mode), entries_(entries) {
+GdsCaller::GdsCaller(const Api& api, Mode mode, uint32_t entries)
+    : api_(api), mode_(mode), entries_(entries) {
   requests_.resize(entries);
   events_.resize(entries);
   if (mode == Mode::kBatch && !have_batch())
     throw plugin::Failure(Status::kUnsupported, "gds: cuFile makes no batch (tuning.gds.mode = \"batch\")");
 }
 
-GdsLane::~GdsLane() { drop_batch(); }
+GdsCaller::~GdsCaller() { drop_batch(); }
 
-bool GdsLane::have_batch() noexcept {
+bool GdsCaller::have_batch() noexcept {
   if (batch_ != nullptr) return true;
   if (refuses_batches_) return false;
   if (api_.batch_set_up(&batch_, entries_).code == 0) return true;
@@ -134,12 +135,12 @@ bool GdsLane::have_batch() noexcept {
   return false;
 }
 
-void GdsLane::drop_batch() noexcept {
+void GdsCaller::drop_batch() noexcept {
   if (batch_ != nullptr) api_.batch_destroy(batch_);
   batch_ = nullptr;
 }
 
-void GdsLane::move(bool write, std::span<calls::Piece> pieces) noexcept {
+void GdsCaller::move(bool write, std::span<calls::Piece> pieces) noexcept {
   while (!pieces.empty()) {
     const calls::Piece& first = pieces.front();
     const auto other = std::find_if(pieces.begin(), pieces.end(), [&](const calls::Piece& piece) {
@@ -151,7 +152,7 @@ void GdsLane::move(bool write, std::span<calls::Piece> pieces) noexcept {
   }
 }
 
-void GdsLane::move_alike(bool write, std::span<calls::Piece> pieces) noexcept try {
+void GdsCaller::move_alike(bool write, std::span<calls::Piece> pieces) noexcept try {
   const Entered entered(contexts_, pieces.front());
   const bool batch = mode_ == Mode::kBatch || (mode_ == Mode::kAuto && pieces.size() > 1);
   while (batch && !pieces.empty() && have_batch()) {
@@ -164,7 +165,7 @@ void GdsLane::move_alike(bool write, std::span<calls::Piece> pieces) noexcept tr
   for (calls::Piece& piece : pieces) piece.result = -EIO;
 }
 
-void GdsLane::move_alone(bool write, calls::Piece& piece) const noexcept {
+void GdsCaller::move_alone(bool write, calls::Piece& piece) const noexcept {
   void* const memory = reinterpret_cast<void*>(piece.memory);
   const auto offset = static_cast<off_t>(piece.offset);
   errno = 0;
@@ -177,7 +178,7 @@ void GdsLane::move_alone(bool write, calls::Piece& piece) const noexcept {
   piece.code = moved < -1 ? static_cast<int32_t>(-moved) : 0;
 }
 
-bool GdsLane::move_batch(bool write, std::span<calls::Piece> pieces) noexcept {
+bool GdsCaller::move_batch(bool write, std::span<calls::Piece> pieces) noexcept {
   for (size_t i = 0; i < pieces.size(); ++i) {
     calls::Piece& piece = pieces[i];
     piece.result = -EINPROGRESS;
@@ -202,7 +203,7 @@ bool GdsLane::move_batch(bool write, std::span<calls::Piece> pieces) noexcept {
   return true;
 }
 
-void GdsLane::collect(std::span<calls::Piece> pieces) noexcept {
+void GdsCaller::collect(std::span<calls::Piece> pieces) noexcept {
   size_t left = pieces.size();
   while (left != 0) {
     auto count = static_cast<unsigned>(left);

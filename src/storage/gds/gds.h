@@ -10,7 +10,7 @@
 
 #include "gpu/driver_api.h"
 #include "storage/gds/cufile_api.h"
-#include "storing/calls/lane.h"
+#include "storing/calls/library.h"
 #include "storing/own_connection.h"
 
 namespace towline::gds {
@@ -28,7 +28,7 @@ class Gds final : public calls::Library {
   [[nodiscard]] const calls::PoolSettings& pool() const noexcept { return pool_; }
   [[nodiscard]] const char* name() const noexcept override { return kNames.backend; }
   [[nodiscard]] uint32_t kinds() const noexcept override;
-  [[nodiscard]] std::unique_ptr<calls::Lane> make_lane() override;
+  [[nodiscard]] std::unique_ptr<calls::Caller> make_caller() override;
   void* attach(const calls::PlainFile& file) override;
   void detach(const calls::PlainFile& file, void* handle) noexcept override;
   void add_memory(const towline_region_ref& region) noexcept override;
@@ -41,12 +41,12 @@ class Gds final : public calls::Library {
   Api api_;
 };
 
-class GdsLane final : public calls::Lane {
+class GdsCaller final : public calls::Caller {
  public:
-  GdsLane(const Api& api, Mode mode, uint32_t entries);
-  ~GdsLane() override;
-  GdsLane(const GdsLane&) = delete;
-  GdsLane& operator=(const GdsLane&) = delete;
+  GdsCaller(const Api& api, Mode mode, uint32_t entries);
+  ~GdsCaller() override;
+  GdsCaller(const GdsCaller&) = delete;
+  GdsCaller& operator=(const GdsCaller&) = delete;
 
   void move(bool write, std::span<calls::Piece> pieces) noexcept override;
 

@@ -37,9 +37,9 @@ Hf3fs::Hf3fs(const plugin::Host& host)
 
 uint32_t Hf3fs::kinds() const noexcept { return plugin::kinds(TOWLINE_MEMORY_DRAM); }
 
-std::unique_ptr<calls::Lane> Hf3fs::make_lane() {
-  return std::make_unique<Hf3fsLane>(
-      api_, LaneSettings{mount_point_, 2 * pool_.batch, pool_.batch * pool_.piece_bytes});
+std::unique_ptr<calls::Caller> Hf3fs::make_caller() {
+  return std::make_unique<Hf3fsCaller>(
+      api_, CallerSettings{mount_point_, 2 * pool_.batch, pool_.batch * pool_.piece_bytes});
 }
 
 void* Hf3fs::attach(const calls::PlainFile& file) {
@@ -53,9 +53,10 @@ void* Hf3fs::attach(const calls::PlainFile& file) {
 
 void Hf3fs::detach(const calls::PlainFile& file, void*) noexcept { api_.deregister_fd(file.fd()); }
 
-// ---- a thread's lane
+// ---- a thread's caller
 
-Hf3fsLane::Hf3fsLane(const Api& api, LaneSettings settings) : api_(api), settings_(std::move(settings)) {
+Hf3fsCaller::Hf3fsCaller(const Api& api, CallerSettings settings)
+    : api_(api), settings_(std::move(settings)) {
   completions_.resize(settings_.entries);
   const int error = open();
   if (error == 0) return;
@@ -65,9 +66,9 @@ Hf3fsLane::Hf3fsLane(const Api& api, LaneSettings settings) : api_(api), setting
                                     settings_.mount_point, errno_text(error)));
 }
 
-Hf3fsLane::~Hf3fsLane() { close(); }
+Hf3fsCaller::~Hf3fsCaller() { close(); }
 
-int Hf3fsLane::open() noexcept {
+int Hf3fsCaller::open() noexcept {
   const char* const mount_point = settings_.mount_point.c_str();
   const auto ring = [&](std::optional<Ior>& into, bool for_read) {
     Ior made = {};
@@ -87,7 +88,7 @@ int Hf3fsLane::open() noexcept {
   return std::max(error, 0);
 }
 
-void Hf3fsLane::close() noexcept {
+void Hf3fsCaller::close() noexcept {
   if (reads_) api_.ior_destroy(&*reads_);
   if (writes_) api_.ior_destroy(&*writes_);
   if (shared_) api_.iov_destroy(&*shared_);
@@ -96,7 +97,7 @@ void Hf3fsLane::close() noexcept {
   shared_.reset();
 }
 
-size_t Hf3fsLane::fits(std::span<const calls::Piece> pieces) const noexcept {
+size_t Hf3fsCaller::fits(std::span<const calls::Piece> pieces) const noexcept {
   uint64_t bytes = 0;
   size_t count = 0;
   while (count < pieces.size() && count < settings_.entries && bytes + pieces[count].bytes <= settings_.bytes)
@@ -104,7 +105,7 @@ size_t Hf3fsLane::fits(std::span<const calls::Piece> pieces) const noexcept {
   return count;
 }
 
-void Hf3fsLane::move(bool write, std::span<calls::Piece> pieces) noexcept {
+void Hf3fsCaller::move(bool write, std::span<calls::Piece> pieces) noexcept {
   while (!pieces.empty()) {
     if (const int error = open(); error != 0) {
       for (calls::Piece& piece : pieces) piece.result = -error;
@@ -116,7 +117,7 @@ void Hf3fsLane::move(bool write, std::span<calls::Piece> pieces) noexcept {
   }
 }
 
-void Hf3fsLane::move_some(bool write, std::span<calls::Piece> pieces) noexcept {
+void Hf3fsCaller::move_some(bool write, std::span<calls::Piece> pieces) noexcept {
   Ior& ring = write ? *writes_ : *reads_;
   uint8_t* at = shared_->base;
   int error = 0;
@@ -144,7 +145,7 @@ void Hf3fsLane::move_some(bool write, std::span<calls::Piece> pieces) noexcept {
   if (!whole) close();
 }
 
-bool Hf3fsLane::await(const Ior& ring, std::span<calls::Piece> pieces) noexcept {
+bool Hf3fsCaller::await(const Ior& ring, std::span<calls::Piece> pieces) noexcept {
   for (size_t left = pieces.size(); left != 0;) {
     const int count = api_.wait(&ring, completions_.data(), static_cast<int>(left), 1, nullptr);
     if (count <= 0) return false;

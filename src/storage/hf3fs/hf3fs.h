@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "storage/hf3fs/usrbio_api.h"
-#include "storing/calls/lane.h"
+#include "storing/calls/library.h"
 #include "storing/own_connection.h"
 
 namespace towline::hf3fs {
 
-struct LaneSettings {
+struct CallerSettings {
   std::string mount_point;
   uint32_t entries = 0;  // of a ring
   uint64_t bytes = 0;    // of the shared memory
@@ -30,7 +30,7 @@ class Hf3fs final : public calls::Library {
   [[nodiscard]] const calls::PoolSettings& pool() const noexcept { return pool_; }
   [[nodiscard]] const char* name() const noexcept override { return kNames.backend; }
   [[nodiscard]] uint32_t kinds() const noexcept override;
-  [[nodiscard]] std::unique_ptr<calls::Lane> make_lane() override;
+  [[nodiscard]] std::unique_ptr<calls::Caller> make_caller() override;
   void* attach(const calls::PlainFile& file) override;
   void detach(const calls::PlainFile& file, void* handle) noexcept override;
 
@@ -40,12 +40,12 @@ class Hf3fs final : public calls::Library {
   const Api api_;
 };
 
-class Hf3fsLane final : public calls::Lane {
+class Hf3fsCaller final : public calls::Caller {
  public:
-  Hf3fsLane(const Api& api, LaneSettings settings);
-  ~Hf3fsLane() override;
-  Hf3fsLane(const Hf3fsLane&) = delete;
-  Hf3fsLane& operator=(const Hf3fsLane&) = delete;
+  Hf3fsCaller(const Api& api, CallerSettings settings);
+  ~Hf3fsCaller() override;
+  Hf3fsCaller(const Hf3fsCaller&) = delete;
+  Hf3fsCaller& operator=(const Hf3fsCaller&) = delete;
 
   void move(bool write, std::span<calls::Piece> pieces) noexcept override;
 
@@ -60,7 +60,7 @@ class Hf3fsLane final : public calls::Lane {
   [[nodiscard]] bool await(const Ior& ring, std::span<calls::Piece> pieces) noexcept;
 
   const Api& api_;
-  const LaneSettings settings_;
+  const CallerSettings settings_;
   std::optional<Iov> shared_;
   std::optional<Ior> reads_;
   std::optional<Ior> writes_;

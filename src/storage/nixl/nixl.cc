@@ -82,7 +82,7 @@ Nixl::~Nixl() = default;
 
 uint32_t Nixl::kinds() const noexcept { return plugin::kinds(TOWLINE_MEMORY_DRAM); }
 
-std::unique_ptr<calls::Lane> Nixl::make_lane() { return std::make_unique<NixlLane>(*this); }
+std::unique_ptr<calls::Caller> Nixl::make_caller() { return std::make_unique<NixlCaller>(*this); }
 
 // ---- what the engine knows
 
@@ -164,10 +164,10 @@ std::optional<nixlBackendMD*> Nixl::metadata_of(uint64_t address, uint64_t bytes
   return std::nullopt;
 }
 
-// ---- a thread's lane
+// ---- a thread's caller
 
 // What the engine is given stays at its place until the request is released.
-struct NixlLane::Request {
+struct NixlCaller::Request {
   explicit Request(bool write) : operation(write ? NIXL_WRITE : NIXL_READ) {}
 
   const nixl_xfer_op_t operation;
@@ -179,14 +179,14 @@ struct NixlLane::Request {
 };
 
 // Engines report a READ past the file's end as a success: only what is there is asked for.
-uint64_t NixlLane::bytes_there(const calls::Piece& piece) noexcept {
+uint64_t NixlCaller::bytes_there(const calls::Piece& piece) noexcept {
   struct stat found = {};
   if (::fstat(piece.file->fd(), &found) != 0) return piece.bytes;  // the engine will say
   const auto end = static_cast<uint64_t>(found.st_size);
   return piece.offset >= end ? 0 : std::min(piece.bytes, end - piece.offset);
 }
 
-nixl_status_t NixlLane::finish(Request& request) {
+nixl_status_t NixlCaller::finish(Request& request) {
   Engine& engine = nixl_.engine();
   const uint64_t begun = monotonic_now_ns();
   auto pause = std::chrono::microseconds{10};
@@ -208,7 +208,7 @@ nixl_status_t NixlLane::finish(Request& request) {
   return status;
 }
 
-void NixlLane::run(bool write, std::span<calls::Piece> pieces) {
+void NixlCaller::run(bool write, std::span<calls::Piece> pieces) {
   auto request = std::make_shared<Request>(write);
   for (calls::Piece& piece : pieces) {
     const uint64_t bytes = write ? piece.bytes : bytes_there(piece);
@@ -245,7 +245,7 @@ void NixlLane::run(bool write, std::span<calls::Piece> pieces) {
   }
 }
 
-void NixlLane::move(bool write, std::span<calls::Piece> pieces) noexcept try {
+void NixlCaller::move(bool write, std::span<calls::Piece> pieces) noexcept try {
   run(write, pieces);
 } catch (const std::exception&) {  // for want of memory, before anything was posted
   for (calls::Piece& piece : pieces) piece.result = -ENOMEM;

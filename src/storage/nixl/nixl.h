@@ -14,7 +14,7 @@
 
 #include "base/os/unique_fd.h"
 #include "nixl_plugins/engine.h"
-#include "storing/calls/lane.h"
+#include "storing/calls/library.h"
 #include "storing/own_connection.h"
 #include "towline/plugin/backend.hpp"
 
@@ -45,14 +45,14 @@ class Nixl final : public calls::Library {
   [[nodiscard]] const calls::PoolSettings& pool() const noexcept { return pool_; }
   [[nodiscard]] const char* name() const noexcept override { return kNames.backend; }
   [[nodiscard]] uint32_t kinds() const noexcept override;
-  [[nodiscard]] std::unique_ptr<calls::Lane> make_lane() override;
+  [[nodiscard]] std::unique_ptr<calls::Caller> make_caller() override;
   void* attach(const calls::PlainFile& file) override;
   void detach(const calls::PlainFile& file, void* handle) noexcept override;
   [[nodiscard]] bool registers_host_memory() const noexcept override { return true; }
   void add_memory(const towline_region_ref& region) override;
   void remove_memory(const towline_region_ref& region) noexcept override;
 
-  // ---- for lanes
+  // ---- for callers
   [[nodiscard]] Engine& engine() noexcept { return *engine_; }
   [[nodiscard]] uint64_t timeout_ns() const noexcept { return timeout_ns_; }
   // The engine's metadata of the registered memory that holds all of this, null where the engine keeps none; nothing: no
@@ -72,9 +72,9 @@ class Nixl final : public calls::Library {
 };
 
 // A thread's requests, one at a time.
-class NixlLane final : public calls::Lane {
+class NixlCaller final : public calls::Caller {
  public:
-  explicit NixlLane(Nixl& of) : nixl_(of) {}
+  explicit NixlCaller(Nixl& of) : nixl_(of) {}
   void move(bool write, std::span<calls::Piece> pieces) noexcept override;
 
  private:

@@ -62,11 +62,11 @@ bool Job::take(const PoolSettings& settings, std::vector<Piece>& pieces) noexcep
   return !pieces.empty();
 }
 
-bool Job::work(Lane& lane, const PoolSettings& settings, std::vector<Piece>& pieces) noexcept {
+bool Job::work(Caller& caller, const PoolSettings& settings, std::vector<Piece>& pieces) noexcept {
   if (!take(settings, pieces)) return false;
   // A piece that came short goes on where it stopped.
   while (!pieces.empty()) {
-    lane.move(prepared.write, pieces);
+    caller.move(prepared.write, pieces);
     for (Piece& piece : pieces) note(piece);
     std::erase_if(pieces, [](const Piece& piece) {
       return piece.result <= 0 || static_cast<uint64_t>(piece.result) >= piece.bytes;

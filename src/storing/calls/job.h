@@ -10,7 +10,7 @@
 #include <mutex>
 #include <vector>
 
-#include "storing/calls/lane.h"
+#include "storing/calls/library.h"
 #include "storing/own_connection.h"
 #include "towline/plugin/cursor.hpp"
 
@@ -35,7 +35,7 @@ class Job {
 
   // ---- any thread with a share
   // Takes a batch of pieces and has them moved. False: nothing was left.
-  [[nodiscard]] bool work(Lane& lane, const PoolSettings& settings, std::vector<Piece>& pieces) noexcept;
+  [[nodiscard]] bool work(Caller& caller, const PoolSettings& settings, std::vector<Piece>& pieces) noexcept;
   void add_share() noexcept { shares_.fetch_add(1, std::memory_order_relaxed); }
   // True: it was the last one, and the job's queue is to be told.
   [[nodiscard]] bool give_share() noexcept { return shares_.fetch_sub(1, std::memory_order_acq_rel) == 1; }

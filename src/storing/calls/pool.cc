@@ -17,13 +17,13 @@ Pool::~Pool() {
 
 void Pool::start() {
   const std::lock_guard lock(mutex_);
-  while (lanes_.size() < settings_.threads) {
-    lanes_.push_back(library_.make_lane());
-    Lane& lane = *lanes_.back();
+  while (callers_.size() < settings_.threads) {
+    callers_.push_back(library_.make_caller());
+    Caller& caller = *callers_.back();
     try {
-      threads_.emplace_back([this, &lane] { run(lane); });
+      threads_.emplace_back([this, &caller] { run(caller); });
     } catch (...) {
-      lanes_.pop_back();
+      callers_.pop_back();
       throw;
     }
   }
@@ -41,7 +41,7 @@ void Pool::add(Job& job) {
   shares == 1 ? changed_.notify_one() : changed_.notify_all();
 }
 
-void Pool::run(Lane& lane) noexcept {
+void Pool::run(Caller& caller) noexcept {
   std::vector<Piece> pieces;
   pieces.reserve(2 * size_t{settings_.batch} + 1);
   std::unique_lock lock(mutex_);
@@ -51,7 +51,7 @@ void Pool::run(Lane& lane) noexcept {
     const uint32_t urgent = urgent_waiting_.load(std::memory_order_relaxed);
     Job& job = *take(turns_.take(urgent != 0, urgent != waiting_.size()));
     lock.unlock();
-    work(job, lane, pieces);
+    work(job, caller, pieces);
     lock.lock();
   }
 }
@@ -67,23 +67,23 @@ Job* Pool::take(bool urgent) noexcept {
   return job;
 }
 
-void Pool::work(Job& job, Lane& lane, std::vector<Piece>& pieces) noexcept {
-  while (job.work(lane, settings_, pieces))
-    if (!job.urgent) help_urgent(lane, pieces);
+void Pool::work(Job& job, Caller& caller, std::vector<Piece>& pieces) noexcept {
+  while (job.work(caller, settings_, pieces))
+    if (!job.urgent) help_urgent(caller, pieces);
   if (!job.give_share()) return;
   if (job.prepared.write && job.prepared.syncs) job.sync_files();
   job.prepared.queue->finished(job);
 }
 
 // Between two batches of another job, so that what is urgent doesn't wait for the whole of it.
-void Pool::help_urgent(Lane& lane, std::vector<Piece>& pieces) noexcept {
+void Pool::help_urgent(Caller& caller, std::vector<Piece>& pieces) noexcept {
   if (urgent_waiting_.load(std::memory_order_relaxed) == 0) return;
   Job* job = nullptr;
   {
     const std::lock_guard lock(mutex_);
     job = take(true);
   }
-  if (job != nullptr) work(*job, lane, pieces);
+  if (job != nullptr) work(*job, caller, pieces);
 }
 
 // ---- a worker's jobs

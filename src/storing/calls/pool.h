@@ -1,4 +1,4 @@
-// The threads of one backend, each with a lane of the library, and the workers' queues of jobs. Urgent jobs go first,
+// The threads of one backend, each with a caller of the library, and the workers' queues of jobs. Urgent jobs go first,
 // also between two batches of another job; one turn in eight is left to the others.
 #pragma once
 
@@ -24,16 +24,16 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Makes lanes and threads, once. Throws plugin::Failure, and then may be called again.
+  // Makes callers and threads, once. Throws plugin::Failure, and then may be called again.
   void start();
   // Has threads work on the job, as many as it has work for. Throws std::bad_alloc, and then none does.
   void add(Job& job);
   [[nodiscard]] const PoolSettings& settings() const noexcept { return settings_; }
 
  private:
-  void run(Lane& lane) noexcept;
-  void work(Job& job, Lane& lane, std::vector<Piece>& pieces) noexcept;
-  void help_urgent(Lane& lane, std::vector<Piece>& pieces) noexcept;
+  void run(Caller& caller) noexcept;
+  void work(Job& job, Caller& caller, std::vector<Piece>& pieces) noexcept;
+  void help_urgent(Caller& caller, std::vector<Piece>& pieces) noexcept;
   [[nodiscard]] Job* take(bool urgent) noexcept;
 
   Library& library_;
@@ -44,7 +44,7 @@ class Pool {
   std::atomic<uint32_t> urgent_waiting_{0};  // of these
   UrgentFirst turns_;
   bool ends_ = false;
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<std::unique_ptr<Caller>> callers_;
   std::vector<std::thread> threads_;
 };
 

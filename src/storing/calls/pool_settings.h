@@ -1,7 +1,7 @@
 // "<backend>.threads", "<backend>.batch", "<backend>.piece".
 #pragma once
 
-#include "storing/calls/lane.h"
+#include "storing/calls/library.h"
 #include "towline/plugin/backend.hpp"
 
 namespace towline::calls {

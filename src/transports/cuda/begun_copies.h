@@ -12,11 +12,11 @@ inline constexpr uint64_t kQuietWithinNs = kSecondNs;
 // How long a graph that is being recorded waits for a page list on its way to the GPU.
 inline constexpr uint64_t kListWithinNs = kSecondNs;
 
-// For a closed gate: true when no run that it admitted moves any more. On a broken GPU nothing moves.
-inline bool is_quiet(const Gate& gate, Lane& lane) noexcept {
-  if (gate.quiet()) return true;
-  const Code code = lane.state();
-  return code != 0 && code != Lane::kBusy;
+// For a closed valve: true when no run that it admitted moves any more. On a broken GPU nothing moves.
+inline bool is_quiet(const Valve& valve, CopyQueue& queue) noexcept {
+  if (valve.quiet()) return true;
+  const Code code = queue.state();
+  return code != 0 && code != CopyQueue::kBusy;
 }
 
 // False: it is not, and the time is over.

@@ -17,7 +17,7 @@ namespace towline::cuda {
 
 namespace {
 
-constexpr uint64_t kAskAfterNs = 2 * kMillisecondNs;  // a broken GPU sets no flag: check the lane's state
+constexpr uint64_t kAskAfterNs = 2 * kMillisecondNs;  // a broken GPU sets no flag: check the queue's state
 // Stores to host memory at the link's rate stall all other memory traffic: this number of blocks stays below
 // that rate.
 constexpr uint32_t kFenced = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;
@@ -133,13 +133,14 @@ void Connection::served(uint32_t direction, uint64_t bytes) noexcept {
 }
 
 std::string Connection::describe() const {
-  std::string lanes;
-  for (const auto& [which, lane] : lanes_) lanes += (lanes.empty() ? "" : ", ") + describe_lane(which, lane);
+  std::string queues;
+  for (const auto& [which, queue] : queues_)
+    queues += (queues.empty() ? "" : ", ") + describe_queue(which, queue);
   const std::string detour = detour_ == nullptr ? "null" : detour_->describe(detour_why_);
   return fmt::format(
-      R"({{"transport": "cuda", "lanes": [{}], "imports": {}, "mappings": {}, "under_way": {}, )"
+      R"({{"transport": "cuda", "queues": [{}], "imports": {}, "mappings": {}, "under_way": {}, )"
       R"("through_host_memory": {}, "carrier": {}}})",
-      lanes, imports_, backend_.mappings().live(), jobs_.size(), detour,
+      queues, imports_, backend_.mappings().live(), jobs_.size(), detour,
       backend_.carrier().describe(carried_));
 }
 
@@ -284,15 +285,15 @@ uint32_t Connection::choose_gpu(const towline_prepare_args& args) const {
        "one)");
 }
 
-Connection::OneLane& Connection::lane_of(uint32_t gpu, uint32_t op) {
-  OneLane& mine = lanes_[{gpu, op}];
-  if (mine.lane == nullptr) {
+Connection::OneQueue& Connection::queue_of(uint32_t gpu, uint32_t op) {
+  OneQueue& mine = queues_[{gpu, op}];
+  if (mine.queue == nullptr) {
     const Settings& settings = backend_.settings();
-    mine.lane = backend_.device().make_lane(gpu, settings.after_default_stream, settings.reserve);
-    mine.free_slots.reserve(Lane::kSlots);
-    for (uint32_t slot = Lane::kSlots; slot-- > 0;) mine.free_slots.push_back(slot);
-    jobs_.reserve(jobs_.capacity() + Lane::kSlots);
-    free_.reserve(free_.capacity() + Lane::kSlots);
+    mine.queue = backend_.device().make_queue(gpu, settings.after_default_stream, settings.reserve);
+    mine.free_slots.reserve(CopyQueue::kSlots);
+    for (uint32_t slot = CopyQueue::kSlots; slot-- > 0;) mine.free_slots.push_back(slot);
+    jobs_.reserve(jobs_.capacity() + CopyQueue::kSlots);
+    free_.reserve(free_.capacity() + CopyQueue::kSlots);
   }
   return mine;
 }
@@ -334,7 +335,7 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
       prepared->held.clear();
       prepared->pinned.clear();
       prepared->local_hosts.clear();
-      prepared->lane.reset();
+      prepared->queue.reset();
     }
   }
   if (!why.empty()) prepare_detour(args, *prepared, why);
@@ -385,13 +386,13 @@ bool Connection::reach_local(const towline_prepare_args& args, Prepared& prepare
 void Connection::make_work(Prepared& prepared, const std::vector<uint64_t>& local_deltas) {
   const Settings& settings = backend_.settings();
   const Ways ways{local_deltas.data(), prepared.remote_deltas.data(), prepared.read};
-  auto work = std::make_unique<WorkList>(*prepared.plan, ways, prepared.lane);
+  auto work = std::make_unique<WorkList>(*prepared.plan, ways, prepared.queue);
   prepared.copy_engine = work->one_piece() && prepared.plan->bytes >= settings.copy_engine_bytes;
   prepared.list_there = !work->has_list();
   prepared.blocks = prepared.host_memory ? settings.host_blocks
                     : prepared.read      ? settings.read_blocks
                                          : settings.blocks;
-  const uint32_t reserved = prepared.lane->reserved_sms();
+  const uint32_t reserved = prepared.queue->reserved_sms();
   if (reserved != 0) prepared.blocks = std::min(prepared.blocks, reserved);
   prepared.to_host = is_to_host(*prepared.plan, prepared.read);
   prepared.work = std::move(work);
@@ -405,7 +406,7 @@ void Connection::make_work(Prepared& prepared, const std::vector<uint64_t>& loca
 // By a GPU of this process alone. Throws Error.
 void Connection::prepare_here(const towline_prepare_args& args, Prepared& prepared) {
   prepared.gpu = choose_gpu(args);
-  prepared.lane = lane_of(prepared.gpu, args.op).lane;
+  prepared.queue = queue_of(prepared.gpu, args.op).queue;
   reach_remote(args, prepared);
   std::vector<uint64_t> local_deltas;
   std::string why;
@@ -445,7 +446,7 @@ void Connection::prepare_detour(const towline_prepare_args& args, Prepared& prep
   const bool vram =
       gpu || std::any_of(plan.remote->regions, plan.remote->regions + plan.remote->region_count, is_vram);
   if (!vram) fail(Status::kUnsupported, "cuda: only GPU memory goes through host memory ({})", why);
-  const bool reached = prepared.lane != nullptr;  // the peer's memory, by our GPU
+  const bool reached = prepared.queue != nullptr;  // the peer's memory, by our GPU
   take_detour(node_near(args, reached ? prepared.gpu : gpu), why);
   auto detour = std::make_unique<DetourPlan>();
   detour->plan = args.plan;
@@ -509,15 +510,15 @@ int32_t Connection::begin(Prepared& prepared, const towline_submit_args& args) n
         if (host->missed()) backend_.pin_thread().pin(host);
     return detour_->begin(*prepared.detour, args);
   }
-  const auto found = std::find_if(lanes_.begin(), lanes_.end(),
-                                  [&](const auto& entry) { return entry.second.lane == prepared.lane; });
-  OneLane& lane = found->second;
-  if (lane.free_slots.empty()) return TOWLINE_AGAIN;
+  const auto found = std::find_if(queues_.begin(), queues_.end(),
+                                  [&](const auto& entry) { return entry.second.queue == prepared.queue; });
+  OneQueue& queue = found->second;
+  if (queue.free_slots.empty()) return TOWLINE_AGAIN;
   Job& job = make_job(prepared, args);
-  job.slot = lane.free_slots.back();
-  job.value = ++lane.last_value;
+  job.slot = queue.free_slots.back();
+  job.value = ++queue.last_value;
   Code code = 0;
-  if (!job.moved) choose_way(prepared, lane, job);
+  if (!job.moved) choose_way(prepared, queue, job);
   if (job.moved) {
     // Nothing but its message.
   } else if (job.gathered != nullptr) {
@@ -527,10 +528,10 @@ int32_t Connection::begin(Prepared& prepared, const towline_submit_args& args) n
   } else {
     const CopyJob work = prepared.work->job(args.begin, args.end);
     const uint32_t blocks = job.paced ? kPacedBlocks : prepared.blocks;
-    code = job.lane->launch(work, useful_blocks(work, blocks), job.slot, job.value);
+    code = job.queue->launch(work, useful_blocks(work, blocks), job.slot, job.value);
   }
   if (code != 0) return refuse_code("starting a copy failed: ", code);
-  lane.free_slots.pop_back();
+  queue.free_slots.pop_back();
   prepared.last_on_stream = false;
   job_begun();
   return TOWLINE_IN_PROGRESS;
@@ -552,8 +553,8 @@ Connection::Job& Connection::make_job(Prepared& prepared, const towline_submit_a
   job.cookie = args.cookie;
   job.begin = args.begin;
   job.end = args.end;
-  job.lane = prepared.lane.get();
-  job.gate = nullptr;
+  job.queue = prepared.queue.get();
+  job.valve = nullptr;
   job.asked_ns = 0;
   job.status = Status::kOk;
   job.code = 0;
@@ -587,14 +588,14 @@ void Connection::cancel(uint64_t cookie) noexcept {
   for (const auto& job : jobs_) {
     if (job->cookie != cookie || job->status != Status::kOk) continue;
     job->status = Status::kCancelled;
-    if (job->gate != nullptr) job->gate->close();
+    if (job->valve != nullptr) job->valve->close();
   }
 }
 
 bool Connection::over(const Job& job) noexcept {
   if (job.scatter != nullptr) return job.queued && job.chunks == 0;
-  if (job.gate == nullptr) return job.lane->flag(job.slot).load(std::memory_order_acquire) == job.value;
-  return job.gate->ended() >= job.value || (job.status != Status::kOk && job.gate->quiet());
+  if (job.valve == nullptr) return job.queue->flag(job.slot).load(std::memory_order_acquire) == job.value;
+  return job.valve->ended() >= job.value || (job.status != Status::kOk && job.valve->quiet());
 }
 
 void Connection::look_at(Job& job, uint64_t now_ns) noexcept {
@@ -607,8 +608,8 @@ void Connection::look_at(Job& job, uint64_t now_ns) noexcept {
   if (job.asked_ns == 0) job.asked_ns = now_ns;
   if (now_ns < job.asked_ns + kAskAfterNs) return;
   job.asked_ns = now_ns;
-  const Code code = job.lane->state();
-  if (code == Lane::kBusy || code == 0) return;
+  const Code code = job.queue->state();
+  if (code == CopyQueue::kBusy || code == 0) return;
   if (job.scatter != nullptr) job.scatter->forget();
   job.moved = true;
   job.status = Status::kIo;
@@ -635,8 +636,8 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
   uint32_t done = 0;
   if (owner_ != nullptr) done += owner_->progress(now_ns);
   if (detour_ != nullptr) done += detour_->progress(now_ns);
-  for (auto& [which, lane] : lanes_)
-    if (lane.scatter != nullptr) done += lane.scatter->progress(*lane.lane);
+  for (auto& [which, queue] : queues_)
+    if (queue.scatter != nullptr) done += queue.scatter->progress(*queue.queue);
   for (size_t i = 0; i < jobs_.size();) {
     Job& job = *jobs_[i];
     if (!job.moved) {
@@ -660,8 +661,8 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
 }
 
 void Connection::complete(Job& job) noexcept {
-  for (auto& [which, lane] : lanes_)
-    if (job.gate == nullptr && lane.lane.get() == job.lane) lane.free_slots.push_back(job.slot);
+  for (auto& [which, queue] : queues_)
+    if (job.valve == nullptr && queue.queue.get() == job.queue) queue.free_slots.push_back(job.slot);
   auto result = plugin::sized<towline_part_result>();
   result.status = static_cast<int32_t>(job.status);
   result.vendor_code = job.code;
@@ -681,7 +682,7 @@ void Connection::call_off(Status status) noexcept {
   if (detour_ != nullptr) detour_->call_off(status);
   for (const auto& job : jobs_) {
     if (job->status == Status::kOk) job->status = status;
-    if (!job->moved && job->gate != nullptr) job->gate->close();
+    if (!job->moved && job->valve != nullptr) job->valve->close();
   }
 }
 
@@ -705,15 +706,15 @@ void Connection::give_up(Status status) noexcept {
   host().log(0, "a copy that was begun does not end: what it reaches stays mapped for good");
   if (owner_ != nullptr && !owner_->settled()) (void)owner_.release();
   if (detour_ != nullptr && !detour_->settled()) detour_.release()->give_up(status);
-  for (auto& [which, lane] : lanes_)
-    if (lane.scatter != nullptr) lane.scatter->forget();
+  for (auto& [which, queue] : queues_)
+    if (queue.scatter != nullptr) queue.scatter->forget();
   while (!jobs_.empty()) {
     std::unique_ptr<Job> job = std::move(jobs_.back());
     jobs_.pop_back();
     if (!job->moved) job->prepared->given_up = true;
     complete(*job);
   }
-  keep_for_good(new std::map(std::move(lanes_)));
+  keep_for_good(new std::map(std::move(queues_)));
   moving_ = 0;
 }
 

@@ -1,7 +1,7 @@
 // One worker's connection to one peer on this host: messages go over the carrier, bytes are moved by a GPU of
 // this process.
 //
-// A part that was submitted is under way on a lane until the lane's flag for it says that it is over; then
+// A part that was submitted is under way on a queue until the queue's flag for it says that it is over; then
 // its message is sent, and the core told. Everything is called by the worker, under its lock. Callbacks of
 // the host may call anything of the connection, also disconnect(): it stays allocated but ignores all events
 // until the backend's outermost call on this worker returns (Backend::Scope).
@@ -37,11 +37,11 @@ namespace towline::cuda {
 
 class Backend;
 
-// What an application's graphs hold of a transfer: a gate of its own, for good, since they may be replayed
+// What an application's graphs hold of a transfer: a valve of its own, for good, since they may be replayed
 // for ever. Shared by the prepared plan and the core.
 struct Capture {
-  Gate* gate = nullptr;
-  uint64_t runs_before = 0;  // of the gate, when others had it
+  Valve* valve = nullptr;
+  uint64_t runs_before = 0;  // of the valve, when others had it
   uint64_t refused_before = 0;
   std::atomic<int32_t> closed{0};  // why its runs are refused
 };
@@ -84,7 +84,7 @@ struct Prepared : plugin::PreparedBase {
   bool copy_engine = false;
   std::vector<uint64_t> cuts;  // positions that the copy engine can't cross
   bool list_there = false;     // the GPU has its list, or it needs none: known, not merely so
-  std::shared_ptr<Lane> lane;
+  std::shared_ptr<CopyQueue> queue;
   std::unique_ptr<WorkList> work;
   std::vector<std::shared_ptr<const void>> held;      // mappings that the plan reaches into
   std::vector<std::shared_ptr<const Pinned>> pinned;  // and host memory
@@ -101,7 +101,7 @@ struct Prepared : plugin::PreparedBase {
   // In streams of the application's.
   Device* device = nullptr;
   uint32_t gpu = 0;
-  Gate* gate = nullptr;  // of what was submitted last; null: nothing was
+  Valve* valve = nullptr;  // of what was submitted last; null: nothing was
   bool last_on_stream = false;
   std::vector<std::shared_ptr<Capture>> captures;
   std::shared_ptr<const std::atomic<int32_t>> lost;  // why the connection is down; 0: it is up
@@ -169,11 +169,11 @@ class Connection final : private CarrierEvents {
     uint64_t cookie = 0;
     uint64_t begin = 0;
     uint64_t end = 0;
-    Lane* lane = nullptr;
-    Gate* gate = nullptr;  // it is in a stream of the application's: no slot
+    CopyQueue* queue = nullptr;
+    Valve* valve = nullptr;  // it is in a stream of the application's: no slot
     uint32_t slot = 0;
-    uint64_t value = 0;     // of the lane's flag, or the number of ended runs, once it is over
-    uint64_t asked_ns = 0;  // when the lane's state was last checked
+    uint64_t value = 0;     // of the queue's flag, or the number of ended runs, once it is over
+    uint64_t asked_ns = 0;  // when the queue's state was last checked
     Status status = Status::kOk;
     int32_t code = 0;
     bool moved = false;
@@ -182,15 +182,15 @@ class Connection final : private CarrierEvents {
     uint32_t chunks = 0;               // of the pool, not there yet
     uint64_t next = 0;                 // where the part that is not queued begins
     bool queued = false;               // all that will be
-    bool timed = false;                // it had the lane for itself
+    bool timed = false;                // it had the queue for itself
     bool paced = false;                // by few blocks, which stall no other kernel
     HostWay way = HostWay::kDirect;
     uint64_t began_ns = 0;
     std::vector<uint8_t> message;
   };
-  struct OneLane {
-    std::unique_ptr<HostScatter> scatter;  // once a plan needs it; what the lane sends to lives longer
-    std::shared_ptr<Lane> lane;
+  struct OneQueue {
+    std::unique_ptr<HostScatter> scatter;  // once a plan needs it; what the queue sends to lives longer
+    std::shared_ptr<CopyQueue> queue;
     std::vector<uint32_t> free_slots;
     uint64_t last_value = 0;
     WayChoice choice;            // of copies to the host
@@ -200,7 +200,7 @@ class Connection final : private CarrierEvents {
   void on_message(const void* data, size_t bytes) override;
   void on_event(uint32_t event, int32_t status, const char* text) override;
 
-  OneLane& lane_of(uint32_t gpu, uint32_t op);
+  OneQueue& queue_of(uint32_t gpu, uint32_t op);
   Status ask_owner(Import& import, std::string& text);
   [[nodiscard]] std::string needs_detour(const Import& import) const;
   [[nodiscard]] static std::optional<uint32_t> local_gpu(const towline_prepare_args& args);
@@ -217,10 +217,10 @@ class Connection final : private CarrierEvents {
   void make_gathered(Prepared& prepared, const Ways& ways);
   static void find_cuts(Prepared& prepared);
   static Code copy_by_engine(const Prepared& prepared, const Job& job) noexcept;
-  void choose_way(const Prepared& prepared, OneLane& lane, Job& job) noexcept;
+  void choose_way(const Prepared& prepared, OneQueue& queue, Job& job) noexcept;
   void feed(Job& job) noexcept;
   void note_time(const Job& job, uint64_t now_ns) noexcept;
-  [[nodiscard]] std::string describe_lane(std::pair<uint32_t, uint32_t> which, const OneLane& lane) const;
+  [[nodiscard]] std::string describe_queue(std::pair<uint32_t, uint32_t> which, const OneQueue& queue) const;
   void prepare_here(const towline_prepare_args& args, Prepared& prepared);
   void prepare_detour(const towline_prepare_args& args, Prepared& prepared, const std::string& why);
   void take_detour(std::optional<uint32_t> node, const std::string& why);
@@ -251,7 +251,7 @@ class Connection final : private CarrierEvents {
   bool disconnected_ = false;
 
   // By GPU and direction: reads and writes overlap.
-  std::map<std::pair<uint32_t, uint32_t>, OneLane> lanes_;
+  std::map<std::pair<uint32_t, uint32_t>, OneQueue> queues_;
   std::vector<std::unique_ptr<Job>> jobs_;  // in progress, oldest first
   std::vector<std::unique_ptr<Job>> free_;  // begin_..() uses the last
   size_t moving_ = 0;                       // of jobs_

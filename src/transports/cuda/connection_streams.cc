@@ -1,8 +1,8 @@
 // Transfers in streams of the application's, and in its graphs.
 //
 // It is unknown when a stream reaches its work, so everything that the work needs must stay until then: a
-// gate's words stay for ever (device.h), and the mappings and lists of a plan are released only once its
-// gates are closed and quiet.
+// valve's words stay for ever (device.h), and the mappings and lists of a plan are released only once its
+// valves are closed and quiet.
 #include <fmt/format.h>
 
 #include <memory>
@@ -31,16 +31,16 @@ Connection& connection_of(const Prepared& prepared) {
 bool Prepared::settle() noexcept {
   const int32_t down = lost->load();
   bool quiet = true;
-  if (gate != nullptr) {
-    gate->close();
-    quiet = is_quiet(*gate, *lane);
+  if (valve != nullptr) {
+    valve->close();
+    quiet = is_quiet(*valve, *queue);
   }
   for (const auto& capture : captures) {
     int32_t open = 0;
     (void)capture->closed.compare_exchange_strong(open,
                                                   down != 0 ? down : static_cast<int32_t>(Status::kStale));
-    capture->gate->close();
-    quiet = is_quiet(*capture->gate, *lane) && quiet;
+    capture->valve->close();
+    quiet = is_quiet(*capture->valve, *queue) && quiet;
   }
   return quiet;
 }
@@ -53,14 +53,14 @@ void keep_for_good(const void* object) {
 }
 
 Prepared::~Prepared() {
-  if (!given_up && gate == nullptr && captures.empty()) return;
+  if (!given_up && valve == nullptr && captures.empty()) return;
   const bool quiet = wait_within(kQuietWithinNs, [this] { return settle(); });
-  if (gate != nullptr) device->give_gate_back(*gate);
+  if (valve != nullptr) device->give_valve_back(*valve);
   if (quiet && !given_up) return;
   TOWLINE_LOG(kError, "cuda: a copy that was begun does not end: what it reaches stays mapped for good");
   keep_for_good(new std::vector(std::move(held)));
   keep_for_good(new std::vector(std::move(pinned)));
-  keep_for_good(new std::shared_ptr(std::move(lane)));
+  keep_for_good(new std::shared_ptr(std::move(queue)));
   keep_for_good(work.release());
   keep_for_good(gathered.release());
   keep_for_good(detour.release());
@@ -84,13 +84,13 @@ int32_t Connection::look_at_stream(Prepared& prepared, void* stream, StreamState
   return host().refuse(Status::kInternal, error.what());
 }
 
-// The list was sent on this side's lane, for which the application's stream does not wait by itself.
+// The list was sent on this side's queue, for which the application's stream does not wait by itself.
 Code Connection::list_first(Prepared& prepared, void* stream, StreamState state) noexcept {
   if (prepared.list_there) return 0;
-  Code code = prepared.lane->state();
-  if (code == Lane::kBusy && state == StreamState::kRuns) return prepared.lane->precede(stream);
-  // A graph's part can't wait for a lane.
-  (void)wait_within(kListWithinNs, [&] { return (code = prepared.lane->state()) != Lane::kBusy; });
+  Code code = prepared.queue->state();
+  if (code == CopyQueue::kBusy && state == StreamState::kRuns) return prepared.queue->precede(stream);
+  // A graph's part can't wait for a queue.
+  (void)wait_within(kListWithinNs, [&] { return (code = prepared.queue->state()) != CopyQueue::kBusy; });
   prepared.list_there = code == 0;
   return code;
 }
@@ -106,21 +106,21 @@ int32_t Connection::capture_on(towline_prepared* handle, void* stream, towline_c
   auto capture = std::make_shared<Capture>();
   auto owned = std::make_unique<CaptureHandle>(capture);
   prepared.captures.reserve(prepared.captures.size() + 1);
-  capture->gate = &prepared.device->take_gate(prepared.gpu);
-  capture->runs_before = capture->gate->ended();
-  capture->refused_before = capture->gate->refused();
+  capture->valve = &prepared.device->take_valve(prepared.gpu);
+  capture->runs_before = capture->valve->ended();
+  capture->refused_before = capture->valve->refused();
   prepared.captures.push_back(capture);
   const CopyJob work = prepared.work->job(0, prepared.plan->bytes);
   Code code = self.list_first(prepared, stream, state);
-  if (code == Lane::kBusy)
+  if (code == CopyQueue::kBusy)
     return self.host().refuse(
         Status::kTimedOut,
         fmt::format("cuda: the page list did not reach GPU {} within {} ms, because its default stream or an "
                     "earlier copy is stuck: record the graph later",
                     prepared.gpu, kListWithinNs / kMillisecondNs));
-  if (code == 0) code = capture->gate->launch(work, useful_blocks(work, prepared.blocks), stream);
+  if (code == 0) code = capture->valve->launch(work, useful_blocks(work, prepared.blocks), stream);
   if (code != 0) {
-    capture->gate->close();  // for ever: the graph may hold half of it
+    capture->valve->close();  // for ever: the graph may hold half of it
     prepared.captures.pop_back();
     return self.refuse_code("recording a copy in a graph failed: ", code);
   }
@@ -140,27 +140,27 @@ int32_t Connection::submit_on(towline_prepared* handle, const towline_submit_arg
 
 int32_t Connection::begin_on(Prepared& prepared, const towline_submit_args& args, void* stream) noexcept try {
   if (!up_) return static_cast<int32_t>(Status::kPeerLost);
-  Gate*& gate = prepared.gate;
-  if (gate != nullptr && gate->ended() != gate->launched()) {
+  Valve*& valve = prepared.valve;
+  if (valve != nullptr && valve->ended() != valve->launched()) {
     // A cancelled run that its stream has not reached yet.
-    gate->close();
-    prepared.device->give_gate_back(*std::exchange(gate, nullptr));
+    valve->close();
+    prepared.device->give_valve_back(*std::exchange(valve, nullptr));
   }
-  if (gate == nullptr)
-    gate = &prepared.device->take_gate(prepared.gpu);
+  if (valve == nullptr)
+    valve = &prepared.device->take_valve(prepared.gpu);
   else
-    gate->open();
+    valve->open();
   Job& job = make_job(prepared, args);
-  job.gate = gate;
-  job.value = gate->launched() + 1;
+  job.valve = valve;
+  job.value = valve->launched() + 1;
   if (!job.moved) {
     const CopyJob work = prepared.work->job(args.begin, args.end);
     Code code = list_first(prepared, stream, StreamState::kRuns);
-    if (code == 0) code = gate->launch(work, useful_blocks(work, prepared.blocks), stream);
+    if (code == 0) code = valve->launch(work, useful_blocks(work, prepared.blocks), stream);
     if (code != 0) {
-      // A run may have been counted whose copy was refused: what follows counts from another gate.
-      gate->close();
-      prepared.device->give_gate_back(*std::exchange(gate, nullptr));
+      // A run may have been counted whose copy was refused: what follows counts from another valve.
+      valve->close();
+      prepared.device->give_valve_back(*std::exchange(valve, nullptr));
       prepared.last_on_stream = false;
       return refuse_code("putting a copy into the stream failed: ", code);
     }
@@ -184,7 +184,7 @@ int32_t Connection::wait_on(towline_prepared* handle, towline_capture* last, voi
   if (const int32_t status = self.look_at_stream(prepared, stream, state); status < 0) return status;
   Code code = 0;
   if (state == StreamState::kRecords) {
-    code = last == nullptr ? 1 : (*reinterpret_cast<CaptureHandle*>(last))->gate->precede(stream);
+    code = last == nullptr ? 1 : (*reinterpret_cast<CaptureHandle*>(last))->valve->precede(stream);
     if (code != 0)
       return self.host().refuse(
           Status::kUnsupported,
@@ -193,17 +193,17 @@ int32_t Connection::wait_on(towline_prepared* handle, towline_capture* last, voi
     return TOWLINE_OK;
   }
   if (prepared.last_on_stream)
-    code = prepared.gate->precede(stream);
+    code = prepared.valve->precede(stream);
   else
-    code = prepared.lane->precede(stream);
+    code = prepared.queue->precede(stream);
   return code == 0 ? TOWLINE_OK : self.refuse_code("ordering the stream after a copy failed: ", code);
 }
 
 void Connection::runs_of(const towline_capture* capture, towline_capture_runs* runs) noexcept {
   const Capture& mine = **reinterpret_cast<const CaptureHandle*>(capture);
-  runs->ended = mine.gate->ended() - mine.runs_before;
-  runs->refused = mine.gate->refused() - mine.refused_before;
-  runs->begun = mine.gate->begun() - mine.runs_before;
+  runs->ended = mine.valve->ended() - mine.runs_before;
+  runs->refused = mine.valve->refused() - mine.refused_before;
+  runs->begun = mine.valve->begun() - mine.runs_before;
   runs->status = mine.closed.load();
 }
 

@@ -19,13 +19,13 @@ constexpr size_t kMostCuts = 8;  // two on each side, unless regions were pinned
 }  // namespace
 
 // How copies to the host go there now, and how fast either way was.
-std::string Connection::describe_lane(std::pair<uint32_t, uint32_t> which, const OneLane& lane) const {
+std::string Connection::describe_queue(std::pair<uint32_t, uint32_t> which, const OneQueue& queue) const {
   const Settings& settings = backend_.settings();
-  HostWay way = lane.choice.better();
+  HostWay way = queue.choice.better();
   if (settings.beside == Beside::kCopy) way = HostWay::kDirect;
   if (settings.beside == Beside::kModel) way = HostWay::kGathered;
   std::string why;
-  if (settings.reserve.any() && lane.lane->reserved_sms() == 0)
+  if (settings.reserve.any() && queue.queue->reserved_sms() == 0)
     why = settings.after_default_stream ? "ordered with the default stream"
                                         : backend_.device().reserve(which.first, settings.reserve).why_not;
   return fmt::format(
@@ -33,25 +33,25 @@ std::string Connection::describe_lane(std::pair<uint32_t, uint32_t> which, const
       R"("gathered_gb_per_s": {:.1f}, "direct_gb_per_s": {:.1f}, )"
       R"("scattered_to_host": "{}", "scattered_by_threads_gb_per_s": {:.1f}, "scattered_direct_gb_per_s": {:.1f}}})",
       which.second == TOWLINE_READ ? "pull by" : "push by",
-      uuid_text(backend_.device().gpus()[which.first].uuid), lane.lane->reserved_sms(),
+      uuid_text(backend_.device().gpus()[which.first].uuid), queue.queue->reserved_sms(),
       nlohmann::json(why).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
       beside_name(settings.beside), way == HostWay::kGathered ? "gathered" : "direct",
-      lane.choice.gb_per_s(HostWay::kGathered), lane.choice.gb_per_s(HostWay::kDirect),
-      settings.beside == Beside::kCopy                       ? "direct"
-      : lane.scattered_choice.better() == HostWay::kGathered ? "gathered"
-                                                             : "direct",
-      lane.scattered_choice.gb_per_s(HostWay::kGathered), lane.scattered_choice.gb_per_s(HostWay::kDirect));
+      queue.choice.gb_per_s(HostWay::kGathered), queue.choice.gb_per_s(HostWay::kDirect),
+      settings.beside == Beside::kCopy                        ? "direct"
+      : queue.scattered_choice.better() == HostWay::kGathered ? "gathered"
+                                                              : "direct",
+      queue.scattered_choice.gb_per_s(HostWay::kGathered), queue.scattered_choice.gb_per_s(HostWay::kDirect));
 }
 
 void Connection::make_gathered(Prepared& prepared, const Ways& ways) {
   try {
     const bool threads = backend_.settings().host_threads != 0 && backend_.device().same_addresses();
-    prepared.gathered = ToHost::make(*prepared.plan, ways, prepared.lane, prepared.pinned, threads);
+    prepared.gathered = ToHost::make(*prepared.plan, ways, prepared.queue, prepared.pinned, threads);
     if (prepared.gathered == nullptr || !prepared.gathered->scattered()) return;
-    OneLane& lane = lane_of(prepared.gpu, prepared.read ? TOWLINE_READ : TOWLINE_WRITE);
-    if (lane.scatter == nullptr)
-      lane.scatter = std::make_unique<HostScatter>(backend_.device(), backend_.team(),
-                                                   backend_.device().gpus()[prepared.gpu].host_node);
+    OneQueue& queue = queue_of(prepared.gpu, prepared.read ? TOWLINE_READ : TOWLINE_WRITE);
+    if (queue.scatter == nullptr)
+      queue.scatter = std::make_unique<HostScatter>(backend_.device(), backend_.team(),
+                                                    backend_.device().gpus()[prepared.gpu].host_node);
   } catch (const core::Error& error) {
     prepared.gathered = nullptr;
     if (!std::exchange(told_of_staging_, true))
@@ -73,7 +73,7 @@ void Connection::find_cuts(Prepared& prepared) {
 }
 
 Code Connection::copy_by_engine(const Prepared& prepared, const Job& job) noexcept {
-  std::array<Lane::Range, kMostCuts + 1> ranges;
+  std::array<CopyQueue::Range, kMostCuts + 1> ranges;
   size_t count = 0;
   uint64_t at = job.begin;
   const auto add = [&](uint64_t end) {
@@ -83,30 +83,30 @@ Code Connection::copy_by_engine(const Prepared& prepared, const Job& job) noexce
   for (const uint64_t cut : prepared.cuts)
     if (cut > at && cut < job.end) add(cut);
   add(job.end);
-  return job.lane->copy({ranges.data(), count}, job.slot, job.value);
+  return job.queue->copy({ranges.data(), count}, job.slot, job.value);
 }
 
 // Parts of a large copy go the same way, one that is tried out as well.
-void Connection::choose_way(const Prepared& prepared, OneLane& lane, Job& job) noexcept {
+void Connection::choose_way(const Prepared& prepared, OneQueue& queue, Job& job) noexcept {
   const Settings& settings = backend_.settings();
   if (prepared.gathered == nullptr) return;
   // How fast the host's threads are depends on the machine: so scattered lists always try both.
   const bool scattered = prepared.gathered->scattered();
-  const bool given = !scattered && (settings.beside == Beside::kModel || prepared.lane->reserved_sms() != 0);
+  const bool given = !scattered && (settings.beside == Beside::kModel || prepared.queue->reserved_sms() != 0);
   const uint64_t bytes = job.end - job.begin;
   if (bytes < (given ? ToHost::kLeastBytes : ToHost::kWorthTrying)) return;
-  job.way = given ? HostWay::kGathered : (scattered ? lane.scattered_choice : lane.choice).next();
-  job.timed = lane.free_slots.size() == Lane::kSlots;
+  job.way = given ? HostWay::kGathered : (scattered ? queue.scattered_choice : queue.choice).next();
+  job.timed = queue.free_slots.size() == CopyQueue::kSlots;
   job.began_ns = host().now_ns();
   if (job.way == HostWay::kGathered) job.gathered = prepared.gathered.get();
-  if (job.gathered != nullptr && scattered) job.scatter = lane.scatter.get();
+  if (job.gathered != nullptr && scattered) job.scatter = queue.scatter.get();
   job.paced = job.way == HostWay::kDirect;
 }
 
 void Connection::feed_scattered(Job& job) noexcept {
   while (job.status == Status::kOk && job.next < job.end && job.scatter->has_room()) {
     const Code code =
-        job.scatter->relay(*job.gathered, *job.lane, kGatherBlocks, job.next, job.end, job.chunks);
+        job.scatter->relay(*job.gathered, *job.queue, kGatherBlocks, job.next, job.end, job.chunks);
     if (code == 0) continue;
     job.status = Status::kIo;
     job.code = code;
@@ -117,23 +117,23 @@ void Connection::feed_scattered(Job& job) noexcept {
 // Queues as many chunks as there is room for. After a cancel or a failure the rest is skipped.
 void Connection::feed(Job& job) noexcept {
   if (job.scatter != nullptr) return feed_scattered(job);
-  Lane& lane = *job.lane;
-  while (job.status == Status::kOk && job.next < job.end && lane.relays_under_way() < ToHost::kChunksAhead) {
+  CopyQueue& queue = *job.queue;
+  while (job.status == Status::kOk && job.next < job.end && queue.relays_under_way() < ToHost::kChunksAhead) {
     const uint64_t before = job.next;
-    const Code code = job.gathered->relay(lane, kGatherBlocks, job.next, job.end);
+    const Code code = job.gathered->relay(queue, kGatherBlocks, job.next, job.end);
     if (code == 0) continue;
     job.next = before;
     job.status = Status::kIo;
     job.code = code;
   }
   if (job.status == Status::kOk && job.next < job.end) return;
-  job.queued = lane.mark(job.slot, job.value) == 0;
+  job.queued = queue.mark(job.slot, job.value) == 0;
 }
 
 void Connection::note_time(const Job& job, uint64_t now_ns) noexcept {
-  for (auto& [which, lane] : lanes_)
-    if (lane.lane.get() == job.lane && now_ns > job.began_ns)
-      (job.prepared->gathered->scattered() ? lane.scattered_choice : lane.choice)
+  for (auto& [which, queue] : queues_)
+    if (queue.queue.get() == job.queue && now_ns > job.began_ns)
+      (job.prepared->gathered->scattered() ? queue.scattered_choice : queue.choice)
           .ended(job.way, job.end - job.begin, now_ns - job.began_ns);
 }
 

@@ -204,7 +204,7 @@ uint32_t Detour::advance(uint32_t index, uint64_t now_ns) noexcept {
   }
   const DetourPlan& plan = *slot.job->plan;
   const Code code = (slot.stage == Stage::kFar ? plan.far : plan.copier)->look(index, now_ns);
-  if (code == Lane::kBusy) return 0;
+  if (code == CopyQueue::kBusy) return 0;
   if (code != 0) {
     chunk_failed(slot, Status::kIo, code);
   } else if (slot.stage == Stage::kFilling) {

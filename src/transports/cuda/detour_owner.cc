@@ -178,7 +178,7 @@ uint32_t DetourOwner::advance(Request& request, uint32_t slot, uint64_t now_ns) 
     }
     case Stage::kMoving: {
       const Code code = request.copier->look(slot, now_ns);
-      if (code == Lane::kBusy) return 0;
+      if (code == CopyQueue::kBusy) return 0;
       if (code == 0) {
         uint64_t bytes = 0;
         for (const Stretch& stretch : request.stretches) bytes += stretch.bytes;

@@ -15,24 +15,24 @@ uint64_t HostScatter::pool(uint64_t slot) const noexcept {
   return reinterpret_cast<uint64_t>(memory_->address()) + slot * kSlotBytes;
 }
 
-Code HostScatter::relay(const ToHost& list, Lane& lane, uint32_t blocks, uint64_t& next, uint64_t end,
+Code HostScatter::relay(const ToHost& list, CopyQueue& queue, uint32_t blocks, uint64_t& next, uint64_t end,
                         uint32_t& chunks) noexcept {
   const uint64_t index = begun_ % kSlots;
   Slot& slot = slots_[index];
   const uint64_t begin = next;
   const uint64_t limit = list.end_of_chunk(begin, std::min(end, begin + kSlotBytes), kMostStretches);
-  const Code code = list.relay_to(lane, blocks, pool(index) + pinned_->delta(), begin, limit);
+  const Code code = list.relay_to(queue, blocks, pool(index) + pinned_->delta(), begin, limit);
   if (code != 0) return code;
-  slot = {&list, &chunks, begin, limit, lane.relays_begun(), false};
+  slot = {&list, &chunks, begin, limit, queue.relays_begun(), false};
   ++chunks;
   ++begun_;
   next = limit;
   return 0;
 }
 
-uint32_t HostScatter::progress(const Lane& lane) noexcept {
+uint32_t HostScatter::progress(const CopyQueue& queue) noexcept {
   uint32_t over = 0;
-  const uint64_t sent = lane.relays_sent();
+  const uint64_t sent = queue.relays_sent();
   for (uint64_t i = ended_; i < begun_; ++i) {
     const auto index = static_cast<uint32_t>(i % kSlots);
     Slot& slot = slots_[index];
@@ -46,7 +46,7 @@ uint32_t HostScatter::progress(const Lane& lane) noexcept {
   for (; ended_ < begun_; ++ended_, ++over) {
     const auto index = static_cast<uint32_t>(ended_ % kSlots);
     Slot& slot = slots_[index];
-    if (!slot.arrived || copier_.look(index, 0) == Lane::kBusy) break;
+    if (!slot.arrived || copier_.look(index, 0) == CopyQueue::kBusy) break;
     --*slot.chunks;
   }
   return over;

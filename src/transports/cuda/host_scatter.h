@@ -2,7 +2,7 @@
 // pinned memory, and threads of the host put each chunk's pieces into their places. So neither a kernel's stores
 // nor many short ranges of the copy engine are needed.
 //
-// One lane, one worker. Chunks end in the order in which they were begun.
+// One queue, one worker. Chunks end in the order in which they were begun.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +28,11 @@ class HostScatter {
   [[nodiscard]] bool has_room() const noexcept { return begun_ - ended_ < kSlots; }
   // Queues the next chunk of [next, end) and moves `next` on. There is room. `chunks` counts those of its copy that
   // are not in their places yet; it stays until it is 0 again, or forget().
-  Code relay(const ToHost& list, Lane& lane, uint32_t blocks, uint64_t& next, uint64_t end,
+  Code relay(const ToHost& list, CopyQueue& queue, uint32_t blocks, uint64_t& next, uint64_t end,
              uint32_t& chunks) noexcept;
   // Begins and ends what can be. Returns how many chunks ended.
-  uint32_t progress(const Lane& lane) noexcept;
-  // The lane is broken: waits for the host's threads, and forgets all chunks.
+  uint32_t progress(const CopyQueue& queue) noexcept;
+  // The queue is broken: waits for the host's threads, and forgets all chunks.
   void forget() noexcept;
 
  private:
@@ -41,7 +41,7 @@ class HostScatter {
     uint32_t* chunks = nullptr;
     uint64_t begin = 0;
     uint64_t end = 0;
-    uint64_t relay = 0;  // the lane's number of it
+    uint64_t relay = 0;  // the queue's number of it
     bool arrived = false;
   };
   [[nodiscard]] uint64_t pool(uint64_t slot) const noexcept;

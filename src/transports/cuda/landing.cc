@@ -257,7 +257,7 @@ int32_t landing_unpack(towline_landing* landing, uint32_t slot, uint64_t device,
 int32_t landing_poll(towline_landing* landing, uint32_t way, uint32_t slot, uint64_t now_ns,
                      int32_t* vendor_code) noexcept {
   const Code code = from(landing).poll(way, slot, now_ns);
-  if (code == Lane::kBusy) return TOWLINE_IN_PROGRESS;
+  if (code == CopyQueue::kBusy) return TOWLINE_IN_PROGRESS;
   *vendor_code = code;
   return code == 0 ? TOWLINE_OK : TOWLINE_IO;
 }

@@ -80,7 +80,7 @@ Code LandingPool::read_chunk(std::span<const towline_landing_piece>& pieces, uin
   for (uint64_t now_ns = began_ns;; now_ns = monotonic_now_ns()) {
     const Code code = copier_.look(0, now_ns);
     if (code == 0) break;
-    if (code != Lane::kBusy) return code;
+    if (code != CopyQueue::kBusy) return code;
     if (now_ns - began_ns > kLongestReadNs) return kTookTooLong;
     cpu_pause();
   }

@@ -24,9 +24,9 @@ PieceCopier::PieceCopier(CopyTeam& team, bool past_caches)
 
 PieceCopier::PieceCopier(Device& device, uint32_t gpu, bool after_default, uint32_t blocks,
                          const ReserveWish& wish)
-    : lane_(device.make_lane(gpu, after_default, wish)), blocks_(blocks), lists_(kDetourSlots) {
+    : queue_(device.make_queue(gpu, after_default, wish)), blocks_(blocks), lists_(kDetourSlots) {
   for (List& list : lists_) {
-    list.room = lane_->make_list(kMostPieces * sizeof(Piece));
+    list.room = queue_->make_list(kMostPieces * sizeof(Piece));
     list.pieces = static_cast<Piece*>(list.room.host);
   }
 }
@@ -34,15 +34,15 @@ PieceCopier::PieceCopier(Device& device, uint32_t gpu, bool after_default, uint3
 std::unique_ptr<PieceCopier> PieceCopier::make_gathering(Device& device, uint32_t gpu, uint32_t blocks,
                                                          const ReserveWish& wish) {
   auto copier = std::make_unique<PieceCopier>(device, gpu, false, blocks, wish);
-  copier->lane_->make_staging();
+  copier->queue_->make_staging();
   copier->gathering_ = true;
   return copier;
 }
 
 PieceCopier::~PieceCopier() {
   drain();
-  if (lane_ == nullptr) return;
-  for (const List& list : lists_) lane_->release_list(list.room);
+  if (queue_ == nullptr) return;
+  for (const List& list : lists_) queue_->release_list(list.room);
 }
 
 void PieceCopier::clear(uint32_t slot) noexcept {
@@ -59,7 +59,7 @@ void PieceCopier::add(uint32_t slot, uint64_t to, uint64_t from, uint64_t bytes)
   }
   list.bits |= to | from | bytes | list.bytes;
   while (bytes != 0) {
-    const uint64_t length = lane_ == nullptr ? bytes : std::min(bytes, kLongestPiece);
+    const uint64_t length = queue_ == nullptr ? bytes : std::min(bytes, kLongestPiece);
     list.pieces[list.count++] = {to, from, list.bytes, length};
     to += length;
     from += length;
@@ -70,7 +70,7 @@ void PieceCopier::add(uint32_t slot, uint64_t to, uint64_t from, uint64_t bytes)
 
 Code PieceCopier::start(uint32_t slot) noexcept {
   List& list = lists_[slot];
-  if (lane_ == nullptr) {
+  if (queue_ == nullptr) {
     list.job.pieces = list.pieces;
     list.job.count = list.count;
     list.job.bytes = list.bytes;
@@ -86,35 +86,35 @@ Code PieceCopier::start(uint32_t slot) noexcept {
   job.pieces = list.count;
   job.list = reinterpret_cast<uint64_t>(list.room.host);
   job.chunks_per_piece = 1;
-  job.lanes = 32;
+  job.threads = 32;
   job.aligned = (list.bits & 15) == 0 ? 1 : 0;
   list.value = ++last_value_;
   list.asked_ns = 0;
   if (gathering_) {
-    const Lane::Range range{list.to, 0, list.bytes};
-    const Code code = lane_->relay(job, useful_blocks(job, blocks_), {&range, 1});
-    return code != 0 ? code : lane_->mark(slot, list.value);
+    const CopyQueue::Range range{list.to, 0, list.bytes};
+    const Code code = queue_->relay(job, useful_blocks(job, blocks_), {&range, 1});
+    return code != 0 ? code : queue_->mark(slot, list.value);
   }
-  return lane_->launch(job, useful_blocks(job, blocks_), slot, list.value);
+  return queue_->launch(job, useful_blocks(job, blocks_), slot, list.value);
 }
 
 Code PieceCopier::look(uint32_t slot, uint64_t now_ns) noexcept {
   List& list = lists_[slot];
-  if (lane_ == nullptr) {
-    if (list.under_way && !team_->look(list.job)) return Lane::kBusy;
+  if (queue_ == nullptr) {
+    if (list.under_way && !team_->look(list.job)) return CopyQueue::kBusy;
     list.under_way = false;
     return 0;
   }
-  if (lane_->flag(slot).load(std::memory_order_acquire) == list.value) return 0;
+  if (queue_->flag(slot).load(std::memory_order_acquire) == list.value) return 0;
   if (list.asked_ns == 0) list.asked_ns = now_ns;
-  if (now_ns < list.asked_ns + kAskAfterNs) return Lane::kBusy;
+  if (now_ns < list.asked_ns + kAskAfterNs) return CopyQueue::kBusy;
   list.asked_ns = now_ns;
-  const Code code = lane_->state();
-  return code == 0 ? Lane::kBusy : code;  // idle: the flag is there the next time
+  const Code code = queue_->state();
+  return code == 0 ? CopyQueue::kBusy : code;  // idle: the flag is there the next time
 }
 
 void PieceCopier::drain() noexcept {
-  if (lane_ != nullptr) (void)lane_->drain();
+  if (queue_ != nullptr) (void)queue_->drain();
   for (List& list : lists_) {
     while (list.under_way && !team_->look(list.job)) cpu_pause();
     list.under_way = false;

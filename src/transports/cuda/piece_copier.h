@@ -37,7 +37,7 @@ class PieceCopier {
   void add(uint32_t slot, uint64_t to, uint64_t from, uint64_t bytes) noexcept;
   // 0: begun.
   [[nodiscard]] Code start(uint32_t slot) noexcept;
-  // 0: over; Lane::kBusy; or what broke.
+  // 0: over; CopyQueue::kBusy; or what broke.
   [[nodiscard]] Code look(uint32_t slot, uint64_t now_ns) noexcept;
   // Waits until nothing is under way.
   void drain() noexcept;
@@ -52,14 +52,14 @@ class PieceCopier {
     uint64_t bits = 0;  // of all addresses and lengths
     uint64_t to = 0;    // where it begins, if it is gathered
     uint64_t value = 0;
-    uint64_t asked_ns = 0;  // when the lane's state was last looked at
-    Lane::List room;
+    uint64_t asked_ns = 0;  // when the queue's state was last looked at
+    CopyQueue::List room;
     CopyTeam::Job job;  // the host's
     bool under_way = false;
   };
 
-  CopyTeam* const team_ = nullptr;  // null: the lane's GPU
-  std::unique_ptr<Lane> lane_;
+  CopyTeam* const team_ = nullptr;  // null: the queue's GPU
+  std::unique_ptr<CopyQueue> queue_;
   uint32_t blocks_ = 0;
   bool gathering_ = false;
   uint64_t last_value_ = 0;

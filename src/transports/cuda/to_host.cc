@@ -18,14 +18,15 @@ Ways gathered(Ways ways) noexcept {
 
 }  // namespace
 
-ToHost::ToHost(const towline_plan& plan, const Ways& ways, std::shared_ptr<Lane> lane, std::vector<Run> runs,
-               bool scattered)
-    : chunk_(std::clamp(plan.bytes / 4 / kLeastChunk * kLeastChunk, kLeastChunk, Lane::kStagingBytes)),
-      gather_(plan, gathered(ways), std::move(lane)),
+ToHost::ToHost(const towline_plan& plan, const Ways& ways, std::shared_ptr<CopyQueue> queue,
+               std::vector<Run> runs, bool scattered)
+    : chunk_(std::clamp(plan.bytes / 4 / kLeastChunk * kLeastChunk, kLeastChunk, CopyQueue::kStagingBytes)),
+      gather_(plan, gathered(ways), std::move(queue)),
       runs_(std::move(runs)),
       scattered_(scattered) {}
 
-std::unique_ptr<ToHost> ToHost::make(const towline_plan& plan, const Ways& ways, std::shared_ptr<Lane> lane,
+std::unique_ptr<ToHost> ToHost::make(const towline_plan& plan, const Ways& ways,
+                                     std::shared_ptr<CopyQueue> queue,
                                      std::span<const std::shared_ptr<const Pinned>> pinned,
                                      bool may_be_scattered) {
   if (plan.bytes < kLeastBytes) return nullptr;
@@ -36,8 +37,8 @@ std::unique_ptr<ToHost> ToHost::make(const towline_plan& plan, const Ways& ways,
     runs = runs_of(plan, ways, SIZE_MAX);
   else
     for (const auto& host : pinned) cut(runs, *host);
-  lane->make_staging();
-  return std::unique_ptr<ToHost>(new ToHost(plan, ways, std::move(lane), std::move(runs), scattered));
+  queue->make_staging();
+  return std::unique_ptr<ToHost>(new ToHost(plan, ways, std::move(queue), std::move(runs), scattered));
 }
 
 // Empty: there are more.
@@ -90,10 +91,11 @@ uint64_t ToHost::end_of_chunk(uint64_t begin, uint64_t limit, uint32_t pieces) c
   return last == runs_.end() ? limit : std::min(limit, last->position);
 }
 
-Code ToHost::relay_to(Lane& lane, uint32_t blocks, uint64_t to, uint64_t begin, uint64_t end) const noexcept {
+Code ToHost::relay_to(CopyQueue& queue, uint32_t blocks, uint64_t to, uint64_t begin,
+                      uint64_t end) const noexcept {
   const CopyJob job = gather_.job(begin, end);
-  const Lane::Range range{to, 0, end - begin};
-  return lane.relay(job, useful_blocks(job, blocks), {&range, 1});
+  const CopyQueue::Range range{to, 0, end - begin};
+  return queue.relay(job, useful_blocks(job, blocks), {&range, 1});
 }
 
 void ToHost::scatter(uint64_t begin, uint64_t end, uint64_t from, PieceCopier& copier,
@@ -107,10 +109,10 @@ void ToHost::scatter(uint64_t begin, uint64_t end, uint64_t from, PieceCopier& c
   }
 }
 
-Code ToHost::relay(Lane& lane, uint32_t blocks, uint64_t& next, uint64_t end) const noexcept {
+Code ToHost::relay(CopyQueue& queue, uint32_t blocks, uint64_t& next, uint64_t end) const noexcept {
   const uint64_t limit = std::min(end, next + chunk_);
   auto run = run_at(next);
-  std::array<Lane::Range, kMostRanges> ranges;
+  std::array<CopyQueue::Range, kMostRanges> ranges;
   size_t count = 0;
   uint64_t at = next;
   for (; at < limit && count < kMostRanges; ++run) {
@@ -120,7 +122,7 @@ Code ToHost::relay(Lane& lane, uint32_t blocks, uint64_t& next, uint64_t end) co
     at += bytes;
   }
   const CopyJob job = gather_.job(next, at);
-  const Code code = lane.relay(job, useful_blocks(job, blocks), {ranges.data(), count});
+  const Code code = queue.relay(job, useful_blocks(job, blocks), {ranges.data(), count});
   next = at;
   return code;
 }

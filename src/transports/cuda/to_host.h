@@ -31,18 +31,19 @@ class ToHost {
 
   // Null: it is too small, or its host side lies scattered and that may not be. Throws Error: there is no memory for
   // it on the GPU. The plan must outlive it. `pinned`: the host memory.
-  static std::unique_ptr<ToHost> make(const towline_plan& plan, const Ways& ways, std::shared_ptr<Lane> lane,
+  static std::unique_ptr<ToHost> make(const towline_plan& plan, const Ways& ways,
+                                      std::shared_ptr<CopyQueue> queue,
                                       std::span<const std::shared_ptr<const Pinned>> pinned,
                                       bool may_be_scattered);
 
   [[nodiscard]] bool scattered() const noexcept { return scattered_; }
   // Queues the next chunk of [next, end) and moves `next` on. Not of a scattered one.
-  Code relay(Lane& lane, uint32_t blocks, uint64_t& next, uint64_t end) const noexcept;
+  Code relay(CopyQueue& queue, uint32_t blocks, uint64_t& next, uint64_t end) const noexcept;
 
   // For scattered pieces: the end of a chunk from `begin` to `limit` at most that has so many pieces at most.
   [[nodiscard]] uint64_t end_of_chunk(uint64_t begin, uint64_t limit, uint32_t pieces) const noexcept;
   // Queues [begin, end), to be sent to one place in pinned memory.
-  Code relay_to(Lane& lane, uint32_t blocks, uint64_t to, uint64_t begin, uint64_t end) const noexcept;
+  Code relay_to(CopyQueue& queue, uint32_t blocks, uint64_t to, uint64_t begin, uint64_t end) const noexcept;
   // The list that puts it where it belongs.
   void scatter(uint64_t begin, uint64_t end, uint64_t from, PieceCopier& copier,
                uint32_t slot) const noexcept;
@@ -53,7 +54,7 @@ class ToHost {
     uint64_t to = 0;
     uint64_t bytes = 0;
   };
-  ToHost(const towline_plan& plan, const Ways& ways, std::shared_ptr<Lane> lane, std::vector<Run> runs,
+  ToHost(const towline_plan& plan, const Ways& ways, std::shared_ptr<CopyQueue> queue, std::vector<Run> runs,
          bool scattered);
   static std::vector<Run> runs_of(const towline_plan& plan, const Ways& ways, size_t most);
   [[nodiscard]] std::vector<Run>::const_iterator run_at(uint64_t position) const noexcept;

@@ -27,7 +27,7 @@ class WayChoice {
     if (posts_ % kAgain != 0) return better;
     return better == HostWay::kDirect ? HostWay::kGathered : HostWay::kDirect;
   }
-  // For a copy that had the lane for itself. The first of a way is forgotten: it starts threads, and touches memory for
+  // For a copy that had the queue for itself. The first of a way is forgotten: it starts threads, and touches memory for
   // the first time.
   void ended(HostWay way, uint64_t bytes, uint64_t ns) noexcept {
     Known& mine = known(way);

@@ -51,8 +51,8 @@ uint64_t bits_of(const Side& side) noexcept {
 
 static_assert(kSideDimensions == TOWLINE_EXTENT_DIMENSIONS);
 
-WorkList::WorkList(const towline_plan& plan, const Ways& ways, std::shared_ptr<Lane> lane)
-    : plan_(plan), lane_(std::move(lane)) {
+WorkList::WorkList(const towline_plan& plan, const Ways& ways, std::shared_ptr<CopyQueue> queue)
+    : plan_(plan), queue_(std::move(queue)) {
   towline_segment segments[kListWindow];
   plugin::Cursor cursor{plan};
   const size_t count = cursor.next(segments, kListWindow, plan.bytes);
@@ -67,16 +67,16 @@ WorkList::WorkList(const towline_plan& plan, const Ways& ways, std::shared_ptr<L
 }
 
 WorkList::~WorkList() {
-  if (list_.host != nullptr) lane_->release_list(list_);
+  if (list_.host != nullptr) queue_->release_list(list_);
 }
 
 void WorkList::set_piece_bytes(uint64_t bytes) noexcept {
   job_.piece_bytes = bytes;
   job_.chunk_bytes = static_cast<uint32_t>(std::min<uint64_t>(bytes, kChunkBytes));
   job_.chunks_per_piece = static_cast<uint32_t>((bytes + job_.chunk_bytes - 1) / job_.chunk_bytes);
-  const auto for_depth = std::bit_ceil(std::max(job_.chunk_bytes / kBytesPerLane, 1u));
+  const auto for_depth = std::bit_ceil(std::max(job_.chunk_bytes / kBytesPerThread, 1u));
   const auto for_width = std::min(std::bit_ceil((job_.chunk_bytes + 15) / 16), 8u);
-  job_.lanes = std::min(std::max(for_depth, for_width), 32u);
+  job_.threads = std::min(std::max(for_depth, for_width), 32u);
 }
 
 // Cut into chunks of its own, each a piece.
@@ -123,7 +123,7 @@ void WorkList::make_pairs(const Ways& ways) {
   job_.form = Form::kPairs;
   const uint64_t length = plan_.block_length;
   set_piece_bytes(length);
-  list_ = lane_->make_list(plan_.blocks * sizeof(Pair));
+  list_ = queue_->make_list(plan_.blocks * sizeof(Pair));
   auto* pair = static_cast<Pair*>(list_.host);
   if (is_line(*plan_.local) && is_line(*plan_.remote)) return fill_from_lines(pair, ways);
   uint64_t bits = length;
@@ -170,7 +170,7 @@ void WorkList::fill_from_lines(Pair* pair, const Ways& ways) {
 void WorkList::make_pieces(const Ways& ways) {
   job_.form = Form::kPieces;
   job_.chunks_per_piece = 1;
-  job_.lanes = 32;
+  job_.threads = 32;
   std::vector<Piece> pieces;
   uint64_t bits = 0;
   uint64_t position = 0;
@@ -193,16 +193,16 @@ void WorkList::make_pieces(const Ways& ways) {
   }
   job_.aligned = (bits & 15) == 0;
   pieces_ = pieces.size();
-  list_ = lane_->make_list(pieces.size() * sizeof(Piece));
+  list_ = queue_->make_list(pieces.size() * sizeof(Piece));
   std::memcpy(list_.host, pieces.data(), pieces.size() * sizeof(Piece));
   finish_list();
 }
 
-// Launches come after the upload: they are on the same lane.
+// Launches come after the upload: they are on the same queue.
 void WorkList::finish_list() {
   job_.list = list_.gpu;
-  if (const Code code = lane_->upload(list_); code != 0) {
-    lane_->release_list(list_);
+  if (const Code code = queue_->upload(list_); code != 0) {
+    queue_->release_list(list_);
     list_ = {};
     fail(Status::kIo, "cuda: sending a page list to the GPU failed with code {}", code);
   }
@@ -232,7 +232,7 @@ CopyJob WorkList::job(uint64_t begin, uint64_t end) const noexcept {
 }
 
 uint32_t useful_blocks(const CopyJob& job, uint32_t limit) noexcept {
-  const uint64_t threads = chunks_of(job) * job.lanes;
+  const uint64_t threads = chunks_of(job) * job.threads;
   const uint64_t blocks = (threads + kThreads - 1) / kThreads;
   return static_cast<uint32_t>(std::clamp<uint64_t>(blocks, 1, std::max(limit, 1u)));
 }

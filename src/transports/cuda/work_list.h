@@ -24,7 +24,7 @@ struct Ways {
 class WorkList {
  public:
   // Throws Error. The plan must outlive it; the ways are not kept.
-  WorkList(const towline_plan& plan, const Ways& ways, std::shared_ptr<Lane> lane);
+  WorkList(const towline_plan& plan, const Ways& ways, std::shared_ptr<CopyQueue> queue);
   WorkList(const WorkList&) = delete;
   WorkList& operator=(const WorkList&) = delete;
   ~WorkList();
@@ -50,10 +50,10 @@ class WorkList {
   void finish_list();
 
   const towline_plan& plan_;
-  const std::shared_ptr<Lane> lane_;
+  const std::shared_ptr<CopyQueue> queue_;
   bool one_piece_ = false;
   CopyJob job_ = {};
-  Lane::List list_;
+  CopyQueue::List list_;
   uint64_t pieces_ = 0;  // of kPieces
 };
 

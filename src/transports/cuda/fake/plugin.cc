@@ -37,8 +37,8 @@ extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, ui
     return faults.launches.waited_for();
   else if (is("refuse"))
     faults.refuse_launches(static_cast<uint32_t>(a), static_cast<towline::cuda::Code>(b));
-  else if (is("refuse behind gates"))
-    faults.refuse_behind_gates(static_cast<uint32_t>(a), static_cast<towline::cuda::Code>(b));
+  else if (is("refuse behind valves"))
+    faults.refuse_behind_valves(static_cast<uint32_t>(a), static_cast<towline::cuda::Code>(b));
   else if (is("break"))
     faults.break_next(static_cast<towline::cuda::Code>(a));
   else if (is("forget"))

@@ -1,4 +1,4 @@
-// A storage vendor's library, as the backend that calls it sees it: files, and lanes, by which a thread
+// A storage vendor's library, as the backend that calls it sees it: files, and callers, by which a thread
 // has it move pieces. The rest (cutting plans, threads, outcomes) is the same for all such libraries: see backend.h.
 #pragma once
 
@@ -27,9 +27,9 @@ struct Piece {
 };
 
 // Belongs to one thread.
-class Lane {
+class Caller {
  public:
-  virtual ~Lane() = default;
+  virtual ~Caller() = default;
   // Moves every piece and sets its result; may move a part of one. Returns when the library touches none of the memory
   // any more, but for pieces that it says are not fenced.
   virtual void move(bool write, std::span<Piece> pieces) noexcept = 0;
@@ -42,7 +42,7 @@ class Library {
   [[nodiscard]] virtual const char* name() const noexcept = 0;
   // Bits (1 << towline_kind_t) of the memory that it moves.
   [[nodiscard]] virtual uint32_t kinds() const noexcept = 0;
-  [[nodiscard]] virtual std::unique_ptr<Lane> make_lane() = 0;
+  [[nodiscard]] virtual std::unique_ptr<Caller> make_caller() = 0;
   // A file is opened, and closed. The result is kept for the library.
   virtual void* attach(const PlainFile& file) = 0;
   virtual void detach(const PlainFile& file, void* handle) noexcept = 0;
@@ -54,7 +54,7 @@ class Library {
 
 struct PoolSettings {
   uint32_t threads = 0;
-  uint32_t batch = 0;        // pieces that a lane gets at once
+  uint32_t batch = 0;        // pieces that a caller gets at once
   uint64_t piece_bytes = 0;  // at most, of one piece
 };
 

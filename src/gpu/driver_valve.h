@@ -1,4 +1,4 @@
-// Gates on an NVIDIA GPU: a copy in an application's stream moves bytes only if its gate is open.
+// Valves on an NVIDIA GPU: a copy in an application's stream moves bytes only if its valve is open.
 #pragma once
 
 #include <atomic>
@@ -8,15 +8,15 @@
 
 #include "gpu/device.h"
 #include "gpu/driver_api.h"
-#include "gpu/driver_lane.h"
+#include "gpu/driver_queue.h"
 
 namespace towline::cuda {
 
-class DriverGate final : public Gate {
+class DriverValve final : public Valve {
  public:
   // The words and the report are cleared, and live as long as the process. Throws Error.
-  DriverGate(const driver::Api& api, const Kernels& kernels, driver::Pointer words, GateReport* report,
-             driver::Pointer report_gpu);
+  DriverValve(const driver::Api& api, const Kernels& kernels, driver::Pointer words, ValveReport* report,
+              driver::Pointer report_gpu);
 
   Code launch(const CopyJob& job, uint32_t blocks, void* stream) noexcept override;
   Code precede(void* stream) noexcept override;
@@ -45,7 +45,7 @@ class DriverGate final : public Gate {
   const driver::Api& api_;
   const Kernels& kernels_;
   const driver::Pointer words_;
-  GateReport* const report_;
+  ValveReport* const report_;
   const driver::Pointer report_gpu_;
   driver::Event after_ = nullptr;         // the last launch, outside of graphs
   uint64_t launched_ = 0;                 // outside of graphs
@@ -56,10 +56,10 @@ class DriverGate final : public Gate {
 };
 
 // For one context. The device's lock is held.
-class DriverGates {
+class DriverValves {
  public:
-  DriverGates(const driver::Api& api, const Kernels& kernels) : api_(api), kernels_(kernels) {}
-  DriverGate& take();
+  DriverValves(const driver::Api& api, const Kernels& kernels) : api_(api), kernels_(kernels) {}
+  DriverValve& take();
 
  private:
   void grow();
@@ -67,7 +67,7 @@ class DriverGates {
   const driver::Api& api_;
   const Kernels& kernels_;
   driver::Stream stream_ = nullptr;
-  std::vector<std::unique_ptr<DriverGate>> gates_;
+  std::vector<std::unique_ptr<DriverValve>> valves_;
 };
 
 }  // namespace towline::cuda

@@ -1,4 +1,4 @@
-// A lane on an NVIDIA GPU: a stream of our own, flags in pinned memory, and slabs for lists.
+// A queue on an NVIDIA GPU: a stream of our own, flags in pinned memory, and slabs for lists.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ namespace towline::cuda {
 struct Kernels {
   driver::Context context = nullptr;
   std::array<driver::Function, 6> copy = {};  // by form, then whether aligned
-  driver::Function gate = nullptr;
+  driver::Function valve = nullptr;
 };
 
 // Makes a context current for its lifetime. The thread's calls meanwhile do not disturb a graph that another
@@ -67,7 +67,7 @@ struct Green {
   driver::GreenContext context = nullptr;
   uint32_t sms = 0;
 };
-std::unique_ptr<Lane> make_driver_lane(const driver::Api& api, const Kernels& kernels, bool after_default,
-                                       const Green& green);
+std::unique_ptr<CopyQueue> make_driver_queue(const driver::Api& api, const Kernels& kernels,
+                                             bool after_default, const Green& green);
 
 }  // namespace towline::cuda

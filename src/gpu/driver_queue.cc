@@ -1,4 +1,4 @@
-#include "gpu/driver_lane.h"
+#include "gpu/driver_queue.h"
 
 #include <algorithm>
 #include <array>
@@ -19,9 +19,9 @@ constexpr uint64_t kSlabBytes = 4u << 20;
 constexpr uint64_t kListAlignment = 256;
 constexpr uint32_t kStagingSlots = 4;
 
-class DriverLane final : public Lane {
+class DriverQueue final : public CopyQueue {
  public:
-  DriverLane(const Api& api, const Kernels& kernels, bool after_default, const Green& green)
+  DriverQueue(const Api& api, const Kernels& kernels, bool after_default, const Green& green)
       : api_(api), kernels_(kernels), green_(green), after_default_(after_default) {
     const Current current(api_, kernels_.context);
     try {
@@ -39,7 +39,7 @@ class DriverLane final : public Lane {
       throw;
     }
   }
-  ~DriverLane() override {
+  ~DriverQueue() override {
     const Current current(api_, kernels_.context);
     destroy();
   }
@@ -83,7 +83,7 @@ class DriverLane final : public Lane {
     try {
       holes[begin] = end - begin;
     } catch (const std::bad_alloc&) {
-      // Lost until the lane goes.
+      // Lost until the queue goes.
     }
   }
 
@@ -328,17 +328,18 @@ void load_kernels(const Api& api, std::span<const unsigned char> image, Kernels&
             "loading the copy kernels (compute capability 8.0 or later is needed)");
   for (size_t i = 0; i < kernels.copy.size(); ++i)
     api.check(api.module_get_function(&kernels.copy[i], module, kNames[i]), kNames[i]);
-  api.check(api.module_get_function(&kernels.gate, module, "towline_gate"), "towline_gate");
+  api.check(api.module_get_function(&kernels.valve, module, "towline_valve"), "towline_valve");
   // Loaded now, and not by the first launch, which may be while a graph is recorded.
   int threads = 0;
   for (const driver::Function function : kernels.copy)
     api.check(api.function_get_attribute(&threads, driver::kFunctionThreads, function), "loading a kernel");
-  api.check(api.function_get_attribute(&threads, driver::kFunctionThreads, kernels.gate), "loading a kernel");
+  api.check(api.function_get_attribute(&threads, driver::kFunctionThreads, kernels.valve),
+            "loading a kernel");
 }
 
-std::unique_ptr<Lane> make_driver_lane(const Api& api, const Kernels& kernels, bool after_default,
-                                       const Green& green) {
-  return std::make_unique<DriverLane>(api, kernels, after_default, green);
+std::unique_ptr<CopyQueue> make_driver_queue(const Api& api, const Kernels& kernels, bool after_default,
+                                             const Green& green) {
+  return std::make_unique<DriverQueue>(api, kernels, after_default, green);
 }
 
 }  // namespace towline::cuda
