@@ -49,6 +49,17 @@ def test_groups_of_some(ranks):
     assert ranks.run(ranks_do.groups) == [[2.0], [2.0, 2.0], [2.0], []]
 
 
+@pytest.mark.parametrize("whole_group", ["0", "1"], ids=["backend", "process_group"])
+def test_groups_of_a_job_that_is_bound_to_a_device(monkeypatch, tmp_path, whole_group):
+    """As each torch takes it: before 2.15 the whole group is ours."""
+    monkeypatch.setenv("TOWLINE_TEST_PROCESS_GROUP", whole_group)
+    ranks = Ranks(2, str(tmp_path), ranks_do.serve_on_model)
+    try:
+        assert ranks.run(ranks_do.bound_to_a_device, str(tmp_path)) == [[3.0, 3.0]] * 2
+    finally:
+        assert ranks.stop() == [0, 0]
+
+
 def test_ranks_that_disagree_are_told(ranks):
     told = ranks.run(ranks_do.disagree_on_gpus)
     assert all("ranks disagree" in one and "of 4 float32" in one and "of 3 float32" in one for one in told), told

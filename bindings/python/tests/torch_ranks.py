@@ -49,9 +49,9 @@ def use(where: str) -> None:
     torch.set_default_device(where)
 
 
-def start(rank: int, size: int, file: str, backend: str = "towline") -> None:
+def start(rank: int, size: int, file: str, backend: str = "towline", **more) -> None:
     dist.init_process_group(
-        backend, init_method=f"file://{file}", rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT)
+        backend, init_method=f"file://{file}", rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT), **more
     )
 
 
@@ -579,6 +579,33 @@ def groups(world) -> list:
             dist.all_reduce(tensor, group=group)
             told.append(tensor[0].item())
             dist.destroy_process_group(group)
+    return told
+
+
+def bound_to_a_device(world, folder: str) -> list:
+    """The job once more, each process bound to a GPU of the model, and groups made by the backend's name."""
+    from unittest import mock
+
+    global _gloo
+    rank, size = world.rank(), world.size()
+    dist.destroy_process_group()
+    _gloo = None
+    gpu, told = torch.device("cuda", 0), []
+    with (  # torch counts GPUs, and the backend asks where it is meant, neither of which finds any here
+        mock.patch.object(torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cuda")),
+        mock.patch.object(torch.accelerator, "device_count", lambda: 1),
+        mock.patch.dict(dist.Backend.backend_capability, {torch_distributed.NAME: ["cpu", "cuda"]}),
+    ):
+        start(rank, size, f"{folder}/bound", device_id=gpu)
+        assert not _torch_group.TAKES_BACKENDS or dist.group.WORLD.bound_device_id == gpu
+        for backend in ("towline", "cpu:towline,cuda:towline"):
+            group = dist.new_group(backend=backend)
+            tensor = torch.full((1000,), rank + 1.0)
+            dist.all_reduce(tensor, group=group)
+            told.append(tensor[-1].item())
+            dist.destroy_process_group(group)
+        dist.destroy_process_group()
+    start(rank, size, f"{folder}/unbound")
     return told
 
 
