@@ -276,7 +276,8 @@ class Device {
   virtual std::unique_ptr<DmaMemory> make_dma_memory(uint32_t gpu, uint64_t bytes) = 0;
   // after_default: work on the queue comes after what the application has put on the GPU's default stream
   // before, and what it puts there later comes after that work. Such a queue reserves nothing.
-  virtual std::unique_ptr<CopyQueue> make_queue(uint32_t gpu, bool after_default, const ReserveWish& wish = {}) = 0;
+  virtual std::unique_ptr<CopyQueue> make_queue(uint32_t gpu, bool after_default,
+                                                const ReserveWish& wish = {}) = 0;
   // The reservation that a request gets on that GPU. Made once for the process, and kept.
   [[nodiscard]] virtual Reserve reserve(uint32_t gpu, const ReserveWish& wish) = 0;
   [[nodiscard]] virtual StreamState stream_state(uint32_t gpu, void* stream) = 0;  // throws Error

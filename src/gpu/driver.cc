@@ -12,8 +12,8 @@
 #include "base/os/memfd.h"
 #include "gpu/driver_api.h"
 #include "gpu/driver_dma_memory.h"
-#include "gpu/driver_valve.h"
 #include "gpu/driver_queue.h"
+#include "gpu/driver_valve.h"
 #include "gpu/kernel_image.h"
 
 namespace towline::cuda {
@@ -249,6 +249,11 @@ class Nvidia final : public Device {
 
   [[nodiscard]] const Api& api() const noexcept { return api_; }
   [[nodiscard]] driver::Context primary(uint32_t gpu) const { return context(gpu).context; }
+  driver::GreenContext green(uint32_t gpu, const ReserveWish& wish) {
+    if (!wish.any()) return nullptr;
+    (void)context(gpu);
+    return find_green(gpu, wish).green.context;
+  }
 
  protected:
   void enable_peer(uint32_t gpu, uint32_t other) override {
@@ -511,5 +516,6 @@ Nvidia& nvidia() {
 Device& nvidia_device() { return nvidia(); }
 const driver::Api& nvidia_api() { return nvidia().api(); }
 driver::Context nvidia_context(uint32_t gpu) { return nvidia().primary(gpu); }
+driver::GreenContext nvidia_green(uint32_t gpu, const ReserveWish& wish) { return nvidia().green(gpu, wish); }
 
 }  // namespace towline::cuda

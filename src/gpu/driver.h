@@ -15,5 +15,7 @@ Device& nvidia_device();
 // Of that device: the driver's functions, and a GPU's primary context, which stays for good.
 const driver::Api& nvidia_api();
 driver::Context nvidia_context(uint32_t gpu);
+// The multiprocessors that a wish reserves there; null: none.
+driver::GreenContext nvidia_green(uint32_t gpu, const ReserveWish& wish);
 
 }  // namespace towline::cuda

@@ -48,6 +48,7 @@ Api::Api(const char* file) : library(file) {
   load(module_load, "cuModuleLoadData");
   load(module_get_function, "cuModuleGetFunction");
   load(launch, "cuLaunchKernel");
+  load(launch_with, "cuLaunchKernelEx");
   load(function_get_attribute, "cuFuncGetAttribute");
   load(stream_create, "cuStreamCreate");
   load(stream_create_with_priority, "cuStreamCreateWithPriority");

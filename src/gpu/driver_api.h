@@ -129,6 +129,29 @@ struct CopyAttributes {
 };
 static_assert(sizeof(CopyAttributes) == 24);
 
+// CUlaunchConfig and one CUlaunchAttribute.
+struct LaunchAttribute {
+  int id = 0;
+  int padding = 0;
+  union {
+    int number = 0;
+    unsigned char bytes[64];
+  } value;
+};
+static_assert(sizeof(LaunchAttribute) == 72);
+struct LaunchConfig {
+  unsigned grid[3] = {1, 1, 1};
+  unsigned block[3] = {1, 1, 1};
+  unsigned shared_bytes = 0;
+  Stream stream = nullptr;
+  LaunchAttribute* attributes = nullptr;
+  unsigned attribute_count = 0;
+};
+static_assert(sizeof(LaunchConfig) == 56);
+// The kernel may begin before the one ahead of it in its stream has ended: it waits itself.
+inline constexpr int kLaunchMayBeginEarly = 6;
+inline constexpr int kFunctionPtxVersion = 5;  // attribute: 90 where the kernel was compiled for 9.0
+
 struct Api {
   // Loads the driver, `file` in its place in tests; throws Error that says what is missing.
   explicit Api(const char* file = "libcuda.so.1");
@@ -158,6 +181,7 @@ struct Api {
   Result (*module_get_function)(Function*, Module, const char*) = nullptr;
   Result (*launch)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream,
                    void**, void**) = nullptr;
+  Result (*launch_with)(const LaunchConfig*, Function, void**, void**) = nullptr;
   Result (*function_get_attribute)(int*, int, Function) = nullptr;
   Result (*stream_create)(Stream*, unsigned) = nullptr;
   Result (*stream_create_with_priority)(Stream*, unsigned, int) = nullptr;

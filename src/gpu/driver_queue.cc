@@ -102,7 +102,8 @@ class DriverQueue final : public CopyQueue {
     CopyJob mine = job;
     void* arguments[] = {&mine, &done};
     const driver::Function function = kernels_.copy[static_cast<size_t>(job.form) * 2 + job.aligned];
-    return api_.launch(function, blocks, 1, 1, kThreads, 1, 1, 0, stream_, arguments, nullptr);
+    return api_.launch(function, blocks, 1, 1, threads_of_block(job, blocks), 1, 1, 0, stream_, arguments,
+                       nullptr);
   }
 
   Code copy(std::span<const Range> ranges, uint32_t slot, uint64_t value) noexcept override {
@@ -154,7 +155,10 @@ class DriverQueue final : public CopyQueue {
     // The list that the gather reads was sent on the other stream.
     if (list_on_its_way_) then([&] { return api_.stream_wait_event(gather_, list_sent_, 0); });
     if (relays_ >= kStagingSlots) then([&] { return api_.stream_wait_event(gather_, slot.sent, 0); });
-    then([&] { return api_.launch(function, blocks, 1, 1, kThreads, 1, 1, 0, gather_, arguments, nullptr); });
+    then([&] {
+      return api_.launch(function, blocks, 1, 1, threads_of_block(job, blocks), 1, 1, 0, gather_, arguments,
+                         nullptr);
+    });
     then([&] { return api_.event_record(slot.gathered, gather_); });
     then([&] { return api_.stream_wait_event(stream_, slot.gathered, 0); });
     then([&] { return send(base, ranges); });

@@ -40,7 +40,8 @@ Code DriverValve::launch_both(const CopyJob& job, uint32_t blocks, driver::Strea
   Completion done{words_ + offsetof(ValveWords, arrivals), 0, 0, words_, report_gpu_};
   void* arguments[] = {&mine, &done};
   const driver::Function function = kernels_.copy[static_cast<size_t>(job.form) * 2 + job.aligned];
-  const Code second = api_.launch(function, blocks, 1, 1, kThreads, 1, 1, 0, stream, arguments, nullptr);
+  const Code second =
+      api_.launch(function, blocks, 1, 1, threads_of_block(job, blocks), 1, 1, 0, stream, arguments, nullptr);
   broken_ = broken_ || second != kSuccess;
   return second;
 }

@@ -79,6 +79,9 @@ struct KernelSet {
   std::span<const KernelModel> models;
   uint32_t argument_bytes = 0;
   uint32_t threads = 0;
+  // Before a kernel touches memory it waits until the one ahead of it in the stream has ended: so it may be started
+  // earlier than that, where the GPU can.
+  bool wait_themselves = false;
 };
 
 // A set on one GPU.
@@ -112,7 +115,10 @@ class KernelDevice {
   virtual std::shared_ptr<SharedPiece> import(uint32_t gpu, const UniqueFd& descriptor, uint64_t bytes) = 0;
   virtual std::unique_ptr<Words> make_words(uint32_t gpu, uint64_t bytes) = 0;
   virtual std::unique_ptr<Moment> make_moment(uint32_t gpu) = 0;
-  virtual std::unique_ptr<OwnStream> make_stream(uint32_t gpu) = 0;
+  // Where `wish` reserves multiprocessors, its kernels run on these alone.
+  virtual std::unique_ptr<OwnStream> make_stream(uint32_t gpu, const ReserveWish& wish = {}) = 0;
+  // As Device has it.
+  [[nodiscard]] virtual Reserve reserve(uint32_t gpu, const ReserveWish& wish) = 0;
   // The set outlives the process's use of it.
   virtual std::unique_ptr<LoadedKernels> load(uint32_t gpu, const KernelSet& set) = 0;
   // `graph`: the number of the graph that the stream records, or 0.

@@ -114,9 +114,19 @@ class DriverMoment final : public Moment {
 
 class DriverStream final : public OwnStream {
  public:
-  DriverStream(const Api& api, driver::Context context) : api_(api), context_(context) {
+  // First in turn on multiprocessors of their own (`green`), since copies may use the same ones.
+  DriverStream(const Api& api, driver::Context context, driver::GreenContext green)
+      : api_(api), context_(context) {
     const Current current(api_, context_);
-    api_.check(api_.stream_create(&stream_, driver::kStreamNonBlocking), "cuStreamCreate");
+    if (green == nullptr) {
+      api_.check(api_.stream_create(&stream_, driver::kStreamNonBlocking), "cuStreamCreate");
+      return;
+    }
+    int least = 0;
+    int greatest = 0;
+    api_.check(api_.context_get_priorities(&least, &greatest), "cuCtxGetStreamPriorityRange");
+    api_.check(api_.green_stream_create(&stream_, green, driver::kStreamNonBlocking, greatest),
+               "cuGreenCtxStreamCreate");
   }
   ~DriverStream() override {
     const Current current(api_, context_);
@@ -142,18 +152,33 @@ class DriverKernels final : public LoadedKernels {
       functions_.push_back(nullptr);
       api_.check(api_.module_get_function(&functions_.back(), module, name), name);
     }
+    // Kernels that were translated from an image for older GPUs lack the wait.
+    int made_for = 0;
+    if (set.wait_themselves && !functions_.empty() &&
+        api_.function_get_attribute(&made_for, driver::kFunctionPtxVersion, functions_[0]) ==
+            driver::kSuccess)
+      may_begin_early_ = made_for >= 90;
   }
   Code launch(uint32_t kernel, const void* argument, uint32_t blocks, void* stream) noexcept override {
     const CurrentForLaunch current(api_, context_);
     void* arguments[] = {const_cast<void*>(argument)};
-    return api_.launch(functions_[kernel], blocks, 1, 1, threads_, 1, 1, 0,
-                       static_cast<driver::Stream>(stream), arguments, nullptr);
+    driver::LaunchAttribute early;
+    early.id = driver::kLaunchMayBeginEarly;
+    early.value.number = 1;
+    const driver::LaunchConfig config{.grid = {blocks, 1, 1},
+                                      .block = {threads_, 1, 1},
+                                      .shared_bytes = 0,
+                                      .stream = static_cast<driver::Stream>(stream),
+                                      .attributes = &early,
+                                      .attribute_count = may_begin_early_ ? 1u : 0u};
+    return api_.launch_with(&config, functions_[kernel], arguments, nullptr);
   }
 
  private:
   const Api& api_;
   const driver::Context context_;
   const uint32_t threads_;
+  bool may_begin_early_ = false;
   std::vector<driver::Function> functions_;
 };
 
@@ -202,8 +227,11 @@ class NvidiaKernels final : public KernelDevice {
   std::unique_ptr<Moment> make_moment(uint32_t gpu) override {
     return std::make_unique<DriverMoment>(api_, nvidia_context(gpu));
   }
-  std::unique_ptr<OwnStream> make_stream(uint32_t gpu) override {
-    return std::make_unique<DriverStream>(api_, nvidia_context(gpu));
+  std::unique_ptr<OwnStream> make_stream(uint32_t gpu, const ReserveWish& wish) override {
+    return std::make_unique<DriverStream>(api_, nvidia_context(gpu), nvidia_green(gpu, wish));
+  }
+  [[nodiscard]] Reserve reserve(uint32_t gpu, const ReserveWish& wish) override {
+    return device_.reserve(gpu, wish);
   }
   std::unique_ptr<LoadedKernels> load(uint32_t gpu, const KernelSet& set) override {
     if (set.image.empty())

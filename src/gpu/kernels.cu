@@ -86,15 +86,10 @@ __device__ __forceinline__ void store_to_host(uint64_t address, uint64_t value) 
 }
 
 template <Form kForm, bool kAligned>
-__device__ __forceinline__ void run(const CopyJob& job, const Completion& done) {
-  const uint32_t threads = job.threads;
-  const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
-  const uint32_t member = thread & (threads - 1);
-  const uint64_t groups = static_cast<uint64_t>(gridDim.x) * blockDim.x / threads;
-  auto* const valve = reinterpret_cast<ValveWords*>(done.valve);
-  const bool open = valve == nullptr || *const_cast<volatile uint32_t*>(&valve->open) != 0;
-  const uint64_t chunks = open ? chunks_of(job) : 0;
-  uint64_t index = thread / threads;
+__device__ __forceinline__ void copy_chunks(const CopyJob& job, uint32_t thread, uint32_t member,
+                                            uint64_t chunks) {
+  const uint64_t groups = static_cast<uint64_t>(gridDim.x) * blockDim.x / job.threads;
+  uint64_t index = thread / job.threads;
   Chunk next = {0, 0, 0};
   if (index < chunks) next = find_chunk<kForm>(job, index);
   while (index < chunks) {
@@ -103,17 +98,28 @@ __device__ __forceinline__ void run(const CopyJob& job, const Completion& done) 
     if (index < chunks) next = find_chunk<kForm>(job, index);
     const auto bytes = static_cast<uint32_t>(chunk.bytes);
     if constexpr (kAligned)
-      copy_units16(chunk.to, chunk.from, bytes / 16, member, threads);
+      copy_units16(chunk.to, chunk.from, bytes / 16, member, job.threads);
     else
-      copy_unaligned(chunk.to, chunk.from, bytes, member, threads);
+      copy_unaligned(chunk.to, chunk.from, bytes, member, job.threads);
   }
+}
+
+template <Form kForm, bool kAligned>
+__device__ __forceinline__ void run(const CopyJob& job, const Completion& done) {
+  const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
+  auto* const valve = reinterpret_cast<ValveWords*>(done.valve);
+  const bool open = valve == nullptr || *const_cast<volatile uint32_t*>(&valve->open) != 0;
+  copy_chunks<kForm, kAligned>(job, thread, thread & (job.threads - 1), open ? chunks_of(job) : 0);
   __syncthreads();
   if (threadIdx.x != 0) return;
-  __threadfence_system();
-  auto* const arrivals = reinterpret_cast<uint32_t*>(done.arrivals);
-  if (atomicAdd(arrivals, 1u) != gridDim.x - 1) return;
-  *arrivals = 0;
-  __threadfence_system();
+  // Where one block did it all, the release of the flag orders what its threads stored before the barrier.
+  if (gridDim.x != 1) {
+    __threadfence_system();
+    auto* const arrivals = reinterpret_cast<uint32_t*>(done.arrivals);
+    if (atomicAdd(arrivals, 1u) != gridDim.x - 1) return;
+    *arrivals = 0;
+    __threadfence_system();
+  }
   if (valve == nullptr) return store_to_host(done.flag, done.value);
   auto* const report = reinterpret_cast<ValveReport*>(done.report);
   if (!open) *const_cast<volatile uint64_t*>(&report->refused) = ++valve->refused;

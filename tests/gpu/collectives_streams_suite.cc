@@ -12,6 +12,18 @@ namespace {
 constexpr uint64_t kSmall = 1000;   // one store with its mark
 constexpr uint64_t kLarge = 90000;  // kernels of many blocks
 
+// The driver hands out eight multiprocessors at a time. The model's GPU has four in all.
+uint32_t some_multiprocessors() {
+  std::string why_not;
+  Platform* const here = platform(why_not);
+  if (here == nullptr) return 0;
+  here->device().start();
+  return here->device().gpus()[0].multiprocessors > 8 ? 8 : 2;
+}
+std::string reserving(uint32_t sms) {
+  return fmt::format("[tuning.collectives]\ngpu_reserved_sms = \"{}\"\n", sms);
+}
+
 towline_collective_t reduce_call(const Buffer& from, const Buffer& to, uint64_t count) {
   towline_collective_t call = {};
   call.struct_size = sizeof call;
@@ -47,11 +59,17 @@ void come_after(towline_work_t* work, void* stream) {
   EXPECT_EQ(towline_work_wait_on(work, stream), TOWLINE_OK) << towline_last_error();
 }
 
-class CollectivesBeside : public testing::TestWithParam<int> {
+struct Besides {
+  int size;
+  bool reserved;  // operations have multiprocessors of their own
+};
+
+class CollectivesBeside : public testing::TestWithParam<Besides> {
  protected:
   static Ranks ranks() {
     Ranks made;
-    made.size = GetParam();
+    made.size = GetParam().size;
+    if (GetParam().reserved) made.config = reserving(some_multiprocessors());
     return made;
   }
 };
@@ -178,7 +196,7 @@ TEST_P(CollectivesBeside, GraphsHaveThem) {
 
 // Everybody sends first, more than what goes without a receiver, from one stream.
 TEST_P(CollectivesBeside, SendsFromOneStreamDoNotWaitForOneAnother) {
-  if (GetParam() == 1) return;
+  if (GetParam().size == 1) return;
   run_on_gpus(ranks(), false, [](Rank& rank) {
     constexpr uint64_t kCount = 400000;
     void* const stream = rank.gpu.make_stream();
@@ -215,8 +233,53 @@ TEST_P(CollectivesBeside, SendsFromOneStreamDoNotWaitForOneAnother) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CollectivesBeside, testing::Values(1, 2, 4),
-                         [](const auto& size) { return fmt::format("{}", size.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, CollectivesBeside,
+                         testing::Values(Besides{1, false}, Besides{2, false}, Besides{4, false},
+                                         Besides{2, true}, Besides{4, true}),
+                         [](const auto& info) {
+                           return fmt::format("{}{}", info.param.size,
+                                              info.param.reserved ? "_reserved" : "");
+                         });
+
+std::string info_of(towline_communicator_t* communicator) {
+  std::string json(4096, 0);
+  size_t needed = 0;
+  EXPECT_EQ(towline_communicator_info(communicator, json.data(), json.size(), &needed), TOWLINE_OK);
+  return json.c_str();
+}
+
+TEST(CollectivesReserve, MultiprocessorsLimitAnOperationsBlocks) {
+  const uint32_t reserved = some_multiprocessors();
+  Ranks ranks;
+  ranks.config = reserving(reserved);
+  run_on_gpus(ranks, false, [reserved](Rank& rank) {
+    const std::string info = info_of(rank.on_gpu);
+    const uint32_t each = rank.gpu.spread() ? reserved : reserved / 2;
+    EXPECT_NE(info.find(fmt::format("\"reserved_sms\":{},", reserved)), std::string::npos) << info;
+    EXPECT_NE(info.find("\"none_reserved\":\"\""), std::string::npos) << info;
+    EXPECT_NE(info.find(fmt::format("\"max_blocks\":{},", each)), std::string::npos) << info;
+  });
+}
+
+TEST(CollectivesReserve, WithoutThemTheReasonIsShownAndOperationsRunAsBefore) {
+  Ranks ranks;
+  ranks.config = "[tuning.collectives]\ngpu_application_sms = \"1000\"\n";
+  run_on_gpus(ranks, false, [](Rank& rank) {
+    const std::string info = info_of(rank.on_gpu);
+    EXPECT_NE(info.find("\"reserved_sms\":0,"), std::string::npos) << info;
+    EXPECT_NE(info.find("\"none_reserved\":\""), std::string::npos) << info;
+    EXPECT_EQ(info.find("\"none_reserved\":\"\""), std::string::npos) << info;
+    Buffer buffer(rank.gpu, kSmall * 4);
+    fill(rank, buffer, kSmall, 1);
+    meet(rank);
+    const towline_collective_t call = reduce_call(buffer, buffer, kSmall);
+    void* const stream = rank.gpu.make_stream();
+    ASSERT_EQ(towline_collective_issue(rank.on_gpu, &call, nullptr, stream), TOWLINE_OK);
+    rank.gpu.drain(stream);
+    rank.gpu.free_stream(stream);
+    EXPECT_EQ(only_value(rank, buffer, kSmall), static_cast<float>(rank.size));
+  });
+}
 
 TEST(CollectivesBesideFail, TheWorkNamesARankThatNeverComes) {
   run_on_gpus({2, "", 60'000'000'000}, false, [](Rank& rank) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <type_traits>
 
 #include "base/error.h"
@@ -13,6 +14,7 @@
 #include "collectives/calls/types.h"
 #include "collectives/gpu/marks.h"
 #include "collectives/gpu/operations.h"
+#include "gpu/reserve_wish.h"
 
 namespace towline::collectives::gpu {
 namespace {
@@ -38,6 +40,7 @@ GpuBackend::GpuBackend(const towline_collective_open_args& args, cuda::KernelDev
   report_ = static_cast<Report*>(words_->host());
   orders_ = reinterpret_cast<Orders*>(static_cast<uint8_t*>(words_->host()) + 2048);
 
+  reserve();
   memory_ = std::make_unique<cuda::SymmetricMemory>(device_, gpu_, segment_bytes(size_), words_, rank_, size_,
                                                     board(), Deadline::at(args.deadline_ns));
   settle_ways(args);
@@ -51,16 +54,30 @@ GpuBackend::GpuBackend(const towline_collective_open_args& args, cuda::KernelDev
   base_.size = size_;
   collectives_.running.last = device_.make_moment(gpu_);
   control_.running.last = device_.make_moment(gpu_);
-  control_.own = device_.make_stream(gpu_);
+  control_.own = device_.make_stream(gpu_, wish_);
   breaker_.set_listener([this](const Breakage& breakage) {
     host_->broken(host_->context, static_cast<int32_t>(breakage.status), breakage.text.c_str());
   });
   watcher_ = std::thread([this] { watch(); });
 }
 
+// Multiprocessors for this rank's operations, where the application asks for some.
+void GpuBackend::reserve() {
+  const cuda::ReserveWish wish = cuda::read_reserve_wish(
+      {"tuning.collectives.gpu_reserved_sms", "tuning.collectives.gpu_application_sms",
+       "tuning.collectives.gpu_green_context"},
+      [this](const char* key) { return host_->config(host_->context, key, ""); });
+  if (!wish.any()) return;
+  const cuda::Reserve reserved = device_.reserve(gpu_, wish);
+  reserved_sms_ = reserved.sms;
+  none_reserved_ = reserved.why_not;
+  if (reserved_sms_ != 0) wish_ = wish;
+}
+
 // The least of any rank: GPUs may differ, and ranks may be spread unevenly over them.
 uint32_t GpuBackend::least_share(Deadline deadline) const {
-  const uint32_t mine = std::max(1u, device_.gpus()[gpu_].multiprocessors / memory_->ranks_on_gpu());
+  const uint32_t usable = reserved_sms_ != 0 ? reserved_sms_ : device_.gpus()[gpu_].multiprocessors;
+  const uint32_t mine = std::max(1u, usable / memory_->ranks_on_gpu());
   const cuda::Noticeboard all = board();
   std::array<uint8_t, 4> said;
   std::memcpy(said.data(), &mine, said.size());
@@ -80,7 +97,7 @@ uint32_t GpuBackend::least_share(Deadline deadline) const {
 // Ranks must settle alike: from settings, and from what all know.
 void GpuBackend::settle_ways(const towline_collective_open_args& args) {
   // Of blocks of 512 threads a multiprocessor takes two; half of the GPU is for another communicator.
-  const uint32_t share = least_share(Deadline::at(args.deadline_ns));
+  const uint32_t share = share_ = least_share(Deadline::at(args.deadline_ns));
   max_blocks_ = static_cast<uint32_t>(
       number_setting("tuning.collectives.gpu_blocks", std::min(share, kMaxBlocks), kMaxBlocks));
   if (max_blocks_ == 0)
@@ -90,10 +107,10 @@ void GpuBackend::settle_ways(const towline_collective_open_args& args) {
   push_ = number_setting("tuning.collectives.gpu_push", spread ? 1 : 0, 1) != 0;
   // Blocks of small kernels fill a multiprocessor.
   const uint64_t most =
-      marked_capacity(std::clamp(std::min(share / 2, max_blocks_), 1u, marked_blocks(size_)));
-  const uint64_t marked = !spread ? 64 << 10 : size_ <= 2 ? 256 << 10 : size_ <= 4 ? 64 << 10 : 32 << 10;
+      marked_capacity(std::clamp(std::min(share / 2, max_blocks_), 1u, marked_blocks(size_)), size_);
+  const uint64_t marked = !spread ? 64 << 10 : size_ <= 2 ? 512 << 10 : size_ <= 4 ? 64 << 10 : 32 << 10;
   marked_bytes_ =
-      std::min(number_setting("tuning.collectives.gpu_marked_bytes", marked, marked_capacity(64)), most);
+      std::min(number_setting("tuning.collectives.gpu_marked_bytes", marked, marked_capacity(64, 2)), most);
   const uint64_t two = spread && size_ > 2 ? 512 << 10 : 0;
   marked_two_bytes_ =
       std::min(number_setting("tuning.collectives.gpu_marked_two_bytes", two, 16 << 20), most * size_);
@@ -213,9 +230,6 @@ void GpuBackend::choose(Launch& launch) const {
   const bool marks =
       (all_reduce || job.mark.op == TOWLINE_COLLECTIVE_ALL_GATHER) && size_ > 1 && size_ <= kMarkedRanks;
   const bool direct = direct_ && !scaled;
-  const auto blocks_of = [](uint64_t bytes) {
-    return static_cast<uint32_t>(((bytes + 7) / 8 + kMarkedSlots - 1) / kMarkedSlots);
-  };
   if (job.mark.op == TOWLINE_COLLECTIVE_BARRIER ||
       (job.compare == 0 && largest_part(job) == 0 && job.bytes == 0)) {
     job.way = Way::kBarrier;
@@ -223,12 +237,10 @@ void GpuBackend::choose(Launch& launch) const {
     launch.blocks = 1;
   } else if (marks && job.bytes <= marked_bytes_) {
     job.way = Way::kMarked;
-    launch.kernel += kSmallKernels;
-    launch.blocks = blocks_of(job.bytes);
+    mark(launch, job.bytes);
   } else if (marks && all_reduce && job.bytes <= marked_two_bytes_) {
     job.way = Way::kMarkedTwo;
-    launch.kernel += kSmallKernels;
-    launch.blocks = blocks_of(((job.bytes + 7) / 8 + size_ - 1) / size_ * 8);
+    mark(launch, ((job.bytes + 7) / 8 + size_ - 1) / size_ * 8);
   } else if (direct) {
     job.way = all_reduce ? Way::kTwoShot : Way::kDirect;
     launch.blocks = blocks_for(all_reduce ? job.bytes / size_ : largest_part(job));
@@ -239,6 +251,18 @@ void GpuBackend::choose(Launch& launch) const {
     launch.blocks = blocks_for(all_reduce ? job.bytes / size_ : largest_part(job));
   }
   if (job.compare != 0) launch.blocks = std::min(16u, max_blocks_);
+}
+
+// With marked stores; `bytes` go from one rank to another. A block of such a kernel fills a multiprocessor.
+void GpuBackend::mark(Launch& launch, uint64_t bytes) const {
+  const uint64_t units = (bytes + 7) / 8;
+  const uint32_t most = std::clamp(std::min(share_ / 2, max_blocks_), 1u, marked_blocks(size_));
+  launch.kernel += kSmallKernels;
+  launch.blocks =
+      static_cast<uint32_t>(std::clamp<uint64_t>((units + kMarkedSlots - 1) / kMarkedSlots, 1, most));
+  launch.job.slot = (units + launch.blocks - 1) / launch.blocks;
+  // This operation and the next one are on the GPU together, twice where there is another communicator.
+  launch.job.lets_next_begin = launch.blocks * 4 <= share_ ? 1 : 0;
 }
 
 void GpuBackend::push(Launch& launch) const {
@@ -367,9 +391,10 @@ void GpuBackend::build(const towline_collective_t& call, uint64_t number, uint64
 
 std::string GpuBackend::describe() const {
   return fmt::format(
-      R"({{"gpu":{},"ranks_on_gpu":{},"direct":{},"push":{},"max_blocks":{},"marked_bytes":{},"marked_two_bytes":{},"two_shot_bytes":{},"segment_bytes":{}}})",
-      gpu_, memory_->ranks_on_gpu(), direct_, push_, max_blocks_, marked_bytes_, marked_two_bytes_,
-      two_shot_bytes_, segment_bytes(size_));
+      R"({{"gpu":{},"ranks_on_gpu":{},"reserved_sms":{},"none_reserved":{},"direct":{},"push":{},"max_blocks":{},"marked_bytes":{},"marked_two_bytes":{},"two_shot_bytes":{},"segment_bytes":{}}})",
+      gpu_, memory_->ranks_on_gpu(), reserved_sms_,
+      nlohmann::json(none_reserved_).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), direct_,
+      push_, max_blocks_, marked_bytes_, marked_two_bytes_, two_shot_bytes_, segment_bytes(size_));
 }
 
 }  // namespace towline::collectives::gpu

@@ -55,6 +55,8 @@ class GpuBackend final : public StreamBackend {
   void build_message(const towline_collective_t& call, uint64_t timeout_ns, Launch& launch) const;
   [[nodiscard]] uint32_t least_share(Deadline deadline) const;
   void settle_ways(const towline_collective_open_args& args);
+  void reserve();
+  void mark(Launch& launch, uint64_t bytes) const;
   void choose(Launch& launch) const;
   void push(Launch& launch) const;
   [[nodiscard]] uint32_t blocks_for(uint64_t bytes) const noexcept;
@@ -64,6 +66,17 @@ class GpuBackend final : public StreamBackend {
               const Launch* then = nullptr);
   Channel& channel_to(uint32_t peer, bool send);
   void tell(Failure failure) noexcept;
+  // Multiprocessors belong to streams: where some are reserved, put(in, ended) enqueues in one of ours that has them, between
+  // what the application's stream holds and what it gets later. Else in that stream.
+  template <class Put>
+  void put_in(Channel& channel, void* stream, uint64_t graph, Put&& put) {
+    if (reserved_sms_ == 0) return put(stream, nullptr);
+    void* const own = own_stream(channel, graph != 0);
+    std::unique_ptr<StreamMessage> message = begin_beside(stream, own, graph);
+    put(own, message->ended.get());
+    precede(*message, stream);
+    take_back(std::move(message));
+  }
   // What kernels reported, if anything.
   void look() noexcept override;
   [[nodiscard]] Breakage breakage_of(const Report& report) const;
@@ -76,6 +89,9 @@ class GpuBackend final : public StreamBackend {
   bool direct_ = false;
   bool push_ = false;
   uint32_t max_blocks_ = 0;
+  uint32_t share_ = 0;  // multiprocessors for a rank
+  uint32_t reserved_sms_ = 0;
+  std::string none_reserved_;  // why, where some were asked for
   std::unique_ptr<cuda::LoadedKernels> kernels_;
   std::shared_ptr<cuda::Words> words_;
   Report* report_ = nullptr;

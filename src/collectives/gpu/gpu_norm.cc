@@ -53,13 +53,16 @@ void GpuBackend::issue_norm(const towline_collective_norm_t& norm, uint64_t numb
                             void* stream) {
   const uint64_t graph = graph_of(stream);
   Launch made;
-  if (build_norm(norm, number, timeout_ns, made)) return launch(collectives_, made, stream, graph, nullptr);
+  if (build_norm(norm, number, timeout_ns, made))
+    return put_in(collectives_, stream, graph,
+                  [&](void* in, cuda::Moment* ended) { launch(collectives_, made, in, graph, ended); });
   Launch then = made;
   then.job.way = Way::kNorm;
   then.job.in[0] = then.job.out[0];
   then.kernel = norm_kernel_of(norm.datatype);
   then.blocks = static_cast<uint32_t>(std::min(norm.rows, kNormBlocks));
-  launch(collectives_, made, stream, graph, nullptr, &then);
+  put_in(collectives_, stream, graph,
+         [&](void* in, cuda::Moment* ended) { launch(collectives_, made, in, graph, ended, &then); });
 }
 
 }  // namespace towline::collectives::gpu

@@ -65,7 +65,8 @@ void GpuBackend::issue(const towline_collective_t& call, uint64_t number, uint64
   const uint64_t graph = graph_of(stream);
   Launch made;
   Channel& channel = build_any(call, number, timeout_ns, made);
-  launch(channel, made, stream, graph, nullptr);
+  put_in(channel, stream, graph,
+         [&](void* in, cuda::Moment* ended) { launch(channel, made, in, graph, ended); });
 }
 
 std::unique_ptr<StreamMessage> GpuBackend::issue_beside(const towline_collective_t& call, uint64_t number,

@@ -54,7 +54,7 @@ cuda::KernelDevice& (*device_of_table)() = nullptr;
 int32_t open_over(const towline_collective_open_args* args, towline_collective_backend** backend,
                   cuda::KernelDevice& (*device)()) {
   return guarded(args->host, [&] {
-    const cuda::KernelSet kernels{kernel_image(), kNames, kModels, sizeof(Job), kThreads};
+    const cuda::KernelSet kernels{kernel_image(), kNames, kModels, sizeof(Job), kThreads, true};
     *backend = hand_out(*args, std::make_unique<GpuBackend>(*args, device(), kernels));
     return Status::kOk;
   });

@@ -13,12 +13,16 @@ inline constexpr uint32_t kThreads = 512;
 inline constexpr uint32_t kMaxBlocks = 128;
 
 // The smallest all-reduces and all-gathers: data and its mark in one store.
-inline constexpr uint32_t kMarkedSlots = 512;  // a block; 16 bytes each, of which 8 are data
+inline constexpr uint32_t kMarkedSlots = 512;  // that a block fills first; 16 bytes each, of which 8 are data
 inline constexpr uint32_t kMarkedRanks = 8;
 inline constexpr uint32_t kMarkedTurns = 4;  // an operation takes one or two
 constexpr uint32_t marked_blocks(uint32_t size) { return size <= 2 ? 64 : 32; }
+// The most slots of a block. Two ranks lose nothing by it: their bytes go once whichever way they take.
+constexpr uint32_t marked_slots(uint32_t size) { return size <= 2 ? 2 * kMarkedSlots : kMarkedSlots; }
 // What so many blocks carry from one rank to another.
-constexpr uint64_t marked_capacity(uint32_t blocks) { return uint64_t{blocks} * kMarkedSlots * 8; }
+constexpr uint64_t marked_capacity(uint32_t blocks, uint32_t size) {
+  return uint64_t{blocks} * marked_slots(size) * 8;
+}
 
 // Staging: a block's own, two halves and room for results; or what others store, twice for each of three turns.
 inline constexpr uint64_t kChunk = 64 << 10;
@@ -123,7 +127,7 @@ static_assert(sizeof(Control) <= kMarkedAt);
 
 constexpr uint64_t marked_bytes(uint32_t size) {
   return uint64_t{kMarkedTurns} * marked_blocks(size) * (size < kMarkedRanks ? size : kMarkedRanks) *
-         kMarkedSlots * 16;
+         marked_slots(size) * 16;
 }
 constexpr uint64_t staging_at(uint32_t size) { return kMarkedAt + marked_bytes(size); }
 constexpr uint64_t ring_at(uint32_t size) {
@@ -144,17 +148,19 @@ struct Job {
   uint64_t orders;  // the host's Orders
   uint64_t timeout_ns;
   uint64_t bytes;  // of a part; all_reduce: of all; kAwait: with out[0], nanoseconds
-  uint64_t slot;   // kPushed: bytes of a part that a block moves in a round; kPushedTwo: of all parts
+  // kPushed: bytes of a part that a block moves in a round; kPushedTwo: of all parts; kMarked, kMarkedTwo: slots of a block
+  uint64_t slot;
   Way way;
   uint32_t rank;
   uint32_t size;
   uint32_t digest;  // of `mark` but its number; not 0
   uint32_t reduces;
-  uint32_t shared;    // the same bytes for every rank
-  uint32_t receives;  // kDirect, kStaged: this rank has output
-  uint32_t peer;      // messages; kTell: the failure
-  uint32_t compare;   // parts' bytes are compared
-  uint32_t together;  // all ranks are on one GPU
+  uint32_t shared;           // the same bytes for every rank
+  uint32_t receives;         // kDirect, kStaged: this rank has output
+  uint32_t peer;             // messages; kTell: the failure
+  uint32_t compare;          // parts' bytes are compared
+  uint32_t together;         // all ranks are on one GPU
+  uint32_t lets_next_begin;  // the next kernel of the stream may take room on the GPU while this one runs
   // Norms only. 0: no residual, no weight.
   uint64_t residual;
   uint64_t weight;

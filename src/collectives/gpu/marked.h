@@ -9,7 +9,7 @@ TOWLINE_DEVICE uint64_t marked_slot(const Job& job, uint32_t at, uint32_t from, 
                                     uint32_t slot) {
   const uint64_t index =
       ((static_cast<uint64_t>(turn % kMarkedTurns) * marked_blocks(job.size) + block) * job.size + from) *
-          kMarkedSlots +
+          marked_slots(job.size) +
       slot;
   return job.segment[at] + kMarkedAt + index * 16;
 }
@@ -117,8 +117,8 @@ TOWLINE_DEVICE void run_marked(const Job& job, Turn& turn) {
   Control& me = control_of(job, job.rank);
   const uint32_t marked = me.marked[turn.block];
   const uint64_t units = (job.bytes + 7) / 8;
-  const uint64_t begin = static_cast<uint64_t>(turn.block) * kMarkedSlots;
-  const auto slots = static_cast<uint32_t>(rest(units, begin, kMarkedSlots));
+  const uint64_t begin = turn.block * job.slot;
+  const auto slots = static_cast<uint32_t>(rest(units, begin, job.slot));
   for (uint32_t slot = device::thread(); slot < slots; slot += device::threads()) {
     const uint64_t at = (begin + slot) * 8;
     const uint64_t value = scaled8<E>(job, load8(job.in[0] + at, job.bytes - at));
@@ -153,9 +153,9 @@ TOWLINE_DEVICE void run_marked_two(const Job& job, Turn& turn) {
   const uint32_t results = inputs + 1;
   const uint64_t units = (job.bytes + 7) / 8;
   const uint64_t each = (units + job.size - 1) / job.size;
-  const uint64_t begin = static_cast<uint64_t>(turn.block) * kMarkedSlots;
+  const uint64_t begin = turn.block * job.slot;
   const auto slots_of = [&](uint32_t part) {
-    return static_cast<uint32_t>(rest(rest(units, part * each, each), begin, kMarkedSlots));
+    return static_cast<uint32_t>(rest(rest(units, part * each, each), begin, job.slot));
   };
   const auto give = [&](uint32_t to, uint32_t turn_of, uint32_t slot, uint64_t value) {
     store_marked(marked_slot(job, to, job.rank, turn_of, turn.block, slot), value, job.digest);

@@ -230,6 +230,7 @@ TOWLINE_DEVICE void norm_own_rows(const Job& job, Scratch& scratch, uint32_t blo
 template <class E>
 TOWLINE_DEVICE void run_norm(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
   using Bits = typename E::Bits;
+  await_those_ahead();
   if (job.way == Way::kNorm) {
     const uint64_t apart =
         job.in[0] | job.out[0] | job.residual | job.weight | row_bytes_of(job, sizeof(Bits));

@@ -231,6 +231,7 @@ TOWLINE_DEVICE void run_reducing(const Job& job, Scratch& scratch, uint32_t bloc
 template <class E>
 TOWLINE_DEVICE void run_small(const Job& job, uint32_t block, uint32_t blocks) {
   Turn turn = begin_turn(job, block, blocks);
+  if (job.lets_next_begin != 0) let_next_begin();
   if constexpr (std::is_same_v<E, NoElement>) {
     run_marked<E>(job, turn);
   } else {
@@ -243,6 +244,7 @@ TOWLINE_DEVICE void run_small(const Job& job, uint32_t block, uint32_t blocks) {
 }
 
 TOWLINE_DEVICE void run_moving(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
+  await_those_ahead();
   if (job.way == Way::kTell) return run_tell(job);
   if (job.way == Way::kMove) return run_move(job, block, blocks);
   if (job.way == Way::kSignal) return run_signal(job);

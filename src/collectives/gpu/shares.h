@@ -48,8 +48,9 @@ TOWLINE_DEVICE Share share_of(uint64_t bytes, uint32_t index, uint32_t parts) {
   return {begin, smaller(bytes - begin, even)};
 }
 
-// Begins a turn: what other ranks' messages would say of this operation.
+// Begins a turn: what other ranks' messages would say of this operation. A kernel calls it before it touches memory.
 TOWLINE_DEVICE Turn begin_turn(const Job& job, uint32_t block, uint32_t blocks) {
+  await_those_ahead();
   Control& me = control_of(job, job.rank);
   if (block == 0 && device::thread() == 0) me.current = job.mark;
   return {block, blocks, me.epoch[block]};

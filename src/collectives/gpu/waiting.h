@@ -94,6 +94,21 @@ TOWLINE_DEVICE bool give_up(const Job& job, Waiter& waiter, uint32_t peer, const
   return (++waiter.turns & 63) == 0 && look_around(job, waiter, peer, signal, epoch);
 }
 
+// Waits until what is ahead of this kernel in its stream has ended and its stores are seen: the kernel may have been started
+// before (KernelSet::wait_themselves). All threads, before they touch memory.
+TOWLINE_DEVICE void await_those_ahead() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets the next kernel be started, once every block has said so or ended. It waits as this one did, and takes room on the
+// GPU meanwhile.
+TOWLINE_DEVICE void let_next_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // A block's own turn.
 struct Turn {
   uint32_t block;

@@ -91,7 +91,7 @@ uint64_t StreamBackend::graph_of(void* stream) const {
 void* StreamBackend::own_stream(Channel& channel, bool in_graphs) {
   const std::lock_guard lock(channel.mutex);
   std::unique_ptr<cuda::OwnStream>& own = in_graphs ? channel.in_graphs : channel.own;
-  if (own == nullptr) own = device_.make_stream(gpu_);
+  if (own == nullptr) own = device_.make_stream(gpu_, wish_);
   return own->native();
 }
 

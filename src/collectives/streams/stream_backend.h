@@ -121,6 +121,7 @@ class StreamBackend {
   cuda::KernelDevice& device_;
   uint32_t gpu_ = 0;
   Breaker breaker_;
+  cuda::ReserveWish wish_;  // multiprocessors that the backend's streams get
 
  private:
   std::mutex spare_mutex_;

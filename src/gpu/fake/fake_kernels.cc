@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <cstring>
+#include <memory>
+#include <mutex>
 
 #include "base/error.h"
 #include "base/os/memfd.h"
@@ -40,39 +43,38 @@ class PlainWords final : public Words {
   mutable std::vector<uint64_t> words_;
 };
 
-class CountedMoment final : public Moment {
+// As an event of CUDA's: what waits for it waits for the record that was the last when it began to, whatever is recorded later.
+class FakeMoment final : public Moment {
  public:
   Code record(void* stream) noexcept override {
     auto* const theirs = static_cast<FakeStream*>(stream);
+    const std::lock_guard lock(mutex_);
     recorded_in_ = theirs;
     graph_ = theirs->recording();
     if (graph_ != 0) return 0;  // a graph's moments order what joins it
-    const uint64_t number = ++state_->recorded;
-    theirs->put([state = state_, number] {
-      state->reached = number;
-      state->reached.notify_all();
+    last_ = std::make_shared<std::atomic<bool>>(false);
+    theirs->put([reached = last_] {
+      *reached = true;
+      reached->notify_all();
     });
     return 0;
   }
   Code precede(void* stream) noexcept override {
-    if (graph_ != 0) {
+    const std::lock_guard lock(mutex_);
+    if (graph_ != 0)
       static_cast<FakeStream*>(stream)->join(*recorded_in_, graph_);
-      return 0;
-    }
-    static_cast<FakeStream*>(stream)->put([state = state_, number = state_->recorded.load()] {
-      for (uint64_t seen = state->reached; seen < number; seen = state->reached) state->reached.wait(seen);
-    });
+    else if (last_ != nullptr)
+      static_cast<FakeStream*>(stream)->put([reached = last_] { reached->wait(false); });
     return 0;
   }
-  [[nodiscard]] Code state() noexcept override { return state_->reached == state_->recorded ? 0 : kBusy; }
+  [[nodiscard]] Code state() noexcept override {
+    const std::lock_guard lock(mutex_);
+    return last_ == nullptr || *last_ ? 0 : kBusy;
+  }
 
  private:
-  struct State {
-    std::atomic<uint64_t> recorded{0};
-    std::atomic<uint64_t> reached{0};
-  };
-  const std::shared_ptr<State> state_ =
-      std::make_shared<State>();  // what a stream still holds may come later
+  std::mutex mutex_;
+  std::shared_ptr<std::atomic<bool>> last_;  // what a stream still holds may come later
   FakeStream* recorded_in_ = nullptr;
   uint64_t graph_ = 0;
 };
@@ -121,9 +123,12 @@ class FakeKernels final : public KernelDevice {
   std::unique_ptr<Words> make_words(uint32_t, uint64_t bytes) override {
     return std::make_unique<PlainWords>(bytes);
   }
-  std::unique_ptr<Moment> make_moment(uint32_t) override { return std::make_unique<CountedMoment>(); }
-  std::unique_ptr<OwnStream> make_stream(uint32_t gpu) override {
+  std::unique_ptr<Moment> make_moment(uint32_t) override { return std::make_unique<FakeMoment>(); }
+  std::unique_ptr<OwnStream> make_stream(uint32_t gpu, const ReserveWish&) override {
     return std::make_unique<ThreadStream>(gpu);
+  }
+  [[nodiscard]] Reserve reserve(uint32_t gpu, const ReserveWish& wish) override {
+    return fake_device().reserve(gpu, wish);
   }
   std::unique_ptr<LoadedKernels> load(uint32_t, const KernelSet& set) override {
     return std::make_unique<Models>(set);

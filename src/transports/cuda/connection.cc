@@ -400,7 +400,8 @@ void Connection::make_work(Prepared& prepared, const std::vector<uint64_t>& loca
     find_cuts(prepared);
   else if (prepared.to_host && settings.beside != Beside::kCopy)
     make_gathered(prepared, ways);
-  if (prepared.to_host && settings.beside == Beside::kModel) prepared.blocks = kPacedBlocks;
+  if (settings.beside == Beside::kModel && prepared.host_memory)
+    prepared.blocks = std::min(prepared.blocks, prepared.to_host ? kPacedBlocks : kPullBlocks);
 }
 
 // By a GPU of this process alone. Throws Error.

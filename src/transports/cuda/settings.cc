@@ -8,7 +8,9 @@
 #include <string>
 
 #include "base/config/config.h"
+#include "base/error.h"
 #include "base/os/topology.h"
+#include "gpu/reserve_wish.h"
 
 namespace towline::cuda {
 
@@ -59,26 +61,12 @@ Beside read_beside(const plugin::Host& host) {
   refuse("tuning.cuda.beside", value, "auto, model or copy");
 }
 
-ReserveWish read_reserve(const plugin::Host& host) {
-  constexpr const char* kWanted = "a number of multiprocessors from 0 to 1024";
-  ReserveWish wish;
-  wish.sms = static_cast<uint32_t>(read_number(host, "tuning.cuda.reserved_sms", "0", 0, 1024, kWanted));
-  wish.application_sms =
-      static_cast<uint32_t>(read_number(host, "tuning.cuda.application_sms", "0", 0, 1024, kWanted));
-  const std::string context = host.config("tuning.cuda.green_context", "0");
-  const bool hex = context.starts_with("0x");
-  const char* const digits = context.data() + (hex ? 2 : 0);
-  const auto [end, error] =
-      std::from_chars(digits, context.data() + context.size(), wish.context, hex ? 16 : 10);
-  if (error != std::errc{} || end != context.data() + context.size())
-    refuse("tuning.cuda.green_context", context, "the value of a CUgreenCtx, such as 0x55d0c0a81200");
-  if (wish.context != 0 && (wish.sms != 0 || wish.application_sms != 0))
-    refuse("tuning.cuda.green_context", context,
-           "0, since tuning.cuda.reserved_sms or tuning.cuda.application_sms says already what is reserved");
-  if (wish.sms != 0 && wish.application_sms != 0)
-    refuse("tuning.cuda.application_sms", std::to_string(wish.application_sms),
-           "0, since tuning.cuda.reserved_sms says already what is reserved");
-  return wish;
+ReserveWish read_reserve(const plugin::Host& host) try {
+  return read_reserve_wish(
+      {"tuning.cuda.reserved_sms", "tuning.cuda.application_sms", "tuning.cuda.green_context"},
+      [&](const char* key) { return host.config(key, ""); });
+} catch (const core::Error& error) {
+  throw plugin::Failure(error.code(), error.message());
 }
 
 uint64_t read_bytes(const plugin::Host& host, const char* key, const char* fallback) {

@@ -31,6 +31,7 @@ enum class Beside : uint8_t {
 
 inline constexpr uint32_t kGatherBlocks = 4;  // keep the copy engine busy
 inline constexpr uint32_t kPacedBlocks = 1;   // whose stores to host memory stall no other kernel
+inline constexpr uint32_t kPullBlocks = 2;  // keep the link to the host busy: more loads at once stall others
 
 const char* beside_name(Beside beside) noexcept;
 
