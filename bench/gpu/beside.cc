@@ -1,6 +1,8 @@
 // Transfers beside a matrix product, each way of copying forced in turn: both alone, then together.
 #include "beside.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <chrono>
 #include <iostream>
@@ -12,6 +14,7 @@
 #include "gpu.h"
 #include "support/statistics.h"
 #include "support/table.h"
+#include "towline/pace.hpp"
 #include "towline/towline.hpp"
 
 namespace bench::gpu {
@@ -49,7 +52,46 @@ struct Way {
   std::string name;
   std::string config;
   tool::bench::Product::Share product;
+  uint64_t bytes_per_s = 0;  // that the agent may move; 0: as fast as it can
 };
+
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts(1);
+  for (const char one : text) {
+    if (one == at)
+      parts.emplace_back();
+    else
+      parts.back() += one;
+  }
+  return parts;
+}
+
+Way parse_way(const std::string& text) {
+  std::vector<std::string> parts = split(text, '|');
+  parts.resize(4);
+  Way way{parts[0], parts[1], {}, 0};
+  std::replace(way.config.begin(), way.config.end(), ';', '\n');
+  way.config += '\n';
+  if (!parts[2].empty()) {
+    way.product.rest = parts[2].back() == 'r';
+    way.product.sms = static_cast<uint32_t>(std::stoul(parts[2]));
+  }
+  if (!parts[3].empty()) way.bytes_per_s = static_cast<uint64_t>(std::stod(parts[3]));
+  return way;
+}
+
+// Processor time of this process but the calling thread's, which waits for the copies.
+double others_cpu_s() {
+  const auto of = [](int whose) {
+    rusage used{};
+    ::getrusage(whose, &used);
+    const auto seconds = [](const timeval& time) {
+      return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+    };
+    return seconds(used.ru_utime) + seconds(used.ru_stime);
+  };
+  return of(RUSAGE_SELF) - of(RUSAGE_THREAD);
+}
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -73,6 +115,7 @@ class Copies {
   Copies(const BesideOptions& options, const Way& way, const Case& one, uint64_t near_gpu, uint64_t far_gpu,
          uint64_t far_device, void* host)
       : near_("near", agent_options(options, way)), far_("far", agent_options(options, way)) {
+    if (way.bytes_per_s != 0) towline::set_limit(near_, way.bytes_per_s);
     regions_.push_back(near_.register_memory(vram(near_gpu, 0), {.access = towline::Access::kAll}));
     regions_.push_back(far_.register_memory(
         one.host ? towline::dram(static_cast<std::byte*>(host), kHostSpan) : vram(far_gpu, far_device),
@@ -147,17 +190,26 @@ int measure_beside(const BesideOptions& options) {
   void* const host = allocate_pinned(kHostSpan);
   stamp(near_gpu, kSpan, 1);
   stamp(far_gpu, kSpan, 2);
-  const Way ways[] = {
+  std::vector<Way> ways = {
       {"copy first", "beside = \"copy\"\n", {}},
       {"model first", "beside = \"model\"\n", {}},
       {"auto", "beside = \"auto\"\n", {}},
       {"model first, 8 SMs", "beside = \"model\"\nreserved_sms = \"8\"\n", {8, true}},
+      {"model first, 16 SMs", "beside = \"model\"\nreserved_sms = \"16\"\n", {16, true}},
+      {"model first, 8 SMs, 180 GB/s",
+       "beside = \"model\"\nreserved_sms = \"8\"\n",
+       {8, true},
+       180'000'000'000},
       {"model first, 4 SMs left", "beside = \"model\"\napplication_sms = \"128\"\n", {128, false}},
       {"auto, 12 SMs left", "beside = \"auto\"\napplication_sms = \"120\"\n", {120, false}},
   };
+  if (!options.ways.empty()) {
+    ways.clear();
+    for (const std::string& given : options.ways) ways.push_back(parse_way(given));
+  }
   double whole = 0;  // the product on the whole GPU, alone
   Rows rows{{"transfer", "pages", "way", "alone GB/s", "beside GB/s", "p50 us", "p99 us", "p99 of p50",
-             "product alone", "beside", "loss %"}};
+             "product alone", "beside", "loss %", "of the whole GPU %", "threads"}};
   for (const Way& way : ways) {
     tool::bench::Product product(0, options.cublas, options.size, way.product);
     product.run(true);
@@ -167,7 +219,10 @@ int measure_beside(const BesideOptions& options) {
     product.run(false);
     if (whole == 0) whole = alone;
     for (const Case& one : kCases) {
-      if (one.other_gpu && gpus < 2) continue;
+      const auto number = static_cast<int>(&one - kCases);
+      const bool wanted =
+          std::find(options.cases.begin(), options.cases.end(), number) != options.cases.end();
+      if ((one.other_gpu && gpus < 2) || !(options.cases.empty() || wanted)) continue;
       Copies copies(options, way, one, near_gpu, one.other_gpu ? other_gpu : far_gpu,
                     one.other_gpu ? last : 0, host);
       for (int i = 0; i < 8; ++i) (void)copies.copy();
@@ -175,7 +230,9 @@ int measure_beside(const BesideOptions& options) {
       product.run(true);
       (void)copies.copy_for(options.seconds / 4);
       const double start = now_s();
+      const double cpu = others_cpu_s() - product.cpu_s();
       const std::vector<double> beside_s = copies.copy_for(options.seconds);
+      const double threads = (others_cpu_s() - product.cpu_s() - cpu) / (now_s() - start);
       const double beside = product.speed(start, now_s());
       product.run(false);
       const auto bytes = static_cast<double>(one.page * one.pages);
@@ -186,7 +243,11 @@ int measure_beside(const BesideOptions& options) {
                       fmt::format("{:.1f}", bytes / p50 / 1e9), fmt::format("{:.1f}", p50 * 1e6),
                       fmt::format("{:.1f}", p99 * 1e6), fmt::format("{:.2f}", p99 / p50),
                       fmt::format("{:.0f}", alone), fmt::format("{:.0f}", beside),
-                      fmt::format("{:.1f}", (1 - beside / whole) * 100)});
+                      fmt::format("{:.1f}", (1 - beside / alone) * 100),
+                      fmt::format("{:.1f}", (1 - beside / whole) * 100), fmt::format("{:.1f}", threads)});
+      const std::vector<std::string>& row = rows.back();
+      for (const std::string& cell : row) std::cout << cell << (&cell == &row.back() ? '\n' : '\t');
+      std::cout.flush();
       if (options.routes) std::cout << copies.route() << std::endl;
     }
   }

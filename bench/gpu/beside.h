@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace bench::gpu {
 
@@ -10,6 +11,10 @@ struct BesideOptions {
   int size = 8192;
   double seconds = 1;
   bool routes = false;
+  // Instead of those that the program has: "name|settings of [cuda], ';' between|product's SMs, r: those they leave
+  // over|bytes per second that the agent may move, 0: any". The last two may be left out.
+  std::vector<std::string> ways;
+  std::vector<int> cases;  // their numbers; none: all
 };
 
 int measure_beside(const BesideOptions& options);

@@ -488,6 +488,10 @@ int main(int argc, char** argv) try {
   app.add_option("--cublas", options.besides.cublas, "libcublas.so, where the loader does not find it");
   app.add_option("--seconds", options.besides.seconds, "for which a row of --beside is measured");
   app.add_option("--product-size", options.besides.size, "of the product's square matrices");
+  app.add_option(
+      "--way", options.besides.ways,
+      "instead of the ways of --beside: name|settings|SMs of the product|bytes per second (beside.h)");
+  app.add_option("--case", options.besides.cases, "of --beside: numbers of the transfers to measure");
   app.add_flag("--routes", options.besides.routes, "shows the route of each row of --beside");
   app.add_flag("--target", options.target, "the owner of the far memory (started by the program itself)");
   CLI11_PARSE(app, argc, argv);

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import statistics
@@ -31,7 +32,7 @@ LARGE = [8 * MIB, 64 * MIB, 512 * MIB]
 # Settings of Towline's that are tried beside its own choice. Only all_reduce has all of them.
 WAYS = {
     "towline": "",
-    "marked": "gpu_marked_bytes = 262144\ngpu_marked_two_bytes = 0\n",
+    "marked": "gpu_marked_bytes = 1048576\ngpu_marked_two_bytes = 0\n",
     "pushed": "gpu_marked_bytes = 0\ngpu_marked_two_bytes = 0\n",
     "two-shot": "gpu_marked_bytes = 0\ngpu_marked_two_bytes = 0\ngpu_two_shot_bytes = 0\n",
     "pulled": "gpu_marked_bytes = 0\ngpu_marked_two_bytes = 0\ngpu_push = 0\n",
@@ -165,13 +166,13 @@ def run_collectives(rank: Rank) -> list[dict]:
     worlds = {"nccl": None, **{name: rank.communicator(name.replace(" ", "-"), settings) for name, settings in WAYS.items()}}
     rank.say("towline:", worlds["towline"].info())
     rows = []
-    for operation in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+    for operation in rank.options.operations.split(","):
         for size in SMALL + LARGE:
-            if size > rank.options.most:
+            if not rank.options.least <= size <= rank.options.most:
                 continue
             case = Case(rank, operation, size)
             ways = list(worlds) if operation == "all_reduce" else ["nccl", "towline", "pulled", "64 blocks"]
-            if size > 256 * KIB and "marked" in ways:
+            if size > (MIB if rank.size == 2 else 256 * KIB) and "marked" in ways:
                 ways.remove("marked")
             count = 200 if size <= MIB else 20 if size <= 64 * MIB else 4
             graphs = {}
@@ -208,9 +209,30 @@ def run_collectives(rank: Rank) -> list[dict]:
 # ---- Sharing the GPUs
 
 
-def multiply(stop: threading.Event, device: int, told: dict) -> None:
+SHARE = 120  # multiprocessors of the product, where others have the rest for themselves
+
+
+def stream_of_share(device: int) -> torch.cuda.ExternalStream:
+    """A stream whose kernels run on SHARE multiprocessors. Agents and communicators that are told that number take the rest."""
+    driver = ctypes.CDLL("libcuda.so.1")
+
+    def call(name: str, *arguments) -> None:
+        if code := getattr(driver, name)(*arguments):
+            raise RuntimeError(f"{name}: error {code}")
+
+    whole, part, rest = (ctypes.create_string_buffer(144) for _ in range(3))
+    parts, description, green, stream = ctypes.c_uint(1), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    call("cuDeviceGetDevResource", device, whole, 1)
+    call("cuDevSmResourceSplitByCount", part, ctypes.byref(parts), whole, rest, 0, SHARE)
+    call("cuDevResourceGenerateDesc", ctypes.byref(description), part, 1)
+    call("cuGreenCtxCreate", ctypes.byref(green), description, device, 1)
+    call("cuGreenCtxStreamCreate", ctypes.byref(stream), green, 1, 0)
+    return torch.cuda.ExternalStream(stream.value, device=device)
+
+
+def multiply(stop: threading.Event, device: int, told: dict, stream: torch.cuda.Stream | None = None) -> None:
     size = 8192
-    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream()):
+    with torch.cuda.device(device), torch.cuda.stream(stream or torch.cuda.Stream()):
         left, right = (torch.randn(size, size, dtype=torch.bfloat16, device=f"cuda:{device}") for _ in range(2))
         out = torch.empty_like(left)
         torch.cuda.current_stream().synchronize()
@@ -250,12 +272,12 @@ def replays(world, device: int, name: str, size: int):
 class Pages:
     """Pages from this rank's GPU to the next's, by two agents of this process."""
 
-    def __init__(self, rank: Rank, page: int = 32 << 10, pages: int = 4096) -> None:
+    def __init__(self, rank: Rank, config: dict[str, str], page: int = 32 << 10, pages: int = 4096) -> None:
         there = (rank.rank + 1) % rank.size
         self.bytes = page * pages
         self.mine = torch.randint(0, 255, (pages * 2, page), dtype=torch.uint8, device=f"cuda:{rank.rank}")
         self.theirs = torch.zeros(pages * 2, page, dtype=torch.uint8, device=f"cuda:{there}")
-        self.near, self.far = towline.Agent("near", listen="none"), towline.Agent("far", listen="none")
+        self.near, self.far = (towline.Agent(name, listen="none", config=config) for name in ("near", "far"))
         self.regions = [self.near.register(self.mine, access="rw"), self.far.register(self.theirs, access="rw")]
         self.peer = self.near.add_peer(self.far.metadata())
         self.picks = torch.randperm(pages * 2)[:pages]
@@ -294,15 +316,22 @@ def beside(rank: Rank, bodies, seconds: float) -> dict:
 
 
 def run_sharing(rank: Rank) -> list[dict]:
-    first, second = rank.communicator("first"), rank.communicator("second")
-    pages = Pages(rank)
-    product = lambda stop, told: multiply(stop, rank.rank, told)  # noqa: E731
+    # "own": on multiprocessors that the product leaves.
+    share = f"gpu_application_sms = {SHARE}\n"
+    worlds = [rank.communicator(name, share if "own" in name else "") for name in ("first", "second", "own-first", "own-second")]
+    pages, own_pages = Pages(rank, {}), Pages(rank, {"cuda.application_sms": str(SHARE)})
+    stream = stream_of_share(rank.rank)
     parts = {
-        "product": product,
-        "small": replays(first, rank.rank, "all_reduce 64 KiB", 64 * KIB),
-        "large": replays(second, rank.rank, "all_reduce 64 MiB", 64 * MIB),
+        "product": lambda stop, told: multiply(stop, rank.rank, told),
+        "product on its share": lambda stop, told: multiply(stop, rank.rank, told, stream),
+        "small": replays(worlds[0], rank.rank, "all_reduce 64 KiB", 64 * KIB),
+        "large": replays(worlds[1], rank.rank, "all_reduce 64 MiB", 64 * MIB),
+        "own small": replays(worlds[2], rank.rank, "all_reduce 64 KiB", 64 * KIB),
+        "own large": replays(worlds[3], rank.rank, "all_reduce 64 MiB", 64 * MIB),
         "pages": pages.run,
+        "own pages": own_pages.run,
     }
+    rank.say("own:", worlds[2].info())
     rows = []
     for together in (
         ["product"],
@@ -315,16 +344,24 @@ def run_sharing(rank: Rank) -> list[dict]:
         ["small", "large"],
         ["small", "large", "pages"],
         ["product", "small", "large", "pages"],
+        ["product on its share"],
+        ["own small"],
+        ["own large"],
+        ["product on its share", "own small"],
+        ["product on its share", "own large"],
+        ["product on its share", "own small", "own large"],
+        ["product on its share", "own pages"],
+        ["product on its share", "own small", "own large", "own pages"],
     ):
         told = beside(rank, [parts[part] for part in together], rank.options.seconds)
         everyone = [None] * rank.size
         dist.all_gather_object(everyone, told)
         rows.append({"together": together, "ranks": everyone})
         rank.say(" + ".join(together) + ": " + ", ".join(f"{key} {value:.1f}" for key, value in sorted(told.items())))
-    if not pages.right():
+    if not pages.right() or not own_pages.right():
         rank.wrong += 1
         print("WRONG: pages", flush=True)
-    for world in (first, second):
+    for world in worlds:
         if world.error[1]:
             rank.wrong += 1
             print("broken:", world.error, flush=True)
@@ -413,7 +450,9 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["collectives", "sharing", "training"])
     parser.add_argument("--gpus", type=int, default=torch.cuda.device_count())
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--least", type=int, default=0, help="bytes of the smallest operation")
     parser.add_argument("--most", type=int, default=LARGE[-1], help="bytes of the largest operation")
+    parser.add_argument("--operations", default="all_reduce,all_gather,reduce_scatter,all_to_all")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each row of what runs together")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--json", default="")

@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <pthread.h>
+#include <time.h>
 
 #include <algorithm>
 #include <array>
@@ -134,6 +136,14 @@ double Product::speed(double begin_s, double end_s) {
   const auto products = static_cast<double>(last - first - 1);
   const double size = size_;
   return products * 2 * size * size * size / (*(last - 1) - *first) / 1e12;
+}
+
+double Product::cpu_s() {
+  clockid_t clock = 0;
+  timespec used{};
+  if (pthread_getcpuclockid(thread_.native_handle(), &clock) != 0 || clock_gettime(clock, &used) != 0)
+    return 0;
+  return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) * 1e-9;
 }
 
 void Product::multiply_until_stopped(const std::string& cublas) {

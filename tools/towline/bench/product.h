@@ -29,6 +29,8 @@ class Product {
   void run(bool on);
   // TFLOP/s between two times of steady_clock, of whole products; 0: none ended.
   [[nodiscard]] double speed(double begin_s, double end_s);
+  // Processor time that it has used, of its thread.
+  [[nodiscard]] double cpu_s();
 
  private:
   void multiply_until_stopped(const std::string& cublas);
