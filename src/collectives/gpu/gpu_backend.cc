@@ -261,8 +261,6 @@ void GpuBackend::mark(Launch& launch, uint64_t bytes) const {
   launch.blocks =
       static_cast<uint32_t>(std::clamp<uint64_t>((units + kMarkedSlots - 1) / kMarkedSlots, 1, most));
   launch.job.slot = (units + launch.blocks - 1) / launch.blocks;
-  // This operation and the next one are on the GPU together, twice where there is another communicator.
-  launch.job.lets_next_begin = launch.blocks * 4 <= share_ ? 1 : 0;
 }
 
 void GpuBackend::push(Launch& launch) const {

@@ -155,12 +155,11 @@ struct Job {
   uint32_t size;
   uint32_t digest;  // of `mark` but its number; not 0
   uint32_t reduces;
-  uint32_t shared;           // the same bytes for every rank
-  uint32_t receives;         // kDirect, kStaged: this rank has output
-  uint32_t peer;             // messages; kTell: the failure
-  uint32_t compare;          // parts' bytes are compared
-  uint32_t together;         // all ranks are on one GPU
-  uint32_t lets_next_begin;  // the next kernel of the stream may take room on the GPU while this one runs
+  uint32_t shared;    // the same bytes for every rank
+  uint32_t receives;  // kDirect, kStaged: this rank has output
+  uint32_t peer;      // messages; kTell: the failure
+  uint32_t compare;   // parts' bytes are compared
+  uint32_t together;  // all ranks are on one GPU
   // Norms only. 0: no residual, no weight.
   uint64_t residual;
   uint64_t weight;

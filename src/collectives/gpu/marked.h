@@ -142,6 +142,7 @@ TOWLINE_DEVICE void run_marked(const Job& job, Turn& turn) {
     }
   }
   device::sync();
+  let_next_begin();  // no thread waits any more
   if (device::thread() == 0) me.marked[turn.block] = marked + 1;
 }
 
@@ -195,6 +196,7 @@ TOWLINE_DEVICE void run_marked_two(const Job& job, Turn& turn) {
     }
   }
   device::sync();
+  let_next_begin();  // no thread waits any more
   if (device::thread() == 0) me.marked[turn.block] = inputs + 2;
 }
 

@@ -231,7 +231,6 @@ TOWLINE_DEVICE void run_reducing(const Job& job, Scratch& scratch, uint32_t bloc
 template <class E>
 TOWLINE_DEVICE void run_small(const Job& job, uint32_t block, uint32_t blocks) {
   Turn turn = begin_turn(job, block, blocks);
-  if (job.lets_next_begin != 0) let_next_begin();
   if constexpr (std::is_same_v<E, NoElement>) {
     run_marked<E>(job, turn);
   } else {

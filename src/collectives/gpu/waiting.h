@@ -101,8 +101,8 @@ TOWLINE_DEVICE void await_those_ahead() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Lets the next kernel be started, once every block has said so or ended. It waits as this one did, and takes room on the
-// GPU meanwhile.
+// Lets the next kernel of the stream be started, once every block has said so or ended. That one takes room on the GPU, and
+// may fill it: so a kernel must not say so while it waits for another rank, whose kernel may still need room.
 TOWLINE_DEVICE void let_next_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
