@@ -104,6 +104,7 @@ Api::Api(const char* file) : library(file) {
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address);
   };
   load_from(kWanted, range_handle, "cuMemGetHandleForAddressRange");
+  load_from(kWithGreen, function_load, "cuFuncLoad");
   load_from(kWithGreen, device_get_resource, "cuDeviceGetDevResource");
   load_from(kWithGreen, split_multiprocessors, "cuDevSmResourceSplitByCount");
   load_from(kWithGreen, describe_resource, "cuDevResourceGenerateDesc");

@@ -234,6 +234,7 @@ struct Api {
   // Null: the driver has none.
   Result (*range_handle)(void*, Pointer, size_t, int, unsigned long long) = nullptr;
   // From CUDA 12.5 on; null before.
+  Result (*function_load)(Function) = nullptr;
   Result (*device_get_resource)(Device, Resource*, int) = nullptr;
   Result (*split_multiprocessors)(Resource*, unsigned*, const Resource*, Resource*, unsigned,
                                   unsigned) = nullptr;

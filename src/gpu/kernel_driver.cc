@@ -1,6 +1,10 @@
 // KernelDevice over NVIDIA's driver.
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "gpu/driver.h"
@@ -141,17 +145,33 @@ class DriverStream final : public OwnStream {
   driver::Stream stream_ = nullptr;
 };
 
+// An image's kernels on a GPU, for all that ask for them: it is never unloaded, since it goes with the context.
+const std::vector<driver::Function>& functions_of(const Api& api, driver::Context context,
+                                                  const KernelSet& set) {
+  static std::mutex mutex;
+  static auto& loaded = *new std::map<std::pair<driver::Context, const void*>, std::vector<driver::Function>>;
+  const std::lock_guard lock(mutex);
+  std::vector<driver::Function>& functions = loaded[{context, set.image.data()}];
+  if (!functions.empty()) return functions;
+  const Current current(api, context);
+  driver::Module module = nullptr;
+  api.check(api.module_load(&module, set.image.data()), "loading kernels (cuModuleLoadData)");
+  std::vector<driver::Function> made;
+  for (const char* name : set.names) {
+    made.push_back(nullptr);
+    api.check(api.module_get_function(&made.back(), module, name), name);
+    // Else the driver loads it with its first launch, and may wait then for kernels that wait for this one.
+    if (api.function_load != nullptr) api.check(api.function_load(made.back()), name);
+  }
+  functions = std::move(made);
+  return functions;
+}
+
 class DriverKernels final : public LoadedKernels {
  public:
   DriverKernels(const Api& api, driver::Context context, const KernelSet& set)
-      : api_(api), context_(context), threads_(set.threads) {
+      : api_(api), context_(context), threads_(set.threads), functions_(functions_of(api, context, set)) {
     const Current current(api_, context_);
-    driver::Module module = nullptr;  // never unloaded: it goes with the context
-    api_.check(api_.module_load(&module, set.image.data()), "loading kernels (cuModuleLoadData)");
-    for (const char* name : set.names) {
-      functions_.push_back(nullptr);
-      api_.check(api_.module_get_function(&functions_.back(), module, name), name);
-    }
     // Kernels that were translated from an image for older GPUs lack the wait.
     int made_for = 0;
     if (set.wait_themselves && !functions_.empty() &&
@@ -178,8 +198,8 @@ class DriverKernels final : public LoadedKernels {
   const Api& api_;
   const driver::Context context_;
   const uint32_t threads_;
+  const std::vector<driver::Function>& functions_;
   bool may_begin_early_ = false;
-  std::vector<driver::Function> functions_;
 };
 
 class NvidiaKernels final : public KernelDevice {
@@ -239,15 +259,28 @@ class NvidiaKernels final : public KernelDevice {
     return std::make_unique<DriverKernels>(api_, nvidia_context(gpu), set);
   }
   [[nodiscard]] StreamState stream_state(uint32_t gpu, void* stream, uint64_t& graph) override {
-    const StreamState state = device_.stream_state(gpu, stream);
     graph = 0;
-    if (state == StreamState::kRecords) {
-      driver::CaptureStatus status = driver::kCaptureNone;
-      api_.check(api_.stream_get_capture(static_cast<driver::Stream>(stream), &status, &graph, nullptr,
-                                         nullptr, nullptr),
-                 "asking which graph the stream records");
+    // Whose stream it is was asked before by this thread, and the driver would refuse a launch in another's.
+    thread_local void* known = nullptr;
+    thread_local uint32_t known_on = 0;
+    if (known != stream || known_on != gpu) {
+      const StreamState state = device_.stream_state(gpu, stream);
+      if (state == StreamState::kForeign) return state;
+      known = stream;
+      known_on = gpu;
+      if (state == StreamState::kRuns) return state;
     }
-    return state;
+    const CurrentForLaunch current(api_, nvidia_context(gpu));
+    driver::CaptureStatus status = driver::kCaptureNone;
+    uint64_t recorded = 0;
+    api_.check(api_.stream_get_capture(static_cast<driver::Stream>(stream), &status, &recorded, nullptr,
+                                       nullptr, nullptr),
+               "asking which graph the stream records");
+    if (status == driver::kCaptureInvalidated)
+      fail(Status::kInvalidArgument, "cuda: the graph that the stream records was spoilt before");
+    if (status != driver::kCaptureActive) return StreamState::kRuns;
+    graph = recorded;
+    return StreamState::kRecords;
   }
   [[nodiscard]] bool usable(uint32_t gpu, uint64_t address) const override {
     int types[] = {driver::kMemoryType, driver::kDeviceOrdinal, driver::kIsManaged};

@@ -36,7 +36,7 @@ towline_collective_store_t MapStore::table() {
     if (!self.changed_.wait_for(lock, limit, [&] { return self.values_.contains(key); }))
       return TOWLINE_TIMED_OUT;
     const std::vector<uint8_t>& found = self.values_[key];
-    std::memcpy(value, found.data(), std::min(capacity, found.size()));
+    if (!found.empty()) std::memcpy(value, found.data(), std::min(capacity, found.size()));
     *bytes = found.size();
     return TOWLINE_OK;
   };
