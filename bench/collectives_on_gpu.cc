@@ -2,7 +2,8 @@
 // many operations. Prints microseconds an operation, the cost of issuing one, and the memory traffic that the largest
 // reach, beside a copy on the same GPU.
 //
-//   collectives_on_gpu [PLUGIN]     a libtowline_collectives_gpu.so; without it the one beside the library
+//   collectives_on_gpu [PLUGIN [norms]]     a libtowline_collectives_gpu.so; without it the one beside the library.
+//                                           norms: all_reduces of rows beside those fused with RMSNorm
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <towline/collectives_gpu.h>
@@ -17,6 +18,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -174,12 +176,113 @@ void run_rank(int rank, int size, const char* backend, const char* config, Store
   towline_communicator_destroy(world);
 }
 
+// An all_reduce of rows of 4096 bfloat16 alone, and with a residual and RMSNorm: microseconds in a graph.
+constexpr uint64_t kWidth = 4096;
+constexpr uint64_t kRows[] = {1, 2, 4, 8, 16, 32, 64, 256};
+
+void run_norms(int rank, int size, Store& store, std::barrier<>& together,
+               std::vector<std::pair<double, double>>& outcomes) {
+  void* context = nullptr;
+  driver("cuDevicePrimaryCtxRetain", &context, 0);
+  driver("cuCtxSetCurrent", context);
+  const auto table = store.table();
+  towline_communicator_options_t options = {};
+  options.struct_size = sizeof options;
+  options.backend = "gpu";
+  options.rank = rank;
+  options.size = size;
+  options.store = &table;
+  options.timeout_ns = 20'000'000'000;
+  towline_communicator_t* world = nullptr;
+  need(towline_communicator_create(&options, &world), "communicator");
+  void* stream = nullptr;
+  driver("cuStreamCreate", &stream, 1u);
+  const uint64_t most = std::end(kRows)[-1] * kWidth * 2;
+  Pointer in = 0, out = 0, residual = 0, weight = 0;
+  for (Pointer* const one : {&in, &out, &residual, &weight}) {
+    driver("cuMemAlloc_v2", one, size_t{most});
+    driver("cuMemsetD8_v2", *one, static_cast<unsigned char>(0), size_t{most});
+  }
+  for (size_t which = 0; which < std::size(kRows); ++which) {
+    for (const bool fused : {false, true}) {
+      constexpr int kOperations = 200;
+      towline_collective_t call = {};
+      call.struct_size = sizeof call;
+      call.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
+      call.datatype = TOWLINE_BFLOAT16;
+      call.count = kRows[which] * kWidth;
+      call.input = reinterpret_cast<void*>(in);
+      call.output = reinterpret_cast<void*>(out);
+      towline_collective_norm_t norm = {};
+      norm.struct_size = sizeof norm;
+      norm.datatype = TOWLINE_BFLOAT16;
+      norm.epsilon = 1e-5f;
+      norm.rows = kRows[which];
+      norm.width = kWidth;
+      norm.input = call.input;
+      norm.output = call.output;
+      norm.residual = reinterpret_cast<void*>(residual);
+      norm.weight = reinterpret_cast<void*>(weight);
+      void* graph = nullptr;
+      void* ready = nullptr;
+      driver("cuStreamBeginCapture_v2", stream, 2);
+      for (int i = 0; i < kOperations; ++i)
+        need(fused ? towline_collective_issue_norm(world, &norm, nullptr, stream)
+                   : towline_collective_issue(world, &call, nullptr, stream),
+             "issue");
+      driver("cuStreamEndCapture", stream, &graph);
+      driver("cuGraphInstantiateWithFlags", &ready, graph, 0ull);
+      std::vector<double> times;
+      for (int round = 0; round < 12; ++round) {
+        together.arrive_and_wait();
+        const auto began = Clock::now();
+        driver("cuGraphLaunch", ready, stream);
+        driver("cuStreamSynchronize", stream);
+        if (round >= 3) times.push_back(microseconds(began) / kOperations);
+      }
+      if (rank == 0) (fused ? outcomes[which].second : outcomes[which].first) = median(times);
+      together.arrive_and_wait();
+      driver("cuGraphExecDestroy", ready);
+      driver("cuGraphDestroy", graph);
+    }
+  }
+  need(towline_communicator_error(world, nullptr, 0, nullptr), "the communicator broke");
+  together.arrive_and_wait();
+  towline_communicator_destroy(world);
+}
+
+void print_norms() {
+  fmt::print("rows of {} bfloat16: us an all_reduce, and with residual and RMSNorm, 2, 4 and 8 ranks\n",
+             kWidth);
+  std::vector<std::vector<std::pair<double, double>>> columns;
+  for (const int size : {2, 4, 8}) {
+    Store store;
+    std::barrier<> together(size);
+    auto& outcomes = columns.emplace_back(std::size(kRows));
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < size; ++rank)
+      ranks.emplace_back([&, rank] { run_norms(rank, size, store, together, outcomes); });
+    for (std::thread& rank : ranks) rank.join();
+  }
+  for (size_t which = 0; which < std::size(kRows); ++which) {
+    fmt::print("{:>10}", kRows[which]);
+    for (const auto& column : columns)
+      fmt::print("   {:>7.2f} {:>7.2f}", column[which].first, column[which].second);
+    fmt::print("\n");
+  }
+  std::fflush(stdout);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
   driver("cuInit", 0u);
   if (argc > 1) need(towline_collective_backend_load("gpu", argv[1]), "backend");
+  if (argc > 2 && std::string_view(argv[2]) == "norms") {
+    print_norms();
+    return 0;
+  }
   const std::pair<const char*, const char*> settings[] = {
       {"as it chooses", ""},
       {"without marked stores", "[tuning.collectives]\ngpu_marked_bytes = 0\n"},

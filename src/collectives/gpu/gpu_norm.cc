@@ -39,13 +39,17 @@ bool GpuBackend::build_norm(const towline_collective_norm_t& norm, uint64_t numb
   job.epsilon = norm.epsilon;
   if (job.bytes == 0) return true;
   const uint64_t row_bytes = job.bytes / norm.rows;
-  const bool marks = size_ > 1 && size_ <= kMarkedRanks && job.bytes <= marked_bytes_ && row_bytes % 8 == 0 &&
+  // Ranks of one GPU do a row each in less time than all of them all rows.
+  const bool marks = !direct_ && size_ > 1 && size_ <= kMarkedRanks && job.bytes <= marked_bytes_ &&
+                     row_bytes % 8 == 0 &&
                      norm.rows * marked_blocks_of_row(row_bytes) <= marked_blocks(size_);
   if (!marks && !direct_) return false;
   job.way = marks ? Way::kMarkedNorm : Way::kDirectNorm;
-  launch.kernel = norm_kernel_of(norm.datatype);
+  launch.kernel = norm_kernel_of(norm.datatype) + (marks ? kNormTypes : 0);
+  // Blocks of small kernels fill a multiprocessor.
   launch.blocks = static_cast<uint32_t>(
-      std::clamp<uint64_t>(marks ? norm.rows : (norm.rows + size_ - 1) / size_, 1, max_blocks_));
+      marks ? std::clamp<uint64_t>(norm.rows, 1, std::max(1u, std::min(share_ / 2, max_blocks_)))
+            : std::clamp<uint64_t>((norm.rows + size_ - 1) / size_, 1, max_blocks_));
   return true;
 }
 

@@ -33,20 +33,28 @@ void norm_model(const void* argument, uint32_t block, uint32_t blocks) {
   run_norm<E>(*static_cast<const Job*>(argument), scratch, block, blocks);
 }
 
+template <class E>
+void small_norm_model(const void* argument, uint32_t block, uint32_t blocks) {
+  Scratch scratch;
+  run_small_norm<E>(*static_cast<const Job*>(argument), scratch, block, blocks);
+}
+
 #define TOWLINE_KERNEL_NAME(name, datatype, element) "towline_collective_" #name,
 #define TOWLINE_KERNEL_MODEL(name, datatype, element) model<element>,
 #define TOWLINE_SMALL_NAME(name, datatype, element) "towline_collective_small_" #name,
 #define TOWLINE_SMALL_MODEL(name, datatype, element) small_model<element>,
 #define TOWLINE_NORM_NAME(name, element) "towline_collective_norm_" #name,
 #define TOWLINE_NORM_MODEL(name, element) norm_model<element>,
+#define TOWLINE_SMALL_NORM_NAME(name, element) "towline_collective_small_norm_" #name,
+#define TOWLINE_SMALL_NORM_MODEL(name, element) small_norm_model<element>,
 constexpr const char* kNames[] = {
     TOWLINE_COLLECTIVE_KERNELS(TOWLINE_KERNEL_NAME) "towline_collective_moving",
     TOWLINE_COLLECTIVE_KERNELS(TOWLINE_SMALL_NAME) "towline_collective_small_moving",
-    TOWLINE_NORM_KERNELS(TOWLINE_NORM_NAME)};
-constexpr cuda::KernelModel kModels[] = {TOWLINE_COLLECTIVE_KERNELS(TOWLINE_KERNEL_MODEL) model<NoElement>,
-                                         TOWLINE_COLLECTIVE_KERNELS(TOWLINE_SMALL_MODEL)
-                                             small_model<NoElement>,
-                                         TOWLINE_NORM_KERNELS(TOWLINE_NORM_MODEL)};
+    TOWLINE_NORM_KERNELS(TOWLINE_NORM_NAME) TOWLINE_NORM_KERNELS(TOWLINE_SMALL_NORM_NAME)};
+constexpr cuda::KernelModel kModels[] = {
+    TOWLINE_COLLECTIVE_KERNELS(TOWLINE_KERNEL_MODEL) model<NoElement>,
+    TOWLINE_COLLECTIVE_KERNELS(TOWLINE_SMALL_MODEL) small_model<NoElement>,
+    TOWLINE_NORM_KERNELS(TOWLINE_NORM_MODEL) TOWLINE_NORM_KERNELS(TOWLINE_SMALL_NORM_MODEL)};
 static_assert(std::size(kNames) == kKernels && std::size(kModels) == kKernels);
 
 cuda::KernelDevice& (*device_of_table)() = nullptr;

@@ -34,13 +34,22 @@ TOWLINE_DEVICE float sum_of_block(float mine, float* partial) {
 #endif
 }
 
+// 8 bytes. Those of an odd address out of line, since marked stores' kernels must be short.
+TOWLINE_DEVICE_CALL uint64_t load_apart(uint64_t address) { return load_any<uint64_t>(address); }
+TOWLINE_DEVICE_CALL void store_apart(uint64_t address, uint64_t value) {
+  store_any<uint64_t>(address, value);
+}
+TOWLINE_DEVICE uint64_t load_eight(uint64_t address) {
+  return (address & 7) == 0 ? device::load_unit<uint64_t>(address) : load_apart(address);
+}
+
 template <class Bits, uint32_t kLanes>
 TOWLINE_DEVICE void load_lanes(uint64_t address, Bits (&lanes)[kLanes]) {
   if constexpr (kLanes * sizeof(Bits) == 16) {
     const device::Pack pack = device::load_pack(address);
     memcpy(lanes, &pack, 16);
   } else if constexpr (kLanes * sizeof(Bits) == 8) {
-    const uint64_t value = load_any<uint64_t>(address);
+    const uint64_t value = load_eight(address);
     memcpy(lanes, &value, 8);
   } else {
     static_assert(kLanes == 1);
@@ -56,11 +65,22 @@ TOWLINE_DEVICE void store_lanes(uint64_t address, const Bits (&lanes)[kLanes]) {
   } else if constexpr (kLanes * sizeof(Bits) == 8) {
     uint64_t value;
     memcpy(&value, lanes, 8);
-    store_any<uint64_t>(address, value);
+    if ((address & 7) == 0)
+      device::store_unit<uint64_t>(address, value);
+    else
+      store_apart(address, value);
   } else {
     static_assert(kLanes == 1);
     store_any<Bits>(address, lanes[0]);
   }
+}
+
+TOWLINE_DEVICE void prefetch(uint64_t address) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
+#else
+  (void)address;
+#endif
 }
 
 // Where the results of rows go: at every target.
@@ -85,6 +105,9 @@ TOWLINE_DEVICE bool norm_row(const Job& job, uint64_t row, const NormTargets& ta
   // Without a residual the sums wait in the output until their row's scale is known.
   const uint64_t* const sums = adds ? targets.residuals : targets.outputs;
   const uint64_t own = adds ? job.residual : job.out[0];
+  // The first loop waits for other ranks; what comes after it is fetched meanwhile.
+  for (uint64_t unit = device::thread(); job.weight != 0 && unit < units; unit += device::threads())
+    prefetch(job.weight + unit * kUnit);
   float squares = 0;
   bool failed = false;
   for (uint64_t unit = device::thread(); unit < units && !failed; unit += device::threads()) {
@@ -105,19 +128,30 @@ TOWLINE_DEVICE bool norm_row(const Job& job, uint64_t row, const NormTargets& ta
   if (device::sync_any(failed)) return false;
   const float mean = sum_of_block(squares, partial) / static_cast<float>(job.width);
   const float scale = 1.0f / sqrtf(mean + job.epsilon);
-  for (uint64_t unit = device::thread(); unit < units; unit += device::threads()) {
-    const uint64_t at = begin + unit * kUnit;
-    Bits lanes[kLanes];
-    Bits weights[kLanes];
-    load_lanes(own + at, lanes);
-    if (job.weight != 0) load_lanes(job.weight + unit * kUnit, weights);
+  // Two units at a time, since a store would keep the next one's loads waiting.
+  const uint64_t step = device::threads();
+  for (uint64_t first = device::thread(); first < units; first += 2 * step) {
+    Bits lanes[2][kLanes];
+    Bits weights[2][kLanes];
     TOWLINE_UNROLL
-    for (uint32_t i = 0; i < kLanes; ++i) {
-      const float scaled = E::widen(lanes[i]) * scale;
-      lanes[i] = E::narrow(job.weight != 0 ? scaled * E::widen(weights[i]) : scaled);
+    for (uint32_t k = 0; k < 2; ++k) {
+      const uint64_t unit = first + k * step;
+      if (unit >= units) continue;
+      load_lanes(own + begin + unit * kUnit, lanes[k]);
+      if (job.weight != 0) load_lanes(job.weight + unit * kUnit, weights[k]);
     }
-    for (uint32_t target = 0; target < targets.count; ++target)
-      store_lanes(targets.outputs[target] + at, lanes);
+    TOWLINE_UNROLL
+    for (uint32_t k = 0; k < 2; ++k) {
+      const uint64_t unit = first + k * step;
+      if (unit >= units) continue;
+      TOWLINE_UNROLL
+      for (uint32_t i = 0; i < kLanes; ++i) {
+        const float scaled = E::widen(lanes[k][i]) * scale;
+        lanes[k][i] = E::narrow(job.weight != 0 ? scaled * E::widen(weights[k][i]) : scaled);
+      }
+      for (uint32_t target = 0; target < targets.count; ++target)
+        store_lanes(targets.outputs[target] + begin + unit * kUnit, lanes[k]);
+    }
   }
   return true;
 }
@@ -135,13 +169,26 @@ TOWLINE_DEVICE void run_marked_norm(const Job& job, Turn& turn, Scratch& scratch
     return static_cast<uint32_t>(row * of_row + unit / kMarkedSlots);
   };
   for (uint64_t row = turn.block; row < job.rows; row += turn.blocks) {
-    for (uint64_t unit = device::thread(); unit < units; unit += device::threads()) {
-      const uint32_t block = block_of(row, unit);
-      const uint64_t value = load_any<uint64_t>(job.in[0] + row * row_bytes + unit * 8);
-      for (uint32_t i = 1; i < job.size; ++i)
-        store_marked(marked_slot(job, (job.rank + i) % job.size, job.rank, me.marked[block], block,
-                                 static_cast<uint32_t>(unit % kMarkedSlots)),
-                     value, job.digest);
+    const uint64_t step = device::threads();
+    for (uint64_t first = device::thread(); first < units; first += 2 * step) {
+      uint64_t values[2];
+      uint32_t marked[2];
+      TOWLINE_UNROLL
+      for (uint32_t k = 0; k < 2; ++k) {
+        const uint64_t unit = first + k * step;
+        if (unit >= units) continue;
+        values[k] = load_eight(job.in[0] + row * row_bytes + unit * 8);
+        marked[k] = me.marked[block_of(row, unit)];
+      }
+      TOWLINE_UNROLL
+      for (uint32_t k = 0; k < 2; ++k) {
+        const uint64_t unit = first + k * step;
+        if (unit >= units) continue;
+        for (uint32_t i = 1; i < job.size; ++i)
+          store_marked(marked_slot(job, (job.rank + i) % job.size, job.rank, marked[k], block_of(row, unit),
+                                   static_cast<uint32_t>(unit % kMarkedSlots)),
+                       values[k], job.digest);
+      }
     }
   }
   show_marked(job, turn);
@@ -151,7 +198,7 @@ TOWLINE_DEVICE void run_marked_norm(const Job& job, Turn& turn, Scratch& scratch
       const uint32_t block = block_of(row, unit);
       uint64_t values[kMarkedRanks];
       if (!take_marked(job, turn, me.marked[block], block, static_cast<uint32_t>(unit % kMarkedSlots),
-                       others(job), load_any<uint64_t>(job.in[0] + row * row_bytes + unit * 8), values))
+                       others(job), load_eight(job.in[0] + row * row_bytes + unit * 8), values))
         return false;
       const uint64_t sum = reduce8<E>(job, values);
       memcpy(lanes, &sum, 8);
@@ -238,10 +285,15 @@ TOWLINE_DEVICE void run_norm(const Job& job, Scratch& scratch, uint32_t block, u
     return norm_own_rows<E, 1>(job, scratch, block, blocks);
   }
   Turn turn = begin_turn(job, block, blocks);
-  if (job.way == Way::kMarkedNorm)
-    run_marked_norm<E>(job, turn, scratch);
-  else
-    run_direct_norm<E>(job, turn, scratch);
+  run_direct_norm<E>(job, turn, scratch);
+  end_turn(job, turn);
+}
+
+// A kernel of its own: it needs twice the registers, without which it would spill more than a multiprocessor caches.
+template <class E>
+TOWLINE_DEVICE void run_small_norm(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
+  Turn turn = begin_turn(job, block, blocks);
+  run_marked_norm<E>(job, turn, scratch);
   end_turn(job, turn);
 }
 

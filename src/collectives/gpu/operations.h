@@ -268,7 +268,8 @@ TOWLINE_DEVICE void run_moving(const Job& job, Scratch& scratch, uint32_t block,
 inline constexpr uint32_t kMovingKernel = TOWLINE_BOOL + 1;
 inline constexpr uint32_t kSmallKernels = kMovingKernel + 1;
 inline constexpr uint32_t kNormKernels = 2 * kSmallKernels;
-inline constexpr uint32_t kKernels = kNormKernels + 3;
+inline constexpr uint32_t kNormTypes = 3;
+inline constexpr uint32_t kKernels = kNormKernels + 2 * kNormTypes;  // norms, then small ones
 // kKernels: norms are not of this type.
 constexpr uint32_t norm_kernel_of(uint32_t datatype) {
   switch (datatype) {
