@@ -257,10 +257,12 @@ TEST_P(CollectivesNorm, MixesWithAllReducesAndReplays) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CollectivesNorm,
-                         testing::Combine(testing::Values(1, 2, 3, 8),
-                                          testing::Values("", "[collectives]\ngpu_direct = 0\n",
-                                                          "[collectives]\ngpu_marked_bytes = 0\n")));
+// By rows, with marked stores, and with a kernel of its own.
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, CollectivesNorm,
+    testing::Combine(testing::Values(1, 2, 3, 8),
+                     testing::Values("", "[tuning.collectives]\ngpu_direct = 0\n",
+                                     "[tuning.collectives]\ngpu_direct = 0\ngpu_marked_bytes = 0\n")));
 
 Ranks two() {
   Ranks made;
