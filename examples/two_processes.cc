@@ -44,7 +44,7 @@ std::byte* page_of(const towline::Memory& cache, uint64_t layer, uint64_t page) 
   return cache.data() + (layer * kPages + page) * kPageBytes;
 }
 
-// What a request's page holds.
+// The content of a request's page.
 std::byte mark(uint32_t request, uint64_t layer, size_t position) {
   return static_cast<std::byte>(request * 31 + layer * 3 + position + 1);
 }

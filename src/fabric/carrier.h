@@ -46,7 +46,7 @@ class Carrier {
 
   CarrierAddress address() const;
 
-  // Adds the engine's peer, or gives the one that there is. Returns at once: what is sent meanwhile is repeated
+  // Adds the engine's peer, or returns the existing one. Returns at once: messages sent meanwhile are repeated
   // by the engine, and a peer that can't be reached is lost. Throws Error.
   Handle connect(const CarrierAddress& address);
   void disconnect(Handle peer) noexcept;

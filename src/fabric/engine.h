@@ -69,7 +69,7 @@ struct SegmentSource {
 enum class TransferOp : uint8_t { kNone, kWrite, kRead };
 
 // What it points to stays valid until the transfer is fenced. Segments lie in the memories that they name:
-// whoever makes them has checked that.
+// their maker has checked that.
 struct TransferRequest {
   Handle peer;
   TransferOp op = TransferOp::kNone;  // kNone: counts or message only

@@ -59,7 +59,7 @@ uint64_t Engine::State::slice_bytes(const Rail& rail, const Transfer& transfer) 
   return std::max(rail.slice_bytes >> (2 * transfer.stalls), std::min(rail.slice_bytes, kLeast));
 }
 
-// The next slice of at most `most` bytes: those to post again come first. False: there is none.
+// The next slice of at most `most` bytes: those to post again come first. False if nothing is left.
 bool Engine::State::next_slice(Transfer& transfer, uint64_t most, Slice& slice) noexcept {
   if (transfer.retry_head != kNoIndex) {
     RetrySlice& again = retry_pool[transfer.retry_head];

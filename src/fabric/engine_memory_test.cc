@@ -1,4 +1,4 @@
-// What the engines promise when memory runs out: what needed it ends or is tried again, nothing else.
+// When memory runs out, the operation that needed it ends or is tried again, and nothing else is affected.
 #include <gtest/gtest.h>
 #include <sched.h>
 

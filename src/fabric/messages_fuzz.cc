@@ -1,4 +1,4 @@
-// What a stranger can send to an engine: control messages, addresses, descriptors of memory, records. The first
+// Bytes that a stranger can send to an engine: control messages, addresses, descriptors of memory, records. The first
 // byte chooses; control messages are also given to an engine that has a peer and a connection under way.
 #include <cstdlib>
 #include <cstring>

@@ -30,7 +30,7 @@ class Registrations {
   [[nodiscard]] bool contains(const LocalMemory* memory) const noexcept { return pieces_.contains(memory); }
   // False: memory of a device, which this process can't read and write by itself.
   [[nodiscard]] bool is_host(const LocalMemory& memory) const noexcept;
-  // What the rails have.
+  // The rails' registrations.
   [[nodiscard]] std::size_t arenas() const noexcept { return arenas_.size(); }
 
  private:

@@ -94,7 +94,7 @@ class TransferEngine final : private EngineHost {
   void deregister_memory(const LocalMemory* memory);
   // Memory that is still registered although its owner goes: it stays as long as the engine.
   void keep(Mapping memory);
-  // What a peer needs to use it, and back. Throws Error(kProtocol).
+  // The descriptor that a peer needs to use it, and its decoding. Throws Error(kProtocol).
   static std::vector<uint8_t> descriptor(const LocalMemory& memory);
   static RemoteMemory import(std::span<const uint8_t> descriptor);
 

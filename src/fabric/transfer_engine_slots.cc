@@ -183,7 +183,7 @@ Status TransferEngine::start(Claim& slot, TransferRequest& request, const Transf
   return status;
 }
 
-// What the application needs to know of a slot that has begun.
+// The values that the application needs for a slot that has begun.
 void TransferEngine::hand_out(Slot& slot, const TransferOptions& options, Handle* number) noexcept {
   if (number != nullptr)
     *number = slot.number();

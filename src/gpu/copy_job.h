@@ -100,7 +100,7 @@ TOWLINE_HOST_DEVICE uint64_t address_of(const Side& side, uint64_t piece) {
 
 TOWLINE_HOST_DEVICE uint64_t chunks_of(const CopyJob& job) { return job.pieces * job.chunks_per_piece; }
 
-// Of each of so many blocks: one that has little to do starts sooner with fewer.
+// Threads per block for this number of blocks: a small job starts sooner with fewer.
 inline uint32_t threads_of_block(const CopyJob& job, uint32_t blocks) {
   const uint64_t useful = (chunks_of(job) * job.threads + 31) / 32 * 32;
   return blocks != 1 || useful > kThreads ? kThreads : useful < 32 ? 32 : static_cast<uint32_t>(useful);

@@ -260,7 +260,7 @@ class NvidiaKernels final : public KernelDevice {
   }
   [[nodiscard]] StreamState stream_state(uint32_t gpu, void* stream, uint64_t& graph) override {
     graph = 0;
-    // Whose stream it is was asked before by this thread, and the driver would refuse a launch in another's.
+    // This thread has already asked which context owns the stream, and the driver would refuse a launch in another's.
     thread_local void* known = nullptr;
     thread_local uint32_t known_on = 0;
     if (known != stream || known_on != gpu) {

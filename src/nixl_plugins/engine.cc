@@ -12,7 +12,7 @@
 #include "nixl_plugins/companions.h"
 #include "towline/plugin/backend.hpp"
 
-// Of the list's virtual functions this one alone is not in NIXL's header.
+// The only virtual function of the list that NIXL's header does not define.
 template <class T>
 int nixlDescList<T>::getIndex(const nixlBasicDesc& query) const {
   const auto found = std::ranges::find_if(descs, [&](const T& desc) {

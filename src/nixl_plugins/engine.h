@@ -41,7 +41,7 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // What the engine said when it was made.
+  // The engine's answers when it was made.
   [[nodiscard]] const std::string& type() const noexcept { return type_; }
   [[nodiscard]] bool remote() const noexcept { return remote_; }
   [[nodiscard]] bool local() const noexcept { return local_; }

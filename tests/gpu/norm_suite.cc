@@ -35,7 +35,7 @@ void set_element(uint32_t datatype, std::vector<uint8_t>& to, uint64_t i, float 
   const uint16_t bits = datatype == TOWLINE_FLOAT16 ? Float16::narrow(value) : Bfloat16::narrow(value);
   std::memcpy(to.data() + i * 2, &bits, 2);
 }
-// Of a result: one unit in the last place, or the float's rounding of a sum of squares in another order.
+// A result's tolerance: one unit in the last place, or the float's rounding of a sum of squares in another order.
 double tolerance(uint32_t datatype) {
   return datatype == TOWLINE_FLOAT32 ? 5e-6 : datatype == TOWLINE_FLOAT16 ? 0x1p-10 : 0x1p-7;
 }

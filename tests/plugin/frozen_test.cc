@@ -129,7 +129,7 @@ TEST(FrozenPlugin, TheAgentTellsWhatABackendMovesAndWhyItDoesNot) {
   EXPECT_NE(info.find(R"("where":"any host")"), std::string::npos);
 }
 
-// A named pipe: whoever opens it to read waits until somebody opens it to write.
+// A named pipe: opening it to read waits until somebody opens it to write.
 class NamedPipe {
  public:
   NamedPipe() { EXPECT_EQ(mkfifo(path_.c_str(), 0600), 0) << path_; }
@@ -232,7 +232,7 @@ TEST(AddingABackend, ToAnAgentThatLivesReachesItsRegionsAndPeers) {
     ASSERT_EQ(posted == Status::kInProgress ? move.wait(20s) : posted, Status::kOk) << last_error();
     EXPECT_EQ(std::memcmp(memory.data(), memory.data() + 4096, 4096), 0);
   }
-  // What was made before goes on by its own way.
+  // Objects made before keep their own way.
   const Status posted = before.post();
   EXPECT_EQ(posted == Status::kInProgress ? before.wait(20s) : posted, Status::kOk);
   try {

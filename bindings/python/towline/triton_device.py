@@ -83,7 +83,7 @@ def barrier(table, rank, size: tl.constexpr, slots: tl.constexpr, slot, count, l
 
 @triton.jit
 def reduce(table, size: tl.constexpr, offsets, mask, dtype: tl.constexpr):
-    """The sum of these elements of all ranks' memory, in rank order: in float32, or the type itself if it is none of floats."""
+    """The sum of these elements of all ranks' memory, in rank order: in float32, or in the type itself for integers."""
     total = get(table, 0, offsets, mask, dtype)
     if total.dtype.is_floating():
         total = total.to(tl.float32)

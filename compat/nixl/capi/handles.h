@@ -1,4 +1,4 @@
-// What the handles of nixl_capi.h are, and how its functions end.
+// The types behind the handles of nixl_capi.h, and how its functions end.
 #pragma once
 
 #include <nixl.h>

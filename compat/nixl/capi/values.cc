@@ -7,7 +7,7 @@ using namespace towline::nixl::capi;  // NOLINT: this file is that interface's o
 
 namespace {
 
-// Of a list with an index.
+// An element of a list, by index.
 template <class List, class Take>
 nixl_capi_status_t at(const List& list, size_t index, Take take) {
   if (index >= list.size()) return NIXL_CAPI_ERROR_INVALID_PARAM;

@@ -52,7 +52,7 @@ class TOWLINE_NIXL_API nixlPluginManager {
   // Makes a plugin that is linked in known; false if the name is taken or the plugin can't be used.
   bool registerStaticPlugin(const std::string& name, nixlStaticPluginCreatorFunc creator);
 
-  // Loads it unless it is loaded. Null, with towline::nixl::last_error, if there is none that can be used.
+  // Loads it unless it is loaded. Null, with towline::nixl::last_error set, if no usable one is found.
   std::shared_ptr<const nixlBackendPluginHandle> loadBackendPlugin(const nixl_backend_t& name);
   // Null if it is not loaded.
   std::shared_ptr<const nixlBackendPluginHandle> getBackendPlugin(const nixl_backend_t& name);

@@ -305,7 +305,7 @@ bool Bench::run_step(uint64_t block, uint64_t batch) {
   const uint64_t count = batch * flags_.pipeline_depth;
   if (storage_ != nullptr) {
     prepare_storage(block, count);
-    // What is read has to be there.
+    // READ needs an object that exists.
     if (!flags_.writes()) {
       fill(block, count, kOfTarget);
       move_all(NIXL_WRITE, block, count);

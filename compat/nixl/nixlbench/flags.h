@@ -55,7 +55,7 @@ struct Flags {
 
   [[nodiscard]] bool is_storage() const { return backend == "POSIX" || backend == "OBJ"; }
   [[nodiscard]] bool writes() const { return op_type == "WRITE"; }
-  // Of one block size.
+  // The values for one block size.
   [[nodiscard]] uint64_t iterations(uint64_t block_size) const;
 
   // Throws std::runtime_error naming the flag and what it takes.

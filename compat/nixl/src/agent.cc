@@ -114,7 +114,7 @@ nixlAgentData::~nixlAgentData() {
   agent.reset();
   while (nixlXferReqH* request = requests.take_first()) {
     if (request->engined != nullptr) {
-      // What the engine does not give back it may still use.
+      // The engine may still use a request that it does not give back.
       if (request->backend->engine->release(*request->engined) != NIXL_SUCCESS)
         (void)request->engined.release();
     } else {

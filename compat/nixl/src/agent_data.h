@@ -216,7 +216,7 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   void catch_up();
   // True if catch_up() already ran in this tick of the clock; marks it as run.
   [[nodiscard]] bool caught_up_lately() noexcept;
-  // The directory; null with `status` set if there is none.
+  // The directory; null, with `status` set, on failure.
   towline::nixl::MetadataDirectory* directory(const char* call, nixl_status_t& status);
 
   void read_message(const std::string& sender, std::string_view incarnation,

@@ -54,7 +54,7 @@ class nixlBackendH {
  public:
   nixlBackendH(const towline::nixl::BackendType& backend_type, nixl_b_params_t params, nixl_mem_list_t kinds)
       : engine(nullptr), type(backend_type), parameters(std::move(params)), memories(std::move(kinds)) {}
-  // Of a plugin's engine, which it owns.
+  // Takes over a plugin's engine.
   explicit nixlBackendH(std::unique_ptr<towline::nixl::Engine> plugins_engine);
   ~nixlBackendH();
 

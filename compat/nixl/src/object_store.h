@@ -18,14 +18,14 @@ struct StoreType {
   const char* name;    // NIXL's
   nixl_mem_t stored;   // OBJ_SEG or FILE_SEG
   const char* scheme;  // of Towline's URIs
-  const char* bucket;  // the parameter that names it; null: there is none
+  const char* bucket;  // the parameter that names it; null if it has none
   bool gpu;            // it moves GPU memory too
   // The parameters that createBackend reads, by NIXL's names, with defaults.
   nixl_b_params_t (*parameters)();
   // The same as settings of Towline's backend, TOML. Throws Error for an invalid value.
   std::string (*settings)(const nixl_b_params_t& parameters);
 };
-// Null for a name that is none of them.
+// Null for any other name.
 [[nodiscard]] const StoreType* find_store_type(const std::string& name) noexcept;
 
 class ObjectStore {

@@ -254,7 +254,7 @@ std::shared_ptr<const nixlBackendPluginHandle> nixlPluginManager::loadBackendPlu
   std::vector<std::string> paths;
   if (const auto listed = listed_.find(name); listed != listed_.end() && !listed->second.empty())
     paths.push_back(listed->second);
-  // A name is part of a path here: one that leaves the folder is none of ours.
+  // A name is part of a path here: one that leaves the folder is refused.
   if (name.find('/') == std::string::npos && name.find('\0') == std::string::npos) {
     for (const std::string& directory : directories_)
       paths.push_back(directory + "/" + std::string{kPrefix} + name + std::string{kSuffix});

@@ -26,7 +26,7 @@ class Section {
   [[nodiscard]] const Memory* covering(nixl_mem_t type, const nixlBasicDesc& desc) const;
   // Null if none has this address, length and device.
   [[nodiscard]] const Memory* exact(nixl_mem_t type, const nixlBasicDesc& desc) const;
-  // Takes out one with this address, length and device; false if there is none.
+  // Takes out one with this address, length and device; false if not found.
   bool take(nixl_mem_t type, const nixlBasicDesc& desc, Memory& taken);
   template <class Visit>
   void each(Visit visit) const {

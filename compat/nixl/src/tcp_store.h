@@ -15,7 +15,7 @@ namespace towline::nixl {
 
 class TcpStore {
  public:
-  // `endpoint`: "host:port". Throws Error for what is none.
+  // `endpoint`: "host:port". Throws Error if it is malformed.
   TcpStore(std::string endpoint, std::chrono::nanoseconds connect_timeout, std::chrono::nanoseconds timeout);
 
   // These throw Error, which names the store.

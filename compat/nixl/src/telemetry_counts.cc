@@ -177,7 +177,7 @@ std::optional<CountsSnapshot> read_counts(const TelemetryCounts& counts) {
   snapshot.enabled = counts.enabled;
   snapshot.updated_s = counts.updated_s.load(kRelaxed);
   snapshot.bounds.assign(counts.bounds, counts.bounds + counts.bound_count);
-  // A number that is none has no form in JSON.
+  // JSON has no infinities and no NaN.
   if (!std::ranges::all_of(snapshot.bounds, [](double bound) { return std::isfinite(bound); }))
     return std::nullopt;
   for (size_t i = 0; i < kEvents; ++i) {

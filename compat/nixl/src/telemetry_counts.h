@@ -54,7 +54,7 @@ void begin_counts(TelemetryCounts& counts, const TelemetryIdentity& identity, st
                   uint64_t enabled);
 void count_event(TelemetryCounts& counts, nixl_telemetry_event_type_t type, uint64_t value) noexcept;
 
-// What was counted at some moment.
+// The counters at one moment.
 struct CountsSnapshot {
   TelemetryIdentity identity;
   uint64_t pid = 0;

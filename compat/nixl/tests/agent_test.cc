@@ -288,7 +288,7 @@ TEST(Agents, EndWithRequestsListsAndPeersStillThere) {
   b->load(*a);
   nixlDlistH* list = nullptr;
   ASSERT_EQ(a->agent->prepXferDlist("ending-b", b->blocks(4, 64), list), NIXL_SUCCESS);
-  // Of the first half forth, of the second back, so that neither writes what the other does.
+  // The first half goes forth and the second back, so that the two never write the same bytes.
   const auto second = [](const Side& side) {
     nixl_xfer_dlist_t half(DRAM_SEG);
     half.emplace(side.address() + (32 << 20), 4096, uint64_t{0});

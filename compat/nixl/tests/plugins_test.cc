@@ -27,7 +27,7 @@ namespace {
 class Plugins : public testing::Test {
  protected:
   void SetUp() override { nixlPluginManager::getInstance().addPluginDirectory(PLUGIN_FOLDER); }
-  // What the plugin's engines still hold of all that agents gave them.
+  // The number of agents' objects that the plugin's engines still hold.
   static int known_alive() {
     void* library = dlopen(PLUGIN_FOLDER "/libplugin_MOVER.so", RTLD_NOW | RTLD_LOCAL);
     const auto count = reinterpret_cast<int (*)()>(dlsym(library, "mover_known_alive"));

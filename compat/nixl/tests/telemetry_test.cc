@@ -80,7 +80,7 @@ std::string scrape(int port) {
   return page;
 }
 
-// The sample of this name whose labels contain all of `labels`; nothing if there is none.
+// The sample of this name whose labels contain all of `labels`; nothing if not found.
 std::optional<double> sample(const std::string& page, const std::string& name,
                              const std::vector<std::string>& labels) {
   for (size_t at = 0; at < page.size();) {

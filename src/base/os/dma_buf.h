@@ -7,8 +7,8 @@
 
 namespace towline {
 
-// Of a whole memfd that is sealed against shrinking, as create_memfd() makes them, by /dev/udmabuf. Throws Error that
-// says what is missing.
+// Makes a dma-buf of a whole memfd that is sealed against shrinking, as create_memfd() makes them, by /dev/udmabuf.
+// Throws Error that says what is missing.
 [[nodiscard]] UniqueFd make_dma_buf(int memfd, uint64_t bytes);
 
 }  // namespace towline

@@ -10,7 +10,7 @@ namespace towline::collectives::gpu {
 
 // Of everything but the number; not 0.
 uint32_t digest_of(const Mark& mark);
-// Of the tag of an all_reduce with RMSNorm; not 0.
+// The tag of an all_reduce with RMSNorm; never 0.
 uint64_t norm_tag(uint64_t width, float epsilon);
 // For people.
 std::string text_of(const Mark& mark);

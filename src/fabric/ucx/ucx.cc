@@ -156,7 +156,7 @@ class UcxDomain final : public Domain, private UcxOwner {
   void deregister_memory(const Registration& registration) noexcept override {
     const auto found = registrations_.find(registration.handle);
     if (found == registrations_.end()) return;
-    // What a peer still reads from it would be read after this.
+    // Connections that still send from it are closed, or a peer would read from freed memory.
     for (const auto& connection : connections_) {
       if (connection == nullptr || !connection->serves(registration.handle)) continue;
       connection->down(Status::kStale);

@@ -76,7 +76,7 @@ class UcxConnection {
   static constexpr uint64_t kChunkBytes = 32 << 10;  // of a write or read in one message
 
   enum class Kind : uint32_t { kRecord, kWrite, kRead, kReadData, kAcknowledge, kRefuse, kAskBlob, kBlob };
-  // Of every message, as it lies in memory.
+  // The header of every message, as it lies in memory.
   struct Header {
     uint64_t number = 0;  // of records and writes, from 1 on; of a read; of all messages that have come
     uint64_t key = 0;

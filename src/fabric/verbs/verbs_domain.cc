@@ -454,7 +454,7 @@ std::size_t VerbsDomain::poll_queue(Completion* completions, std::size_t capacit
   const int count = wanted == 0 ? 0 : ibv_poll_cq(queue_.get(), wanted, entries);
   for (int i = 0; i < count; ++i)
     if (convert(entries[i], completions[given])) ++given;
-  // Markers and the like are taken without being given: look again rather than say that there is nothing.
+  // Markers and the like are taken without being given: look again rather than report an empty queue.
   return given == 0 && count > 0 ? poll_queue(completions, capacity) : given;
 }
 

@@ -232,7 +232,7 @@ TEST_F(VerbsEngines, RecordsThatArrivedBeforeAQueuePairEndedCountOnce) {
     ASSERT_EQ(hosts[0].engine->submit(write), Status::kInProgress);
     step();
     world.run(static_cast<uint32_t>(round * 16));
-    // What has arrived lies in the receiver's completion queue; nobody has looked.
+    // The arrivals lie in the receiver's completion queue, not polled yet.
     if (!devices[0][0]->pairs.empty()) world.break_pair(some_pair(*devices[0][0]), IBV_EVENT_QP_FATAL);
     world.run_when_polled = true;
     ASSERT_TRUE(until([&] { return hosts[0].outcomes.contains(1); })) << hosts[0].engine->describe();

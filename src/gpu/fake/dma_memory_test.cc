@@ -1,4 +1,4 @@
-// What is asked of NVIDIA's driver for memory that NICs can fill, and that nothing of it stays where a step fails.
+// The calls to NVIDIA's driver for memory that NICs can fill, and that a failing step leaves nothing behind.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 

@@ -166,7 +166,7 @@ std::optional<nixlBackendMD*> Nixl::metadata_of(uint64_t address, uint64_t bytes
 
 // ---- a thread's caller
 
-// What the engine is given stays at its place until the request is released.
+// Lists given to the engine stay in place until the request is released.
 struct NixlCaller::Request {
   explicit Request(bool write) : operation(write ? NIXL_WRITE : NIXL_READ) {}
 

@@ -39,7 +39,7 @@ struct OwnMemory {
   std::string public_data;  // for peers' engines
 };
 
-// What the engine is given stays at its place until the request is released.
+// Lists given to the engine stay in place until the request is released.
 struct Request {
   Request(nixl_xfer_op_t op, std::string to, nixl_mem_t local_kind, nixl_mem_t remote_kind)
       : operation(op), agent(std::move(to)), local(local_kind), remote(remote_kind) {}

@@ -1,4 +1,4 @@
-// What a backend over tcp's sockets may add: lanes with a second socket, the payload flow. Null in tcp itself.
+// Additions that a backend over tcp's sockets may bring: lanes with a second socket, the payload flow. Null in tcp itself.
 //
 // Sockets of a connection are numbered in their hellos. Without flows, each is a lane. With them, lane n has the sockets
 // 2n, its stream, and 2n + 1, its payload flow; lane 0 begins without, the others come up with both.

@@ -156,7 +156,7 @@ class FakeAgent {
     return nullptr;
   }
 
-  // What the core gives to a transport that asks for another one.
+  // The other transport that the core gives to one that asks for it.
   static inline const towline_plugin_v1_t* builtin = nullptr;
 
   towline_identity identity = plugin::sized<towline_identity>();

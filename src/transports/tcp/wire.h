@@ -73,7 +73,7 @@ std::vector<uint8_t> pack_address(std::span<const std::string> endpoints);
 [[nodiscard]] const char* unpack_address(std::span<const uint8_t> address,
                                          std::vector<std::string>& endpoints);
 
-// What goes with a region of GPU memory in the metadata: that its agent can land it. u8 version 1, u32 bytes; a
+// Goes with a region of GPU memory in the metadata, to say that its agent can land it. u8 version 1, u32 bytes; a
 // later version may say more behind.
 struct LandingToken {
   uint32_t most_frame_bytes = 0;  // payload of a frame into that region at most

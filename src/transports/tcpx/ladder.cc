@@ -16,7 +16,7 @@
 namespace towline::tcpx {
 namespace {
 
-// What a source is made from.
+// The parts that a source is made from.
 struct Parts {
   const Settings& settings;
   const plugin::Host& host;

@@ -17,7 +17,8 @@ struct NicChoice {
 [[nodiscard]] NicChoice choose_nic(const std::vector<std::string>& wanted, const std::string& gpu,
                                    const std::string& root = "");
 
-// As the kernel writes it ("0000:04:00.0"), also of what nvidia-smi prints ("00000000:04:00.0"). Empty: it is none.
+// As the kernel writes it ("0000:04:00.0"), also of what nvidia-smi prints ("00000000:04:00.0").
+// Empty if it is malformed.
 [[nodiscard]] std::string pci_address(const std::string& text);
 
 }  // namespace towline::tcpx

@@ -156,7 +156,7 @@ void PayloadSocket::give_back(std::span<const Fragment> fragments) noexcept {
   if (!released_.empty()) source_->release(released_);
 }
 
-// Of a source without a pool: no byte needs to be anywhere else first.
+// For a source without a pool: bytes go to their destination directly.
 IoResult PayloadSocket::read_linear(std::span<const iovec> pieces) noexcept {
   msghdr message = {};
   message.msg_iov = const_cast<iovec*>(pieces.data());
@@ -249,7 +249,7 @@ IoResult PayloadSocket::collect(uint32_t slot, uint8_t* staging, std::size_t byt
   const Polled polled = poll(bytes);
   IoResult failed = make_room(list, polled);
   if (polled.io.status != Status::kOk) return failed.status != Status::kOk ? failed : polled.io;
-  // What is left over the limit is held by frames that a GPU is copying.
+  // Tokens left over the limit are held by frames that a GPU is copying.
   const bool copies = !reachable_ || holds_much();
   if (copies && failed.status == Status::kOk) failed = fetch(polled.count);
   if (failed.status != Status::kOk) {

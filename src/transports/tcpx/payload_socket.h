@@ -50,7 +50,7 @@ class PayloadSocket final : public framing::PayloadFlow {
   void close() noexcept;
   void abandon() noexcept;
   [[nodiscard]] int descriptor() const noexcept { return socket_.get(); }
-  // What is readable when payload may have come: the socket, or a descriptor of its source's.
+  // Readable when payload may have come: the socket, or its source's descriptor.
   [[nodiscard]] int read_descriptor() const noexcept {
     const int own = source_ != nullptr ? source_->wakes_by() : -1;
     return own >= 0 ? own : socket_.get();
@@ -79,7 +79,7 @@ class PayloadSocket final : public framing::PayloadFlow {
   static constexpr std::size_t kMostPolled = 128;  // fragments at a time
   static constexpr std::size_t kLinearBytes = 256u << 10;
 
-  // What has arrived of a slot's frame.
+  // The bytes of a slot's frame that have arrived.
   struct List {
     std::vector<towline_landing_piece> pieces;
     std::vector<uint32_t> tokens;  // that the pieces in the pool are held by

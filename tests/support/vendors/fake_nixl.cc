@@ -12,7 +12,7 @@
 
 #define FAKE_API extern "C" __attribute__((visibility("default")))
 
-// Of the list's virtual functions this one alone is not in NIXL's header.
+// The only virtual function of the list that NIXL's header does not define.
 template <class T>
 int nixlDescList<T>::getIndex(const nixlBasicDesc&) const {
   return static_cast<int>(NIXL_ERR_NOT_SUPPORTED);

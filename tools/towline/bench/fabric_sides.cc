@@ -27,7 +27,7 @@ constexpr uint32_t kThere = 1;  // immediates of a round trip
 constexpr uint32_t kBack = 2;
 constexpr std::chrono::nanoseconds kEndsWithin = 60s;
 
-// What the engine's thread hands to this one.
+// Results that the engine's thread hands to this one.
 class Inbox {
  public:
   struct Message {

@@ -112,11 +112,11 @@ class TOWLINE_NIXL_API nixlBackendEngine {
 
   // ---- With supportsRemote
 
-  // What a peer's loadRemoteMD needs.
+  // The data that a peer's loadRemoteMD needs.
   virtual nixl_status_t getPublicData(const nixlBackendMD* /*meta*/, std::string& /*text*/) const {
     return NIXL_ERR_BACKEND;
   }
-  // What a peer's loadRemoteConnInfo needs.
+  // The data that a peer's loadRemoteConnInfo needs.
   virtual nixl_status_t getConnInfo(std::string& /*text*/) const { return NIXL_ERR_BACKEND; }
   virtual nixl_status_t loadRemoteConnInfo(const std::string& /*remote_agent*/,
                                            const std::string& /*conn_info*/) {

@@ -7,7 +7,7 @@
 
 namespace nixl {
 
-// Owns a file descriptor; -1 is none.
+// Owns a file descriptor; -1 if it owns nothing.
 class scopedFd {
  public:
   scopedFd() = default;

@@ -26,7 +26,7 @@ def build(tmp_path, monkeypatch, version=None):
 @pytest.mark.parametrize(("asked", "accepted"), [(None, "nixl[cu13]==1.5.1"), ("1.5.0", "nixl[cu12]==1.5.0")])
 def test_a_requirement_of_nixl_is_met(tmp_path, monkeypatch, asked, accepted):
     wheel = build(tmp_path, monkeypatch, asked)
-    # What is required of others is not looked at: towline-nixl is installed here, or not, as the test runs.
+    # Requirements of other packages are not checked: towline-nixl is installed here, or not, as the test runs.
     done = subprocess.run(
         [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--no-index", "--find-links", str(tmp_path),
          "--ignore-installed", accepted],

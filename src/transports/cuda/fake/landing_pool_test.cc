@@ -80,7 +80,7 @@ TEST_F(LandingPoolTest, WhatLiesOutsideIsNotRead) {
     EXPECT_THROW((void)pool.read({&piece, 1}, &byte), core::Error);
 }
 
-// What a broken GPU still writes must not be taken for a later answer.
+// A late write of a broken GPU must not be taken for a later answer.
 TEST_F(LandingPoolTest, AGpuThatFailsOnceIsReadNoMore) {
   LandingPool pool(fake::fake_device(), 0, kBytes, -1);
   const towline_landing_piece piece = {pool.address(), 100};

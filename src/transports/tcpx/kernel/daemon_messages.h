@@ -1,4 +1,4 @@
-// What is said to the daemon that manages receive memory and flow rules on hosts with Google's kernels, as bytes. Each
+// Messages to the daemon that manages receive memory and flow rules on hosts with Google's kernels, as bytes. Each
 // message is a length of 16 bits, the high byte first, and a Protocol Buffers message of few known fields.
 #pragma once
 
@@ -16,7 +16,7 @@ inline constexpr std::size_t kMostDaemonBytes = 4096;  // of an answer
 
 // With the length in front.
 [[nodiscard]] std::string encode_daemon_text(std::string_view text);
-// Of a connection, for a GPU by its PCI address. Empty: no rule can be made for it.
+// The rule for a connection to a GPU, by its PCI address. Empty if no rule can be made.
 [[nodiscard]] std::string encode_daemon_rule(const FlowRule& rule, std::string_view gpu);
 
 // Without the length. Empty: it is no such message.
@@ -27,7 +27,7 @@ struct DaemonRule {
 };
 [[nodiscard]] std::optional<DaemonRule> decode_daemon_rule(std::span<const uint8_t> message);
 
-// Of a GPU's receive memory, in an answer's text.
+// The bytes of a GPU's receive memory, from an answer's text.
 [[nodiscard]] std::optional<uint64_t> decode_daemon_memory_bytes(std::string_view text) noexcept;
 
 }  // namespace towline::tcpx

@@ -37,7 +37,7 @@ void encode_count_rules(std::span<uint8_t> out) noexcept;
 // A call whose answer has room for `count` places.
 [[nodiscard]] std::vector<uint8_t> encode_list_rules(uint32_t count);
 
-// Of what the call left in its bytes.
+// Reads the bytes that the call has filled.
 [[nodiscard]] uint32_t decode_place(std::span<const uint8_t> call) noexcept;  // where a rule was put
 [[nodiscard]] uint32_t decode_rule_count(std::span<const uint8_t> call) noexcept;
 [[nodiscard]] std::vector<uint32_t> decode_places(std::span<const uint8_t> call);

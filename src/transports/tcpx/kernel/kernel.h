@@ -9,7 +9,7 @@
 
 namespace towline::tcpx {
 
-// A socket of the kernel's generic netlink. What is bound on it stays bound until it is closed.
+// A socket of the kernel's generic netlink. Bindings made on it last until it is closed.
 class Netlink {
  public:
   Netlink() = default;
@@ -31,7 +31,7 @@ class Kernel {
 
   // Throws Error.
   virtual std::unique_ptr<Netlink> open_netlink() = 0;
-  // The number of an interface of this network namespace; 0: there is none.
+  // The number of an interface of this network namespace; 0 if not found.
   virtual uint32_t interface_number(const std::string& interface) = 0;
   // An ethtool call, which the kernel overwrites. 0, or an errno.
   virtual int ethtool(const std::string& interface, std::span<uint8_t> call) = 0;

@@ -34,7 +34,7 @@ class Ledger {
   // After it was undone.
   void remove(const std::string& line);
 
-  // What the NIC was like before its first user; empty: nobody has said.
+  // The NIC's settings before its first user; empty if never recorded.
   [[nodiscard]] std::optional<std::string> before() const;
   void set_before(const std::string& text);
   // Calls `restore` with before() if no other process uses the NIC any more. Then before() is forgotten.

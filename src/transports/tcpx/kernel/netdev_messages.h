@@ -42,7 +42,7 @@ struct Rings {
                                                         uint32_t sequence, std::string_view interface,
                                                         const Rings& rings) noexcept;
 
-// Of the attributes of a reply (generic_attributes); empty where they are not such a reply's.
+// Decodes the attributes of a reply (generic_attributes); empty if they belong to another kind.
 [[nodiscard]] std::optional<uint16_t> decode_family(std::span<const uint8_t> attributes) noexcept;
 [[nodiscard]] std::optional<uint32_t> decode_binding(std::span<const uint8_t> attributes) noexcept;
 [[nodiscard]] std::optional<Rings> decode_rings(std::span<const uint8_t> attributes) noexcept;

@@ -58,7 +58,7 @@ struct Attribute {
 
 [[nodiscard]] bool next_attribute(std::span<const uint8_t>& attributes, Attribute& attribute) noexcept;
 
-// The attributes of a generic netlink reply: what follows command and version. Empty if there is none.
+// The attributes of a generic netlink reply: the bytes after command and version. Empty if it has none.
 [[nodiscard]] std::span<const uint8_t> generic_attributes(const NetlinkReply& reply) noexcept;
 
 // How a request ended.

@@ -38,7 +38,7 @@ class Nic {
   void set_rings(const Rings& rings);
 
   void insert_rule(const FlowRule& rule);
-  // Of one connection each, as ours are; with their places.
+  // Rules for one connection each, as ours are, with their places.
   [[nodiscard]] std::vector<std::pair<uint32_t, FlowRule>> rules();
   void delete_rule(uint32_t place);
 

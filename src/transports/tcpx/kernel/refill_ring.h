@@ -32,7 +32,7 @@ class RefillRing {
     ring_ = reinterpret_cast<zcrx::Refill*>(region.data() + offsets.entries);
   }
 
-  // What the kernel has not taken. A head that can't be counts as a full ring: then nothing is overwritten.
+  // Entries that the kernel has not taken. An impossible head counts as a full ring, so that nothing is overwritten.
   [[nodiscard]] uint32_t queued() const noexcept {
     const uint32_t queued = next_ - std::atomic_ref(*head_).load(std::memory_order_acquire);
     return queued <= entries_ ? queued : entries_;

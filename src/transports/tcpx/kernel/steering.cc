@@ -93,7 +93,7 @@ void Steering::undo_the_dead() {
 void Steering::prepare() {
   const Rings rings = nic_.rings();
   const std::vector<uint32_t> spread = nic_.spread();
-  // Of a process that was killed while it was alone: what was before it is what was before us.
+  // That process was killed while it was alone, so the settings it found are the ones to restore.
   if (!ledger_.before()) ledger_.set_before(say(rings, spread));
   Rings wanted = {Split::kOn, rings.threshold ? std::optional<uint32_t>(0) : std::nullopt};
   if (rings.split != Split::kOn || rings.threshold.value_or(0) != 0) nic_.set_rings(wanted);

@@ -170,7 +170,7 @@ bool fail_receiving_with(uint32_t error) {
          prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-// ETOOSMALL, which user space has no name for. What was there can be received afterwards, with more room.
+// ETOOSMALL, which user space has no name for. The data can be received afterwards, with more room.
 TEST_F(DevmemTest, AKernelThatFindsTheControlBufferTooShortIsAnErrorAndLosesNothing) {
   auto provider = open();
   auto [writer, reader] = testing::connected_sockets();

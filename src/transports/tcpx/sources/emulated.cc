@@ -50,7 +50,7 @@ EmulatedSource::EmulatedSource(int socket, const EmulatedOptions& options, std::
   for (uint32_t page = 0; page < pages_; ++page) free_.push_back(page);
 }
 
-// Of a random free page, if there is one.
+// Takes a random free page, if any.
 Fragment EmulatedSource::next_fragment(std::size_t most) noexcept {
   if (options_.odd && random_.below(kOneInLinear) == 0) {
     const uint64_t bytes = std::min<uint64_t>(most, random_.between(1, kLongestLinear));

@@ -22,7 +22,7 @@
 
 namespace towline::tcpx::testing {
 
-// What a ring did, read while it runs.
+// A ring's counters, read while it runs.
 struct ZcrxSeen {
   std::atomic<uint32_t> bad_refills{0};  // of pages that were not out
   std::atomic<uint32_t> pages_out{0};

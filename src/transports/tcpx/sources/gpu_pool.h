@@ -19,7 +19,7 @@ struct GpuPoolWish {
 
 class GpuPool final : public PoolReader {
  public:
-  // Throws Error that says why there is none.
+  // Throws Error that says why it can't be had.
   GpuPool(const plugin::Host& host, const GpuPoolWish& wish);
   ~GpuPool() override;
 

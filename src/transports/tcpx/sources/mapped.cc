@@ -63,7 +63,7 @@ Polled MappedSource::poll(uint8_t* linear, std::size_t most, std::span<Fragment>
   return {framing::IoResult::moved(ask.length), 1, false};
 }
 
-// What was mapped there is the kernel's again at once, rather than when the window is used next.
+// The mapped pages go back to the kernel at once, not when the window is used next.
 void MappedSource::release(std::span<const uint32_t> tokens) noexcept {
   for (const uint32_t token : tokens) {
     if (!held_.release(token)) continue;

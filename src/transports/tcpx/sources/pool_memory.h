@@ -28,7 +28,7 @@ using MakePoolMemory = std::function<PoolMemory(uint64_t bytes)>;
 
 // Throw Error that says what is missing.
 [[nodiscard]] PoolMemory make_pool_memory(uint64_t bytes);
-// Of the GPU at this PCI address; empty: one that the process uses. `host` outlives the maker.
+// Memory of the GPU at this PCI address; if empty, of one that the process uses. `host` outlives the maker.
 [[nodiscard]] MakePoolMemory make_gpu_memory(const plugin::Host& host, const std::string& gpu);
 
 }  // namespace towline::tcpx

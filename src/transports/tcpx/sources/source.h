@@ -93,7 +93,7 @@ class Provider {
   [[nodiscard]] virtual const char* name() const noexcept = 0;
   // What memory it receives into, for people.
   [[nodiscard]] virtual std::string where() const { return "host memory"; }
-  // Of a connected, non-blocking stream socket, which outlives the source. Throws Error.
+  // Makes the source of a connected, non-blocking stream socket, which outlives it. Throws Error.
   virtual std::unique_ptr<Source> make(int socket) = 0;
 };
 

@@ -73,7 +73,7 @@ const Kind kKinds[] = {
 
 class SourceTest : public ::testing::TestWithParam<Kind> {};
 
-// What is held is compared when it is released, long after it came.
+// Held fragments are compared when they are released, long after they came.
 struct Held {
   Fragment fragment;
   std::size_t at;  // in the stream

@@ -1,5 +1,5 @@
-// What a ring of io_uring's zero-copy receive says: completions of any user, length and place, in any order, rings that break,
-// and a refill ring placed anywhere. The first byte chooses. No fragment lies outside of the area, no piece goes back that was
+// Input from a ring of io_uring's zero-copy receive: completions of any user, length and place, in any order, rings
+// that break, and a refill ring placed anywhere. The first byte chooses. No fragment lies outside of the area, no piece goes back that was
 // not given out or went back before, and every source can be ended.
 #include <sys/eventfd.h>
 

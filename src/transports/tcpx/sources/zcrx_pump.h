@@ -25,7 +25,7 @@ struct ZcrxSlot {
   uint32_t bytes = 0;
 };
 
-// What the pump and one source share.
+// State shared by the pump and one source.
 struct ZcrxChannel {
   ZcrxChannel(UniqueFd from, UniqueFd event, uint32_t slots)
       : wake(std::move(event)), arrived(slots), returned(slots), socket(std::move(from)) {}
@@ -67,7 +67,7 @@ class ZcrxPump {
   void poke() noexcept;
 
   [[nodiscard]] uint32_t slots() const noexcept { return static_cast<uint32_t>(slots_.size()); }
-  // Of a number that was popped and not returned.
+  // The fragment of a number that was popped and not returned.
   [[nodiscard]] ZcrxSlot slot(uint32_t number) const noexcept { return slots_[number]; }
 
  private:
