@@ -26,7 +26,7 @@ def owner(pipe) -> None:
         # [end]
         # [notice]
         notice = agent.receive(timeout=30)
-        assert notice.data == b"thanks"  # every byte was read, so the pages may be reused
+        assert notice is not None and notice.data == b"thanks"  # every byte was read: the pages may be reused
         # [end]
         region.deregister(timeout=30)
 
