@@ -7,6 +7,7 @@ nixl_status_t to_nixl(Status status) noexcept {
     case Status::kOk:
       return NIXL_SUCCESS;
     case Status::kInProgress:
+    case Status::kNotYet:
       return NIXL_IN_PROG;
     case Status::kInvalidArgument:
     case Status::kOutOfRange:

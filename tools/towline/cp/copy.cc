@@ -292,7 +292,7 @@ const char* Copier::advice(bool timed_out) const {
 void Copier::finish(Journal& journal) {
   Flight& flight = flights_.front();
   towline::Status outcome = flight.transfer.poll();
-  while (outcome == towline::Status::kInProgress) {
+  while (outcome == towline::Status::kInProgress || outcome == towline::Status::kNotYet) {
     if (interruption_) interruption_->check();
     outcome = flight.transfer.wait(kLook);
     uint64_t moved = 0;
