@@ -225,7 +225,7 @@ bool window_of_a_killed_rank() {
       std::fprintf(stderr, "rank %d: %d %s\n", rank, status, towline_last_error());
       return 4;
     }
-    if (towline_window_wait_signal(window, victim, 120'000'000'000) != TOWLINE_PEER_LOST) return 5;
+    if (towline_window_wait_signal(window, victim, 20'000'000'000) != TOWLINE_PEER_LOST) return 5;
     if (towline_window_destroy(window, 5'000'000'000) != TOWLINE_PEER_LOST) return 6;
     towline_communicator_destroy(ranks);
     return 0;

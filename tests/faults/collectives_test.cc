@@ -38,7 +38,7 @@ TEST_P(Collectives, AKilledRankIsNoticedByAllAndTheRestGoOnWithoutIt) {
       if (rank == 0) {
         if (towline_barrier(ranks, nullptr, nullptr) != TOWLINE_PEER_LOST) return 2;
       } else {
-        const auto limit = Clock::now() + std::chrono::minutes(2);
+        const auto limit = Clock::now() + std::chrono::seconds(20);
         while (towline_communicator_error(ranks, nullptr, 0, nullptr) == TOWLINE_OK) {
           if (Clock::now() > limit) return 3;
           std::this_thread::yield();

@@ -7,7 +7,6 @@ nixl_status_t to_nixl(Status status) noexcept {
     case Status::kOk:
       return NIXL_SUCCESS;
     case Status::kInProgress:
-    case Status::kNotYet:
       return NIXL_IN_PROG;
     case Status::kInvalidArgument:
     case Status::kOutOfRange:
@@ -36,6 +35,7 @@ nixl_status_t to_nixl(Status status) noexcept {
     case Status::kOutOfMemory:
     case Status::kNoSpace:
     case Status::kTimedOut:
+    case Status::kNotYet:
     case Status::kProtocol:
     case Status::kCorrupt:
     case Status::kIo:
