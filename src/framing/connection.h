@@ -40,7 +40,8 @@
 // Member functions live by theme:
 //   connection.cc    lanes, fail and close, arming, v1.h's slots
 //   core_parts.cc    submit, cancel, states of parts, results
-//   core_send.cc     making frames and writing them
+//   core_send.cc     making frames
+//   core_flush.cc    writing them
 //   core_receive.cc  reading lanes and taking frames apart
 //   core_owner.cc    what the owner of memory does: place WRITEs, answer READs
 //   core_express.cc  the lane of urgent parts
@@ -185,6 +186,8 @@ class Connection {
   void open_express_frame(LaneState& lane) noexcept;
   bool open_write(LaneState& lane, PartList& from) noexcept;
   void track(LaneState& lane, Part& part, uint32_t sequence, std::size_t bytes) noexcept;
+
+  // core_flush.cc
   void finish_frame_out(LaneState& lane) noexcept;
   [[nodiscard]] static bool goes_in_two(const LaneState& lane) noexcept;
   bool flush_step(LaneState& lane, std::size_t& budget) noexcept;

@@ -91,19 +91,17 @@ VerbsDevice::VerbsDevice(const VerbsLibrary& library, const VerbsOptions& option
   int count = 0;
   ibv_device** list = library_.get_device_list(&count);
   if (list == nullptr) fail_errno(errno, "verbs: the RDMA devices of this host can't be listed");
+  const std::unique_ptr<ibv_device*, void (*)(ibv_device**)> held{list, library_.free_device_list};
   std::string names;
   ibv_device* device = find_device(list, options.device, names);
-  if (device == nullptr) {
-    library_.free_device_list(list);
+  if (device == nullptr)
     fail(Status::kNotFound, "verbs: there is no device {}; {}", options.device,
          names.empty() ? std::string{"this host has none"} : "there are: " + names);
-  }
   const std::string node = device->dev_name;
   const std::string path = device->ibdev_path;
   errno = 0;
   context_ = {library_.open_device(device), {library_.close_device}};
   const int error = errno;
-  library_.free_device_list(list);
   if (context_ == nullptr)
     fail_errno(error == 0 ? EIO : error,
                "verbs: {} can't be opened (may this process read and write /dev/infiniband/{}?)",

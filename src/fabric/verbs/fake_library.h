@@ -320,7 +320,11 @@ class FakeVerbs {
         current()->fault("a shared receive queue was overrun");
         return ENOMEM;
       }
-      shared.receives.emplace_back(wr->wr_id, *wr->sg_list);
+      try {
+        shared.receives.emplace_back(wr->wr_id, *wr->sg_list);
+      } catch (const std::bad_alloc&) {
+        return ENOMEM;
+      }
     }
     return 0;
   }

@@ -127,13 +127,23 @@ VerbsDomain::VerbsDomain(const VerbsLibrary& library, const VerbsOptions& option
   pairs_.resize(traits_.max_connections);
   requests_.resize(kMaxChain);
   pieces_.resize(kMaxChain);
-  open_queues();
+  try {
+    open_queues();
+  } catch (...) {
+    let_go();
+    throw;
+  }
   TOWLINE_LOG(kInfo, "fabric: {}: {}; path MTU {} bytes, {} queue pairs at most", traits_.name,
               device_.gid().reason, 128 << device_.port().mtu, limits.max_qp);
 }
 
 VerbsDomain::~VerbsDomain() {
   for (uint32_t connection = 0; connection < pairs_.size(); ++connection) release(connection);
+  let_go();
+}
+
+// What the device may not be closed with.
+void VerbsDomain::let_go() noexcept {
   shared_.reset();
   device_.deregister_memory(buffers_key_);
 }
@@ -205,10 +215,15 @@ std::vector<uint8_t> VerbsDomain::open(uint32_t connection) {
   try {
     to_init(pair);
     by_number_[pair.number] = connection;
+    return encode(end_of(pair));
   } catch (...) {
+    by_number_.erase(pair.number);
     pair.queue.reset();
     throw;
   }
+}
+
+VerbsEndpoint VerbsDomain::end_of(const Pair& pair) const noexcept {
   VerbsEndpoint end;
   end.type = device_.port().roce ? device_.gid().gid.type : GidType::kInfiniBand;
   end.mtu = static_cast<uint8_t>(device_.port().mtu);
@@ -218,7 +233,7 @@ std::vector<uint8_t> VerbsDomain::open(uint32_t connection) {
   end.pair = pair.number;
   end.first_psn = pair.first_psn;
   end.gid = device_.gid().gid.bytes;
-  return encode(end);
+  return end;
 }
 
 VerbsObject<ibv_qp> VerbsDomain::create_pair(Pair& pair) {

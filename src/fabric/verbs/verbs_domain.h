@@ -58,6 +58,8 @@ class VerbsDomain final : public Domain {
   };
 
   void open_queues();
+  void let_go() noexcept;
+  [[nodiscard]] VerbsEndpoint end_of(const Pair& pair) const noexcept;
   VerbsObject<ibv_qp> create_pair(Pair& pair);
   void to_init(Pair& pair);
   void to_ready(Pair& pair, const VerbsEndpoint& other);
