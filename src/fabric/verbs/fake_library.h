@@ -400,7 +400,8 @@ class FakeVerbs {
     entry->gid_index = index;
     return 0;
   }
-  static ibv_mr* add_region(ibv_pd* domain, void* address, size_t length, int access) {
+  // As a C library: without memory it says so.
+  static ibv_mr* add_region(ibv_pd* domain, void* address, size_t length, int access) noexcept try {
     FakeDevice& device = device_of(domain->context);
     if (device.locked_bytes + length > device.lock_limit) {
       errno = ENOMEM;
@@ -413,11 +414,14 @@ class FakeVerbs {
     region->addr = address;
     region->length = length;
     region->lkey = region->rkey = ++keys;
-    device.locked_bytes += length;
     device.last_access = static_cast<unsigned>(access);
     ibv_mr* const made = region.get();
     device.regions[made->lkey] = {std::move(region), access};
+    device.locked_bytes += length;
     return made;
+  } catch (const std::bad_alloc&) {
+    errno = ENOMEM;
+    return nullptr;
   }
   static int dereg_mr(ibv_mr* region) {
     FakeDevice& device = device_of(region->context);
