@@ -113,7 +113,7 @@ TOWLINE_DEVICE bool norm_row(const Job& job, uint64_t row, const NormTargets& ta
   for (uint64_t unit = device::thread(); unit < units && !failed; unit += device::threads()) {
     const uint64_t at = begin + unit * kUnit;
     Bits lanes[kLanes];
-    Bits added[kLanes];
+    Bits added[kLanes] = {};  // read only where `adds`, which the compiler does not see
     if (adds) load_lanes(job.residual + at, added);
     failed = !sum_of(unit, lanes);
     if (failed) break;
