@@ -78,6 +78,9 @@ std::shared_ptr<Communicator> create(const towline_communicator_options_t& given
     for (const auto& [key, value] : parse_config_file(given.config, "options.config"))
       config->set(key, value.text);
   }
+  config->declare_all_settings();
+  config->refuse_unknown_keys();
+  config->warn_unknown_keys();
   collectives::CommunicatorOptions options;
   if (given.name != nullptr) options.name = given.name;
   if (given.backend != nullptr) options.backend = given.backend;

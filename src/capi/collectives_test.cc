@@ -51,5 +51,24 @@ TEST(CollectivesInCpp, VectorsSpansAndArraysAreTaken) {
   EXPECT_EQ(out, in);
 }
 
+TEST(CollectivesInCpp, SettingsThatAreUnknownAreRefusedWithTheNearest) {
+  auto options = detail::defaults<towline_communicator_options_t>();
+  options.rank = 0;
+  options.size = 1;
+  options.config = "[collectives]\nlisten = \"127.0.0.1:0\"\nhots = \"a\"\n";
+  std::string refused;
+  try {
+    const Communicator world{options};
+  } catch (const Error& error) {
+    refused = error.what();
+    EXPECT_EQ(error.code(), Status::kInvalidArgument);
+  }
+  EXPECT_NE(refused.find("unknown setting collectives.hots; collectives.host is the nearest"),
+            std::string::npos)
+      << refused;
+  options.config = "[tuning.collectives]\nchunk_bytes = \"1MiB\"\n";
+  const Communicator world{options};
+}
+
 }  // namespace
 }  // namespace towline
