@@ -6,6 +6,7 @@
 #include <string_view>
 #include <thread>
 
+#include "../../tcpx_p2p/src/settings.h"
 #include "../src/explain.h"
 #include "../src/split.h"
 #include "calls.h"
@@ -44,21 +45,30 @@ nixl_b_params_t tcpx_parameters() {
 
 namespace {
 
-// TOML, of what the parameters of TCPX say.
+constexpr const char* kAnywhere = "*:0";  // as NIXL's own transports: reached from every network
+
 template <class Given>
-std::string tcpx_config(const Given& given) {
-  std::string plugins;
-  const std::string names = given("plugins");
-  for (size_t at = 0; at < names.size();) {
-    const size_t end = std::min(names.find(',', at), names.size());
-    plugins += (plugins.empty() ? "\"" : ", \"") + names.substr(at, end - at) + "\"";
-    at = end + 1;
-  }
-  std::string config = "plugins = [" + plugins + "]\n";
-  for (const char* key : {"source", "interface", "queues"})
-    if (const std::string value = given(key); !value.empty())
-      config += std::string("tuning.tcpx.") + key + " = \"" + value + "\"\n";
-  return config + given("config");  // whose tables follow
+towline_tcpx::Settings plain_settings(const Given& given) {
+  return {{given("listen").empty() ? kAnywhere : given("listen")}, given("transports"), ""};
+}
+
+// Of what the parameters of TCPX say, and the variables that such programs know.
+template <class Given>
+towline_tcpx::Settings tcpx_settings(const Given& given) {
+  const std::string listen = !given("listen").empty()     ? given("listen")
+                             : towline_tcpx::names_port() ? "*"
+                                                          : kAnywhere;
+  const std::string plugins = given("plugins"), source = given("source"), interface = given("interface"),
+                    queues = given("queues");
+  tcpx_session_options_t options = {};
+  options.struct_size = sizeof options;
+  options.listen = listen.c_str();
+  options.plugins = plugins.c_str();
+  options.source = source.c_str();
+  options.interface = interface.c_str();
+  options.queues = queues.c_str();
+  options.gpus = given("gpus") == "true" ? 1 : 0;
+  return towline_tcpx::read_settings(options);
 }
 
 }  // namespace
@@ -70,22 +80,25 @@ Engine::Engine(const nixlBackendInitParams* init, const nixl_b_params_t& known) 
     std::string value;
     return getInitParam(key, value) == NIXL_SUCCESS ? value : known.at(key);
   };
+  const towline_tcpx::Settings settings =
+      known.contains("transports") ? plain_settings(given) : tcpx_settings(given);
   towline::AgentOptions options;
-  if (known.contains("transports")) {
-    options.backends = given("transports");
-    options.config = given("config");
-  } else {
-    options.backends = given("gpus") == "true" ? "tcpx,cuda" : "tcpx";
-    options.config = tcpx_config(given);
-  }
-  // As NIXL's own transports: reached from every network.
-  options.listen = given("listen").empty() ? "*:0" : given("listen");
+  options.backends = settings.backends;
+  options.config = settings.config + given("config");  // whose tables follow
   timeout_ns_ = std::stoull(given("timeout_ms")) * 1'000'000;
   if (timeout_ns_ == 0) timeout_ns_ = kDefaultTimeoutNs;
   options.default_timeout = std::chrono::nanoseconds{timeout_ns_};
   splits_ = options.config.find("workers") == std::string::npos && std::thread::hardware_concurrency() > 1;
   if (splits_) options.config.insert(0, towline::nixl::kSplitConfig);
-  agent_.emplace(localAgent, options);
+  for (const std::string& address : settings.listen) {
+    options.listen = address;
+    try {
+      agent_.emplace(localAgent, options);
+      break;
+    } catch (const towline::Error& error) {
+      if (error.code() != Status::kAddressInUse || &address == &settings.listen.back()) throw;
+    }
+  }
   memories_ = towline::nixl::memories_of_info(agent_->info());
   std::erase(memories_, FILE_SEG);
   if (memories_.empty())

@@ -448,6 +448,47 @@ TEST_F(Plugins, TcpxIsOneForTheRealAgent) {
   EXPECT_TRUE(params.contains("source"));
 }
 
+nixl_status_t make_tcpx(const std::string& agent, const nixl_b_params_t& more) {
+  nixl_b_params_t params = {
+      {"plugins", TOWLINE_TCPX_PLUGIN}, {"source", "emulated"}, {"listen", "127.0.0.1:0"}};
+  for (const auto& [key, value] : more) params[key] = value;
+  nixlAgent maker(agent, nixlAgentConfig{});
+  nixlBackendH* backend = nullptr;
+  return maker.createBackend("TCPX", params, backend);
+}
+
+// A parameter that names what does not exist is seen to arrive, and so is a table of the same name in `config`.
+TEST_F(Plugins, TcpxsParametersAreSettingsOfTcpx) {
+  nixlPluginManager::getInstance().addPluginDirectory(TOWLINE_FOR_NIXL);
+  EXPECT_EQ(make_tcpx("a", {{"config", "[tuning.tcpx]\nleast_bytes = \"32KiB\"\n"}}), NIXL_SUCCESS);
+  EXPECT_EQ(make_tcpx("b", {{"config", "[tuning.tcpx]\nleast_bytes = \"many\"\n"}}), NIXL_ERR_BACKEND);
+  EXPECT_EQ(make_tcpx("c", {{"source", "none"}}), NIXL_ERR_BACKEND);
+  EXPECT_EQ(make_tcpx("d", {{"queues", "first"}}), NIXL_ERR_BACKEND);
+  EXPECT_EQ(make_tcpx("e", {{"num_cpus", "4"}, {"in_python", "1"}}), NIXL_SUCCESS);  // of NIXL's plugin UCCL
+}
+
+// A port that is taken by another agent is no reason to give up.
+TEST_F(Plugins, TcpxTakesTheKnownVariables) {
+  nixlPluginManager::getInstance().addPluginDirectory(TOWLINE_FOR_NIXL);
+  ASSERT_EQ(setenv("UCCL_TCPX_OOB_PORT", "29517", 1), 0);
+  nixlAgent first("first", nixlAgentConfig{});
+  nixlAgent second("second", nixlAgentConfig{});
+  for (nixlAgent* agent : {&first, &second}) {
+    nixlBackendH* backend = nullptr;
+    EXPECT_EQ(agent->createBackend(
+                  "TCPX", {{"plugins", TOWLINE_TCPX_PLUGIN}, {"source", "emulated"}, {"listen", "127.0.0.1"}},
+                  backend),
+              NIXL_SUCCESS)
+        << towline::nixl::last_error();
+  }
+  ASSERT_EQ(setenv("UCCL_TCPX_OOB_PORT", "many", 1), 0);
+  EXPECT_EQ(make_tcpx("third", {{"listen", ""}}), NIXL_ERR_BACKEND);
+  ASSERT_EQ(unsetenv("UCCL_TCPX_OOB_PORT"), 0);
+  ASSERT_EQ(setenv("UCCL_TCPX_CHUNK_BYTES", "1", 1), 0);
+  EXPECT_EQ(make_tcpx("fourth", {}), NIXL_ERR_BACKEND);
+  ASSERT_EQ(unsetenv("UCCL_TCPX_CHUNK_BYTES"), 0);
+}
+
 // Not a backend that can move nothing.
 TEST_F(Plugins, TcpxWithoutItsPluginIsRefused) {
   nixlPluginManager::getInstance().addPluginDirectory(TOWLINE_FOR_NIXL);

@@ -40,10 +40,11 @@ typedef struct tcpx_session_options_t {
   const char* name;    // for people; null: "tcpx"
   const char*
       source;  // how payload is received (docs/tcpx.md, tuning.tcpx.source); null: the best that can be had
-  const char* interface;  // the NIC that receives into device memory; null: none
-  const char* queues;     // its receive queues that are ours, "14,15"; null: none
-  const char* plugins;    // comma-separated names or files of Towline's plugins; null: "tcpx"
-  uint32_t gpus;          // not 0: memory of GPUs will be registered
+  // The NIC that receives into device memory; null: NCCL_GPUDIRECTTCPX_SOCKET_IFNAME, or none.
+  const char* interface;
+  const char* queues;   // its receive queues that are ours, "14,15"; null: none
+  const char* plugins;  // comma-separated names or files of Towline's plugins; null: "tcpx"
+  uint32_t gpus;        // not 0: memory of GPUs will be registered
   uint32_t reserved;
   tcpx_log_t log;  // null: none
   void* log_argument;

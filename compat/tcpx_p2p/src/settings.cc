@@ -8,13 +8,18 @@
 namespace towline_tcpx {
 namespace {
 
+constexpr const char* kPort = "UCCL_TCPX_OOB_PORT";
 constexpr uint64_t kFirstPort = 28900;
 constexpr uint64_t kMorePorts = 16;
 
-uint64_t number(const char* name, uint64_t fallback, uint64_t low, uint64_t high) {
+std::string variable(const char* name) {
   const char* const text = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): read while a session is made
-  if (text == nullptr || *text == '\0') return fallback;
-  const std::string value = text;
+  return text == nullptr ? "" : text;
+}
+
+uint64_t number(const char* name, uint64_t fallback, uint64_t low, uint64_t high) {
+  const std::string value = variable(name);
+  if (value.empty()) return fallback;
   uint64_t result = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
   if (error != std::errc{} || end != value.data() + value.size() || result < low || result > high)
@@ -53,6 +58,8 @@ std::string list_of_plugins(const tcpx_session_options_t& options) {
 
 }  // namespace
 
+bool names_port() { return !variable(kPort).empty(); }
+
 Settings read_settings(const tcpx_session_options_t& options) {
   Settings settings;
   const std::string host =
@@ -60,19 +67,22 @@ Settings read_settings(const tcpx_session_options_t& options) {
   if (has_port(host)) {
     settings.listen.push_back(host);
   } else {
-    const uint64_t first = number("UCCL_TCPX_OOB_PORT", kFirstPort, 1, 65535);
+    const uint64_t first = number(kPort, kFirstPort, 1, 65535);
     for (uint64_t port = first; port <= std::min<uint64_t>(first + kMorePorts, 65535); ++port)
       settings.listen.push_back(host + ":" + std::to_string(port));
   }
   settings.backends = options.gpus != 0 ? "tcpx,cuda" : "tcpx";
-  settings.config = "plugins = [" + list_of_plugins(options) + "]\n[tuning.tcpx]\n";
-  const auto add = [&](const char* key, const char* value) {
-    if (value != nullptr && *value != '\0')
-      settings.config += std::string(key) + " = " + quoted(value) + "\n";
+  settings.config = "plugins = [" + list_of_plugins(options) + "]\n";
+  // Quoted, each is one key of the first table: tables of the same names may follow.
+  const auto add = [&](const char* key, const char* value, const std::string& otherwise = "") {
+    const std::string chosen = value != nullptr && *value != '\0' ? value : otherwise;
+    if (!chosen.empty())
+      settings.config += "\"tuning.tcpx." + std::string(key) + "\" = " + quoted(chosen) + "\n";
   };
   add("source", options.source);
-  add("interface", options.interface);
+  add("interface", options.interface, variable("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME"));
   add("queues", options.queues);
+  add("daemon_dir", nullptr, variable("NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX"));
   const uint64_t chunk = number("UCCL_TCPX_CHUNK_BYTES", 0, 4096, 16u << 20);
   if (chunk != 0) add("frame_bytes", std::to_string(chunk).c_str());
   return settings;

@@ -1,4 +1,4 @@
-// The variables of the environment that keep their known names.
+// The variables of the environment that keep their known names. NIXL's plugin TCPX (compat/nixl/plugin) reads them by this, too.
 #pragma once
 
 #include <tcpx_p2p.h>
@@ -15,7 +15,9 @@ struct Settings {
   std::string config;
 };
 
-// Throws towline::Error, naming the value.
+// Does the environment say at which port to listen?
+[[nodiscard]] bool names_port();
+// Options come before variables. Throws towline::Error, naming the value.
 [[nodiscard]] Settings read_settings(const tcpx_session_options_t& options);
 
 }  // namespace towline_tcpx

@@ -256,6 +256,23 @@ TEST(P2p, PortsKeepTheirKnownVariableAndAreTriedInTurn) {
   ASSERT_EQ(unsetenv("UCCL_TCPX_OOB_PORT"), 0);
 }
 
+// What GPUDirect-TCPX's programs set. An option comes before its variable.
+TEST(P2p, TheNicKeepsItsKnownVariable) {
+  ASSERT_EQ(setenv("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME", "lo", 1), 0);
+  ASSERT_EQ(setenv("NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX", "/nowhere/daemon", 1), 0);
+  ASSERT_EQ(setenv("TOWLINE_TUNING_TCPX_DAEMON_GPU", "0000:04:00.0", 1), 0);
+  tcpx_session_options_t with = options();
+  with.source = "devmem-legacy,emulated";
+  const std::string described = Session(with).describe();
+  EXPECT_NE(described.find("\"nic\":\"lo\""), std::string::npos) << described;
+  EXPECT_NE(described.find("/nowhere/daemon"), std::string::npos) << described;
+  with.interface = "none0";
+  EXPECT_EQ(Session(with).describe().find("\"nic\":\"lo\""), std::string::npos);
+  ASSERT_EQ(unsetenv("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME"), 0);
+  ASSERT_EQ(unsetenv("NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX"), 0);
+  ASSERT_EQ(unsetenv("TOWLINE_TUNING_TCPX_DAEMON_GPU"), 0);
+}
+
 TEST(P2p, NobodyThere) {
   const Session alone(options());
   EXPECT_THROW((void)alone.accept(50ms), tcpx::Error);
