@@ -39,9 +39,19 @@ std::string moves(const json& backend) {
   return text;
 }
 
+// What its parts have never met, and what else it tells, as it is.
+std::string never_met(json told) {
+  std::string text;
+  for (const json& entry : told.value("never_met", json::array()))
+    text += fmt::format("\nnever met: {}: {}", entry.value("part", "?"), entry.value("what", "?"));
+  told.erase("never_met");
+  return "\n" + told.dump() + text;
+}
+
 // Rails one by one; what else a backend tells, as it is.
 std::string details(const json& told) {
-  if (!told.is_object() || !told.contains("rails")) return "\n" + told.dump();
+  if (!told.is_object()) return "\n" + told.dump();
+  if (!told.contains("rails")) return never_met(told);
   std::string text = "\nrails: " + told.value("chosen", "");
   std::size_t number = 0;
   for (const json& rail : told["rails"]) {

@@ -34,6 +34,14 @@ TEST(Info, DrawsDevicesAndTheRailsThatServeThem) {
   EXPECT_NE(text.find("rails of its memory"), std::string::npos) << text;
 }
 
+TEST(Info, SaysWhatHasNeverMetHardware) {
+  const auto info = nlohmann::json::parse(R"({"backends": [{"name": "tcpx", "usable": true, "details":
+      {"source": "copy", "never_met": [{"part": "devmem", "what": "a real NIC"}]}}]})");
+  const std::string text = render_info(info, Terminal{stdout, false});
+  EXPECT_NE(text.find("never met: devmem: a real NIC"), std::string::npos) << text;
+  EXPECT_NE(text.find(R"({"source":"copy"})"), std::string::npos) << text;
+}
+
 TEST(Info, LivesWithWhatItDoesNotKnow) {
   EXPECT_FALSE(render_info(nlohmann::json::object(), Terminal{stdout, false}).empty());
 }

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "transports/tcpx/flow_lane.h"
+#include "transports/tcpx/met.h"
 
 namespace towline::tcpx {
 
@@ -43,6 +44,8 @@ std::string Backend::describe() {
                            {"fetched_bytes", totals.fetched_bytes.load()},
                            {"dry", totals.dry.load()},
                            {"held", totals.held.load()}};
+  for (const NeverMet& entry : kNeverMet)
+    result["never_met"].push_back({{"part", entry.part}, {"what", entry.what}});
   for (const Rung& rung : source_flows.ladder().rungs)
     if (!rung.why_not.empty()) result["tried"].push_back({{"source", rung.name}, {"why_not", rung.why_not}});
   return result.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

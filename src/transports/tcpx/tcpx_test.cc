@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "transports/tcp/test_support.h"
 #include "transports/tcpx/ladder.h"
+#include "transports/tcpx/met.h"
 
 extern "C" const towline_plugin_v1_t* towline_plugin_v1(uint32_t number);
 
@@ -210,6 +211,7 @@ TEST_F(TcpxTest, TheBackendSaysWhichSourceItUses) {
   const nlohmann::json described = nlohmann::json::parse(json);
   const std::string source = described["source"];
   EXPECT_EQ(source, "copy") << "without a NIC; mapped costs more, and is used where it is named";
+  EXPECT_EQ(described["never_met"].size(), std::size(kNeverMet));
   for (const auto& tried : described["tried"]) EXPECT_FALSE(std::string(tried["why_not"]).empty());
 }
 

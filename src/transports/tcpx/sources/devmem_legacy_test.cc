@@ -1,6 +1,7 @@
 // Against a daemon of the test's own, which gives memory and rules as Google's does.
 #include "transports/tcpx/sources/devmem_legacy.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
