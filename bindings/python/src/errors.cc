@@ -1,4 +1,5 @@
 // Statuses to Python: the members of towline.Status and the exceptions of towline._errors.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -10,7 +11,9 @@ namespace towline::python {
 
 namespace {
 
-constexpr int32_t kLowest = TOWLINE_INTERNAL;
+#define TOWLINE_PYTHON_STATUS(c_name, cpp_name, value, text) value,
+constexpr int32_t kLowest = std::min({TOWLINE_STATUS_LIST(TOWLINE_PYTHON_STATUS)});
+#undef TOWLINE_PYTHON_STATUS
 constexpr int32_t kHighest = TOWLINE_IN_PROGRESS;
 
 // Live as long as the process: a module is never unloaded.

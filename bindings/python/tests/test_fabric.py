@@ -165,6 +165,7 @@ def test_what_a_dropped_transfer_uses_stays_until_it_is_fenced(make):
     pair = Pair(make)
     pair.one.send(pair.peer, pair.mine, 4 * PAGE)  # dropped: nobody receives it yet
     gc.collect()
+    assert len(pair.one._lingering) == 1
     with pytest.raises(towline.Busy):
         pair.mine.deregister()
     pair.two.receive(pair.theirs).wait(LIMIT)
