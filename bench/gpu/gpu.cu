@@ -73,6 +73,38 @@ __global__ void compare_pages(const Pair* list, uint64_t pairs, uint64_t words, 
   }
 }
 
+// Of 19 whole numbers, another mix for each rank.
+__device__ float number_of(uint32_t rank, uint64_t i) {
+  const uint32_t mixed = static_cast<uint32_t>(i) * 2654435761u + rank * 2246822519u;
+  return static_cast<float>(static_cast<int>((mixed >> 16) % 19) - 9);
+}
+
+__global__ void number_floats(float* to, uint64_t count, uint32_t rank) {
+  const uint64_t step = uint64_t{gridDim.x} * blockDim.x;
+  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step)
+    to[i] = number_of(rank, i);
+}
+
+__global__ void count_wrong_numbers(const float* of, uint64_t count, Collective what, uint32_t rank,
+                                    uint32_t size, uint64_t* wrong) {
+  const uint64_t step = uint64_t{gridDim.x} * blockDim.x;
+  const uint64_t part = what == Collective::kReduceScatter ? count : count / size;
+  const uint64_t before = what == Collective::kAllReduce || what == Collective::kAllGather ? 0 : rank * part;
+  uint64_t mine = 0;
+  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
+    float right = 0;
+    if (what == Collective::kAllReduce || what == Collective::kReduceScatter) {
+      for (uint32_t each = 0; each < size; ++each) right += number_of(each, before + i);
+    } else {
+      right = number_of(static_cast<uint32_t>(i / part), before + i % part);
+    }
+    mine += of[i] == right ? 0 : 1;  // not a number is wrong, too
+  }
+  if (mine != 0) atomicAdd(reinterpret_cast<unsigned long long*>(wrong), mine);
+}
+
+cudaEvent_t event(void* one) { return static_cast<cudaEvent_t>(one); }
+
 }  // namespace
 
 int count() {
@@ -204,6 +236,57 @@ uint64_t PageList::differing_words() {
   uint64_t wrong = 0;
   check(cudaMemcpy(&wrong, wrong_, sizeof wrong, cudaMemcpyDeviceToHost), "cudaMemcpy");
   return wrong;
+}
+
+void number(uint64_t address, uint64_t floats, int rank) {
+  number_floats<<<1024, 256, 0, stream()>>>(reinterpret_cast<float*>(address), floats,
+                                            static_cast<uint32_t>(rank));
+  check(cudaGetLastError(), "launch");
+  synchronize();
+}
+
+uint64_t wrong_numbers(uint64_t address, uint64_t floats, Collective what, int rank, int size) {
+  thread_local auto* const wrong = static_cast<uint64_t*>(allocate_pinned(sizeof(uint64_t)));
+  *wrong = 0;
+  count_wrong_numbers<<<1024, 256, 0, stream()>>>(reinterpret_cast<const float*>(address), floats, what,
+                                                  static_cast<uint32_t>(rank), static_cast<uint32_t>(size),
+                                                  wrong);
+  check(cudaGetLastError(), "launch");
+  synchronize();
+  return *wrong;
+}
+
+Recording::Recording(const std::function<void(void* stream)>& body) {
+  cudaEvent_t events[2] = {};
+  for (cudaEvent_t& one : events) check(cudaEventCreate(&one), "cudaEventCreate");
+  begun_ = events[0];
+  ended_ = events[1];
+  cudaGraph_t recorded = nullptr;
+  cudaGraphExec_t ready = nullptr;
+  check(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
+  body(stream());
+  check(cudaStreamEndCapture(stream(), &recorded), "cudaStreamEndCapture");
+  check(cudaGraphInstantiate(&ready, recorded, 0), "cudaGraphInstantiate");
+  check(cudaGraphDestroy(recorded), "cudaGraphDestroy");
+  check(cudaGraphUpload(ready, stream()), "cudaGraphUpload");
+  synchronize();
+  graph_ = ready;
+}
+
+Recording::~Recording() {
+  cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph_));
+  cudaEventDestroy(event(begun_));
+  cudaEventDestroy(event(ended_));
+}
+
+double Recording::replay() {
+  check(cudaEventRecord(event(begun_), stream()), "cudaEventRecord");
+  check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_), stream()), "cudaGraphLaunch");
+  check(cudaEventRecord(event(ended_), stream()), "cudaEventRecord");
+  check(cudaEventSynchronize(event(ended_)), "cudaEventSynchronize");
+  float milliseconds = 0;
+  check(cudaEventElapsedTime(&milliseconds, event(begun_), event(ended_)), "cudaEventElapsedTime");
+  return milliseconds * 1e-3;
 }
 
 double copy_engine(uint64_t to, uint64_t from, uint64_t bytes) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -60,6 +61,27 @@ class PageList {
   uint64_t* flag_ = nullptr;
   uint64_t value_ = 0;
   void* stream_ = nullptr;  // its own
+};
+
+// Whole numbers, whose sums are exact: what ranks put into a collective of float32, and what comes of it.
+enum class Collective { kAllReduce, kAllGather, kReduceScatter, kAllToAll };
+void number(uint64_t address, uint64_t floats, int rank);
+// Of a rank's `floats` of output, in which each rank has a part (all_reduce: everything).
+uint64_t wrong_numbers(uint64_t address, uint64_t floats, Collective what, int rank, int size);
+
+// What a function puts into the stream of this thread, as a graph that is on the GPU. It lives as long as the thread's.
+class Recording {
+ public:
+  explicit Recording(const std::function<void(void* stream)>& body);
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+  ~Recording();
+  double replay();  // seconds on the GPU's clock, until it ended
+
+ private:
+  void* graph_ = nullptr;
+  void* begun_ = nullptr;
+  void* ended_ = nullptr;
 };
 
 double copy_engine(uint64_t to, uint64_t from, uint64_t bytes);  // seconds, by cudaMemcpyAsync and a wait

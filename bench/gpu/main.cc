@@ -16,9 +16,11 @@
 
 #include "all_to_all.h"
 #include "beside.h"
+#include "collectives.h"
 #include "gpu.h"
 #include "support/statistics.h"
 #include "support/table.h"
+#include "together.h"
 #include "towline/gpu.hpp"
 #include "towline/towline.hpp"
 #include "ways.h"
@@ -41,6 +43,9 @@ struct Options {
   bool ways = false;
   bool beside = false;
   gpu::BesideOptions besides;
+  bool together = false;
+  bool collective = false;
+  gpu::CollectivesOptions collectives;
   bool on_stream = false;
   bool pageable = false;
   bool through_host = false;
@@ -493,6 +498,21 @@ int main(int argc, char** argv) try {
       "instead of the ways of --beside: name|settings|SMs of the product|bytes per second (beside.h)");
   app.add_option("--case", options.besides.cases, "of --beside: numbers of the transfers to measure");
   app.add_flag("--routes", options.besides.routes, "shows the route of each row of --beside");
+  app.add_flag("--together", options.together,
+               "only two communicators, and pages from each GPU to the next, alone and at once");
+  app.add_flag("--collectives", options.collective,
+               "only collectives of ranks with a GPU each, in turns with NCCL in CUDA graphs");
+  app.add_option("--collectives-plugin", options.collectives.plugin,
+                 "libtowline_collectives_gpu.so, where it is not beside the library");
+  app.add_option("--nccl", options.collectives.nccl, "libnccl.so.2, where the loader does not find it");
+  app.add_option("--ranks", options.collectives.ranks,
+                 "of --collectives: how many, once or more; without it 2, 4 and 8, as far as there are GPUs");
+  app.add_option("--operation", options.collectives.operations,
+                 "of --collectives: all_reduce, all_gather, reduce_scatter, all_to_all; without it all");
+  app.add_option("--least", options.collectives.least, "bytes of the smallest operation of --collectives");
+  app.add_option("--most", options.collectives.most, "bytes of the largest");
+  app.add_option("--settings", options.collectives.ways,
+                 "of --collectives: one more contender, name|settings of [tuning.collectives], ';' between");
   app.add_flag("--target", options.target, "the owner of the far memory (started by the program itself)");
   CLI11_PARSE(app, argc, argv);
   if (bench::gpu::count() == 0) {
@@ -506,6 +526,16 @@ int main(int argc, char** argv) try {
   if (options.beside) {
     options.besides.plugin = options.plugin;
     return bench::gpu::measure_beside(options.besides);
+  }
+  if (options.together)
+    return bench::gpu::measure_together({.plugin = options.plugin,
+                                         .collectives_plugin = options.collectives.plugin,
+                                         .rounds = options.rounds})
+               ? 0
+               : 1;
+  if (options.collective) {
+    options.collectives.rounds = options.rounds;
+    return bench::gpu::measure_collectives(options.collectives) ? 0 : 1;
   }
   if (options.all) {
     const bool right = bench::gpu::run_all_to_all({.plugin = options.plugin,

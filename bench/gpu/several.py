@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Collectives of ranks with a GPU each, in turns with NCCL in CUDA graphs in the same processes; what they and paged copies
-share; training. Needs two GPUs or more, torch with NCCL, and Towline's package. Ends with an error after a wrong byte.
+"""What collectives of ranks with a GPU each, paged copies and a product share; training, in turns with NCCL. Needs two GPUs or
+more, torch with NCCL, and Towline's package. Ends with an error after a wrong byte. `towline_bench_gpu --collectives` measures
+collectives alone.
 
-    several.py [collectives] [sharing] [training]
+    several.py [sharing] [training]
 """
 
 from __future__ import annotations
@@ -27,17 +28,6 @@ import towline
 from towline import collectives
 
 KIB, MIB = 1 << 10, 1 << 20
-SMALL = [256, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 512 * KIB, 1 * MIB, 2 * MIB]
-LARGE = [8 * MIB, 64 * MIB, 512 * MIB]
-# Settings of Towline's that are tried beside its own choice. Only all_reduce has all of them.
-WAYS = {
-    "towline": "",
-    "marked": "gpu_marked_bytes = 1048576\ngpu_marked_two_bytes = 0\n",
-    "pushed": "gpu_marked_bytes = 0\ngpu_marked_two_bytes = 0\n",
-    "two-shot": "gpu_marked_bytes = 0\ngpu_marked_two_bytes = 0\ngpu_two_shot_bytes = 0\n",
-    "pulled": "gpu_marked_bytes = 0\ngpu_marked_two_bytes = 0\ngpu_push = 0\n",
-    "64 blocks": "gpu_marked_bytes = 0\ngpu_marked_two_bytes = 0\ngpu_blocks = 64\n",
-}
 
 
 class Rank:
@@ -73,137 +63,6 @@ class Rank:
         told = torch.tensor([seconds], dtype=torch.float64)
         dist.all_reduce(told, dist.ReduceOp.MAX)
         return told.item()
-
-    def meet(self) -> None:
-        dist.barrier(device_ids=[self.rank])
-        torch.cuda.synchronize()
-
-
-def everyones(rank: Rank, floats: int) -> list[torch.Tensor]:
-    """Every rank's input: whole numbers, whose sums are exact."""
-    made = []
-    for each in range(rank.size):
-        generator = torch.Generator("cuda").manual_seed(1000 + each)
-        made.append(torch.randint(-9, 9, (floats,), generator=generator, device="cuda").float())
-    return made
-
-
-class Case:
-    """One operation of `bytes` in all, as the larger of input and output."""
-
-    def __init__(self, rank: Rank, operation: str, size: int) -> None:
-        self.rank, self.operation, self.bytes = rank, operation, size
-        floats = size // 4 // rank.size * rank.size
-        part = floats // rank.size
-        inputs = everyones(rank, part if operation == "all_gather" else floats)
-        mine = slice(rank.rank * part, (rank.rank + 1) * part)
-        self.input = inputs[rank.rank].clone()
-        if operation == "all_reduce":
-            self.right = sum(inputs[1:], inputs[0].clone())
-        elif operation == "all_gather":
-            self.right = torch.cat(inputs)
-        elif operation == "reduce_scatter":
-            self.right = sum((one[mine] for one in inputs[1:]), inputs[0][mine].clone())
-        else:
-            self.right = torch.cat([one[mine] for one in inputs])
-        self.output = torch.full_like(self.right, float("nan"))
-
-    def begin(self, world) -> None:
-        """world: a communicator of Towline's, or None: NCCL."""
-        if world is None:
-            if self.operation == "all_reduce":
-                dist.all_reduce(self.output)
-            elif self.operation == "all_gather":
-                dist.all_gather_into_tensor(self.output, self.input)
-            elif self.operation == "reduce_scatter":
-                dist.reduce_scatter_tensor(self.output, self.input)
-            else:
-                dist.all_to_all_single(self.output, self.input)
-            return
-        stream = torch.cuda.current_stream()
-        if self.operation == "all_reduce":
-            world.all_reduce(self.input, output=self.output, stream=stream)
-        else:
-            getattr(world, self.operation)(self.output, self.input, stream=stream)
-
-    def reset(self, world) -> None:
-        # NCCL's through torch is in place.
-        if world is None and self.operation == "all_reduce":
-            self.output.copy_(self.input)
-        else:
-            self.output.fill_(float("nan"))
-
-    def check(self, world) -> bool:
-        self.reset(world)
-        self.begin(world)
-        torch.cuda.synchronize()
-        return torch.equal(self.output, self.right)
-
-    def capture(self, world, count: int) -> torch.cuda.CUDAGraph:
-        self.reset(world)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            for _ in range(count):
-                self.begin(world)
-        return graph
-
-
-def timed(rank: Rank, graph: torch.cuda.CUDAGraph, count: int) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    rank.meet()
-    begin.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) * 1e-3 / count
-
-
-def spread(times: list[float]) -> str:
-    return f"{statistics.median(times) * 1e6:9.2f} [{min(times) * 1e6:.2f} {max(times) * 1e6:.2f}]"
-
-
-def run_collectives(rank: Rank) -> list[dict]:
-    worlds = {"nccl": None, **{name: rank.communicator(name.replace(" ", "-"), settings) for name, settings in WAYS.items()}}
-    rank.say("towline:", worlds["towline"].info())
-    rows = []
-    for operation in rank.options.operations.split(","):
-        for size in SMALL + LARGE:
-            if not rank.options.least <= size <= rank.options.most:
-                continue
-            case = Case(rank, operation, size)
-            ways = list(worlds) if operation == "all_reduce" else ["nccl", "towline", "pulled", "64 blocks"]
-            if size > (MIB if rank.size == 2 else 256 * KIB) and "marked" in ways:
-                ways.remove("marked")
-            count = 200 if size <= MIB else 20 if size <= 64 * MIB else 4
-            graphs = {}
-            for way in ways:
-                if not case.check(worlds[way]):
-                    rank.wrong += 1
-                    print(f"WRONG: {way}, {operation} of {size} bytes, rank {rank.rank}", flush=True)
-                graphs[way] = case.capture(worlds[way], count)
-            times: dict[str, list[float]] = {way: [] for way in ways}
-            for round in range(-2, rank.options.rounds):
-                for way in ways:
-                    taken = rank.slowest(timed(rank, graphs[way], count))
-                    if round >= 0:
-                        times[way].append(taken)
-            row = {"operation": operation, "bytes": size, "us": {way: [one * 1e6 for one in all] for way, all in times.items()}}
-            rows.append(row)
-            ours, theirs = (statistics.median(times[way]) for way in ("towline", "nccl"))
-            rank.say(
-                f"{operation:>14} {size:>10}  nccl {spread(times['nccl'])}  towline {spread(times['towline'])}"
-                f"  {theirs / ours:.2f} of NCCL's speed, {size / ours / 1e9:.1f} GB/s"
-                + "".join(f"  {way} {statistics.median(all) * 1e6:.2f}" for way, all in times.items() if way not in ("nccl", "towline"))
-            )
-            del graphs, case
-            torch.cuda.synchronize()
-    for world in worlds.values():
-        if world is not None:
-            if world.error[1]:
-                rank.wrong += 1
-                print("broken:", world.error, flush=True)
-            world.close()
-    return rows
 
 
 # ---- Sharing the GPUs
@@ -434,7 +293,7 @@ def serve(rank: int, size: int, folder: str, options) -> None:
     mine = Rank(rank, size, folder, options)
     told = {"machine": f"{size} {torch.cuda.get_device_name(0)}", "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
     mine.say(told)
-    for part, run in (("collectives", run_collectives), ("sharing", run_sharing), ("training", run_training)):
+    for part, run in (("sharing", run_sharing), ("training", run_training)):
         if part in options.parts:
             told[part] = run(mine)
     if rank == 0 and options.json:
@@ -447,12 +306,8 @@ def serve(rank: int, size: int, folder: str, options) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=["collectives", "sharing", "training"])
+    parser.add_argument("parts", nargs="*", default=["sharing", "training"])
     parser.add_argument("--gpus", type=int, default=torch.cuda.device_count())
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--least", type=int, default=0, help="bytes of the smallest operation")
-    parser.add_argument("--most", type=int, default=LARGE[-1], help="bytes of the largest operation")
-    parser.add_argument("--operations", default="all_reduce,all_gather,reduce_scatter,all_to_all")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each row of what runs together")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--json", default="")
