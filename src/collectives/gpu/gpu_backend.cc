@@ -111,7 +111,7 @@ void GpuBackend::settle_ways(const towline_collective_open_args& args) {
   const uint64_t marked = !spread ? 64 << 10 : size_ <= 2 ? 512 << 10 : size_ <= 4 ? 64 << 10 : 32 << 10;
   marked_bytes_ =
       std::min(number_setting("tuning.collectives.gpu_marked_bytes", marked, marked_capacity(64, 2)), most);
-  const uint64_t two = spread && size_ > 2 ? 512 << 10 : 0;
+  const uint64_t two = !spread || size_ <= 2 ? 0 : size_ <= 4 ? 1 << 20 : 512 << 10;
   marked_two_bytes_ =
       std::min(number_setting("tuning.collectives.gpu_marked_two_bytes", two, 16 << 20), most * size_);
   // Two ranks send the same bytes either way: one wait less, or less work on what came.

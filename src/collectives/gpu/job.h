@@ -16,7 +16,7 @@ inline constexpr uint32_t kMaxBlocks = 128;
 inline constexpr uint32_t kMarkedSlots = 512;  // that a block fills first; 16 bytes each, of which 8 are data
 inline constexpr uint32_t kMarkedRanks = 8;
 inline constexpr uint32_t kMarkedTurns = 4;  // an operation takes one or two
-constexpr uint32_t marked_blocks(uint32_t size) { return size <= 2 ? 64 : 32; }
+constexpr uint32_t marked_blocks(uint32_t size) { return size <= 4 ? 64 : 32; }
 // The most slots of a block. Two ranks lose nothing by it: their bytes go once whichever way they take.
 constexpr uint32_t marked_slots(uint32_t size) { return size <= 2 ? 2 * kMarkedSlots : kMarkedSlots; }
 // What so many blocks carry from one rank to another.
