@@ -15,8 +15,10 @@
 #include "collectives/call_out.h"
 #include "collectives/calls/types.h"
 #include "collectives/checks.h"
+#include "collectives/hosts_backend.h"
 #include "collectives/interrupt.h"
 #include "collectives/reduce.h"
+#include "rendezvous/exchange.h"
 #include "rendezvous/meeting.h"
 
 namespace towline::collectives {
@@ -71,8 +73,7 @@ std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options,
   return make(std::move(options), std::move(meeting), std::move(config));
 }
 
-// The backend "gpu" gives way to NCCL where it is asked to, or has to: between hosts, and beyond its number of ranks.
-// Every rank learns of that alike.
+// The backend "gpu" gives way to NCCL where it is asked to, or has to. Every rank learns of that alike.
 std::shared_ptr<Communicator> Communicator::make(CommunicatorOptions options,
                                                  std::shared_ptr<rendezvous::Store> store,
                                                  std::shared_ptr<Config> config) {
@@ -84,24 +85,52 @@ std::shared_ptr<Communicator> Communicator::make(CommunicatorOptions options,
   if (way != "gpu" && way != "nccl" && way != "auto")
     fail(Status::kInvalidArgument, "{} = \"{}\": expected auto, gpu or nccl", kSetting, way);
   if (way == "nccl") options.backend = "nccl";
-  std::string reason;
-  try {
-    std::shared_ptr<Communicator> made(new Communicator(options, store, config));
+  std::vector<std::vector<int>> hosts;
+  if (options.size > 1 && find_backend(options.backend).issue_steps != nullptr) {
+    const Deadline deadline = Deadline::after(monotonic_now_ns(), options.timeout_ns);
+    hosts =
+        find_hosts(*store, options.rank, options.size, config->get_string("collectives.host", ""), deadline);
+  }
+  const auto open_one = [&](const std::string& backend, const std::vector<std::vector<int>>& spread) {
+    CommunicatorOptions wanted = options;
+    wanted.backend = backend;
+    std::shared_ptr<Communicator> made(new Communicator(std::move(wanted), store, config));
+    if (spread.size() > 1) made->hosts_ = spread;
     made->open();
     return made;
+  };
+  // NCCL may know a faster way between hosts than processors' memory.
+  const bool nccl_first = way == "auto" && hosts.size() > 1;
+  std::string reason;
+  try {
+    if (!nccl_first) return open_one(options.backend, hosts);
+    reason = "its ranks are on several hosts";
   } catch (const Error& error) {
     if (way != "auto" || error.code() != Status::kUnsupported) throw;
     reason = error.message();
   }
-  options.backend = "nccl";
+  std::shared_ptr<Communicator> made;
   try {
-    std::shared_ptr<Communicator> made(
-        new Communicator(std::move(options), std::move(store), std::move(config)));
-    made->open();
-    return made;
+    made = open_one("nccl", {});
+    reason.clear();
   } catch (const Error& error) {
-    fail(Status::kUnsupported, "{}; nor with NCCL: {}", reason, error.message());
+    if (!nccl_first) fail(Status::kUnsupported, "{}; nor with NCCL: {}", reason, error.message());
+    reason = error.message();
   }
+  if (!nccl_first) return made;
+  // NCCL on every rank, or on none.
+  const Deadline deadline = Deadline::after(monotonic_now_ns(), options.timeout_ns);
+  const auto reasons =
+      rendezvous::exchange(*store, "nccl", options.rank, options.size,
+                           {reinterpret_cast<const uint8_t*>(reason.data()), reason.size()}, deadline);
+  for (const rendezvous::Bytes& text : reasons) {
+    if (text.empty()) continue;
+    if (made != nullptr) made->close();
+    TOWLINE_LOG(kInfo, "communicator {}: between hosts without NCCL: {}", options.name,
+                std::string(text.begin(), text.end()));
+    return open_one(options.backend, hosts);
+  }
+  return made;
 }
 
 Communicator::Communicator(CommunicatorOptions options, std::shared_ptr<rendezvous::Store> store,
@@ -171,7 +200,11 @@ void Communicator::open() {
   hints.push_back(nullptr);
   args.hints = hints.data();
   backend_text.clear();
-  if (const int32_t status = table_->open(&args, &backend_); status < 0)
+  const towline_collective_table_v1_t& inside = *table_;
+  if (!hosts_.empty()) table_ = &hosts_table();
+  if (const int32_t status =
+          hosts_.empty() ? table_->open(&args, &backend_) : open_over_hosts(args, inside, hosts_, &backend_);
+      status < 0)
     fail(Status{status}, "communicator {} did not form: {}", options_.name,
          backend_text.empty() ? status_text(Status{status}) : backend_text);
 }

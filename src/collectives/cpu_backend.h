@@ -42,6 +42,7 @@ class CpuBackend {
   Breaker& breaker() { return breaker_; }
   bool one_host() const { return hosts_.size() == 1; }
   ShmGroup& group() { return *group_; }
+  TcpMesh& mesh() { return *mesh_; }  // of several hosts
   int size() const { return size_; }
   int rank() const { return rank_; }
   const std::vector<rendezvous::RankInfo>& ranks() const { return infos_; }

@@ -76,7 +76,11 @@ void run_on_gpus(const Ranks& ranks, bool with_cpu, const std::function<void(Ran
         options.size = ranks.size;
         options.store = &table;
         options.timeout_ns = ranks.timeout_ns;
-        options.config = ranks.config.c_str();
+        std::string config = ranks.config;
+        if (!ranks.hosts.empty())
+          config =
+              fmt::format("collectives.host = \"{}\"\n{}", ranks.hosts[static_cast<size_t>(rank)], config);
+        options.config = config.c_str();
         towline_communicator_t* made = nullptr;
         EXPECT_EQ(towline_communicator_create(&options, &made), TOWLINE_OK) << towline_last_error();
         return made;

@@ -84,6 +84,7 @@ struct Ranks {
   int size = 2;
   std::string config;  // TOML
   uint64_t timeout_ns = 60'000'000'000;
+  std::vector<std::string> hosts = {};  // of each rank, as if they were different ones; empty: as they are
 };
 
 struct Rank {

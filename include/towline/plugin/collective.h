@@ -57,7 +57,26 @@ typedef struct towline_collective_open_args {
   uint32_t flags;        // TOWLINE_COMMUNICATOR_*
   uint32_t reserved;
   const char* const* hints;
+  // How messages for people number the ranks; null: from 0.
+  const int32_t* called;
 } towline_collective_open_args;
+
+// A step of an operation of ranks on several hosts: the GPUs of a host work together, and processors move data between
+// hosts (legs).
+#define TOWLINE_STEP_CALL 0   // `call`, among the ranks of this backend
+#define TOWLINE_STEP_MOVE 1   // `bytes` from `from` to `to`
+#define TOWLINE_STEP_POST 2   // gives `words` to the function of legs_open, and goes on
+#define TOWLINE_STEP_AWAIT 3  // waits until that function has returned once more
+#define TOWLINE_STEP_WORDS 60
+typedef struct towline_collective_step_t {
+  uint32_t kind;  // TOWLINE_STEP_*
+  uint32_t reserved;
+  const towline_collective_t* call;
+  void* to;
+  const void* from;
+  uint64_t bytes;
+  uint64_t words[TOWLINE_STEP_WORDS];
+} towline_collective_step_t;
 
 typedef struct towline_collective_table_v1_t {
   size_t struct_size;
@@ -131,6 +150,19 @@ typedef struct towline_collective_table_v1_t {
   // As issue, for an all_reduce with an addition and RMSNorm; the norm was checked. Counts as one operation.
   int32_t (*issue_norm)(towline_collective_backend* backend, const towline_collective_norm_t* norm,
                         uint64_t number, uint64_t timeout_ns, void* stream);
+
+  // Legs. legs_open, at most once: memory of so many bytes that the GPU and processors reach, and the function that
+  // carries legs out. It is called on a thread of the backend's, for one leg after another, in the order in which
+  // streams come to them. Negative: the leg failed, and its caller aborts the backend.
+  int32_t (*legs_open)(towline_collective_backend* backend, uint64_t bytes,
+                       int32_t (*run)(void* context, const uint64_t* words), void* context, void** memory);
+  // As issue (message null) and issue_beside, as one operation. At most two POSTs come before their AWAITs.
+  int32_t (*issue_steps)(towline_collective_backend* backend, const towline_collective_step_t* steps,
+                         size_t count, uint64_t number, uint64_t timeout_ns, void* stream,
+                         towline_collective_message** message);
+  // As perform.
+  int32_t (*perform_steps)(towline_collective_backend* backend, const towline_collective_step_t* steps,
+                           size_t count, uint64_t number, uint64_t deadline_ns);
 } towline_collective_table_v1_t;
 #define TOWLINE_COLLECTIVE_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_collective_table_v1_t, describe)
 

@@ -377,7 +377,8 @@ constexpr Setting kSettings[] = {
     {"tuning.collectives.warn", SettingType::kDuration, "30s", "",
      "an operation that takes longer is logged once; 0s: never"},
     {"collectives.on_gpu", SettingType::kText, "auto", "",
-     "the backend gpu: itself, or nccl in its place; auto: NCCL where it cannot work itself"},
+     "the backend gpu: itself, or nccl in its place; auto: NCCL beyond 16 ranks of a host, and between hosts "
+     "if it is there"},
     {"collectives.nccl_library", SettingType::kText, "", "",
      "NCCL's library; empty: as the dynamic loader finds it"},
     {"collectives.library.NAME", SettingType::kText, "", "",
@@ -398,6 +399,8 @@ constexpr Setting kSettings[] = {
      "from this size on, each rank reduces a part of an all_reduce"},
     {"tuning.collectives.gpu_push", SettingType::kNumber, "", "0 or 1",
      "ranks store into one another's memory instead of reading it"},
+    {"tuning.collectives.gpu_staging_bytes", SettingType::kBytes, "8MiB", "",
+     "between hosts: pinned memory through which data of a GPU passes"},
     {"tuning.collectives.gpu_direct", SettingType::kNumber, "1", "0 or 1",
      "ranks of one process use one another's buffers directly"},
     {"tuning.collectives.stage_bytes", SettingType::kBytes, "512KiB", "",

@@ -146,7 +146,7 @@ void GpuBackend::watch() {
       if (const std::optional<uint32_t> lost = memory_->lost()) {
         order_stop(Failure::kLost, *lost);
         breaker_.raise_or_break(Status::kPeerLost,
-                                [&] { return fmt::format("rank {}'s process is gone", *lost); });
+                                [&] { return fmt::format("rank {}'s process is gone", called_[*lost]); });
       }
     }
     lock.lock();
@@ -180,30 +180,30 @@ void GpuBackend::abort(Status status, const std::string& text) {
 
 Breakage GpuBackend::breakage_of(const Report& report) const {
   const std::string mine = text_of(report.mine);
+  const int32_t rank = called_[report.rank];
+  const int32_t peer = called_[report.peer];
   switch (static_cast<Failure>(report.failure)) {
     case Failure::kTimedOut:
-      if (report.rank == report.peer)
-        return {Status::kTimedOut, fmt::format("rank {} timed out", report.rank)};
+      if (rank == peer) return {Status::kTimedOut, fmt::format("rank {} timed out", rank)};
       return {Status::kTimedOut,
-              fmt::format("rank {} timed out in {}: rank {} did not come", report.rank, mine, report.peer)};
+              fmt::format("rank {} timed out in {}: rank {} did not come", rank, mine, peer)};
     case Failure::kMismatch:
       // The text does not depend on the rank that noticed.
-      if (report.rank < report.peer)
-        return {Status::kMismatch, fmt::format("ranks disagree: rank {} is at {}, rank {} at {}", report.rank,
-                                               mine, report.peer, text_of(report.theirs))};
-      return {Status::kMismatch, fmt::format("ranks disagree: rank {} is at {}, rank {} at {}", report.peer,
-                                             text_of(report.theirs), report.rank, mine)};
+      if (rank < peer)
+        return {Status::kMismatch, fmt::format("ranks disagree: rank {} is at {}, rank {} at {}", rank, mine,
+                                               peer, text_of(report.theirs))};
+      return {Status::kMismatch, fmt::format("ranks disagree: rank {} is at {}, rank {} at {}", peer,
+                                             text_of(report.theirs), rank, mine)};
     case Failure::kBytes:
       return {Status::kMismatch,
               fmt::format("ranks disagree in {}: rank {} sends {} bytes to rank {}, which expects {}", mine,
-                          report.peer, report.sent, report.rank, report.expected)};
+                          peer, report.sent, rank, report.expected)};
     case Failure::kAborted:
-      return {Status::kCancelled, fmt::format("rank {} aborted the communicator", report.peer)};
+      return {Status::kCancelled, fmt::format("rank {} aborted the communicator", peer)};
     case Failure::kLeft:
-      return {Status::kPeerLost,
-              fmt::format("rank {} is at {}, but rank {} has left", report.rank, mine, report.peer)};
+      return {Status::kPeerLost, fmt::format("rank {} is at {}, but rank {} has left", rank, mine, peer)};
     case Failure::kLost:
-      return {Status::kPeerLost, fmt::format("rank {}'s process is gone", report.peer)};
+      return {Status::kPeerLost, fmt::format("rank {}'s process is gone", peer)};
     default:
       return {Status::kInternal, "a kernel failed without a reason"};
   }

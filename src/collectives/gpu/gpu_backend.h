@@ -10,12 +10,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/clock.h"
 #include "collectives/gpu/job.h"
+#include "collectives/gpu/legs.h"
 #include "collectives/streams/stream_backend.h"
 #include "towline/plugin/collective.h"
 
@@ -40,6 +42,12 @@ class GpuBackend final : public StreamBackend {
   void abort(Status status, const std::string& text) override;
   [[nodiscard]] std::string describe() const override;
 
+  // Operations in steps (towline/plugin/collective.h). They throw Error.
+  void* open_legs(uint64_t bytes, Legs::Run run, void* context);
+  std::unique_ptr<StreamMessage> issue_steps(std::span<const towline_collective_step_t> steps,
+                                             uint64_t number, uint64_t timeout_ns, void* stream, bool beside);
+  Status perform_steps(std::span<const towline_collective_step_t> steps, uint64_t number, Deadline deadline);
+
  private:
   friend class GpuWindow;
   struct Launch {
@@ -53,6 +61,9 @@ class GpuBackend final : public StreamBackend {
   bool build_norm(const towline_collective_norm_t& norm, uint64_t number, uint64_t timeout_ns,
                   Launch& launch);
   void build_message(const towline_collective_t& call, uint64_t timeout_ns, Launch& launch) const;
+  std::vector<Launch> build_steps(std::span<const towline_collective_step_t> steps, uint64_t number,
+                                  uint64_t timeout_ns);
+  void launch_steps(const std::vector<Launch>& launches, void* stream, uint64_t graph, cuda::Moment* ended);
   [[nodiscard]] uint32_t least_share(Deadline deadline) const;
   void settle_ways(const towline_collective_open_args& args);
   void reserve();
@@ -97,6 +108,7 @@ class GpuBackend final : public StreamBackend {
   Report* report_ = nullptr;
   Orders* orders_ = nullptr;
   std::unique_ptr<cuda::SymmetricMemory> memory_;
+  std::unique_ptr<Legs> legs_;  // of ranks on several hosts
   Job base_ = {};
   Call parts_;  // of the operation that is being issued
   Channel collectives_;

@@ -81,12 +81,15 @@ const towline_collective_host_v1_t* host_of(towline_collective_window* handle) {
   return window_of(handle).backend().host();
 }
 
+GpuBackend& gpu_of(towline_collective_backend* handle) {
+  return static_cast<GpuBackend&>(backend_of(handle));
+}
+
 int32_t window_open(towline_collective_backend* handle, void* address, uint64_t bytes, uint64_t number,
                     uint64_t deadline_ns, towline_collective_window** window) {
-  auto& backend = static_cast<GpuBackend&>(backend_of(handle));
-  return guarded(backend.host(), [&] {
+  return guarded(gpu_of(handle).host(), [&] {
     *window = reinterpret_cast<towline_collective_window*>(
-        new GpuWindow(backend, address, bytes, number, Deadline::at(deadline_ns)));
+        new GpuWindow(gpu_of(handle), address, bytes, number, Deadline::at(deadline_ns)));
     return Status::kOk;
   });
 }
@@ -144,7 +147,31 @@ int32_t window_symmetric(towline_collective_window* handle, void* symmetric, siz
   });
 }
 
-towline_collective_table_v1_t with_windows(OpenFunction open) {
+int32_t legs_open(towline_collective_backend* handle, uint64_t bytes, Legs::Run run, void* context,
+                  void** memory) {
+  return guarded(gpu_of(handle).host(), [&] {
+    *memory = gpu_of(handle).open_legs(bytes, run, context);
+    return Status::kOk;
+  });
+}
+int32_t issue_steps(towline_collective_backend* handle, const towline_collective_step_t* steps, size_t count,
+                    uint64_t number, uint64_t timeout_ns, void* stream,
+                    towline_collective_message** message) {
+  return guarded(gpu_of(handle).host(), [&] {
+    if (gpu_of(handle).breaker().broken()) return gpu_of(handle).breaker().status();
+    auto made = gpu_of(handle).issue_steps({steps, count}, number, timeout_ns, stream, message != nullptr);
+    if (message != nullptr) *message = reinterpret_cast<towline_collective_message*>(made.release());
+    return Status::kOk;
+  });
+}
+int32_t perform_steps(towline_collective_backend* handle, const towline_collective_step_t* steps,
+                      size_t count, uint64_t number, uint64_t deadline_ns) {
+  return guarded(gpu_of(handle).host(), [&] {
+    return gpu_of(handle).perform_steps({steps, count}, number, Deadline::at(deadline_ns));
+  });
+}
+
+towline_collective_table_v1_t whole(OpenFunction open) {
   towline_collective_table_v1_t made = make_stream_table(open);
   made.window_open = window_open;
   made.window_close = window_close;
@@ -155,6 +182,9 @@ towline_collective_table_v1_t with_windows(OpenFunction open) {
   made.window_wait_signal = window_wait_signal;
   made.window_issue = window_issue;
   made.window_symmetric = window_symmetric;
+  made.legs_open = legs_open;
+  made.issue_steps = issue_steps;
+  made.perform_steps = perform_steps;
   return made;
 }
 
@@ -168,13 +198,13 @@ int32_t open_other(const towline_collective_open_args* args, towline_collective_
 }  // namespace
 
 const towline_collective_table_v1_t& nvidia_table() {
-  static const towline_collective_table_v1_t table = with_windows(open_nvidia);
+  static const towline_collective_table_v1_t table = whole(open_nvidia);
   return table;
 }
 
 const towline_collective_table_v1_t& table_over(cuda::KernelDevice& (*device)()) {
   device_of_table = device;
-  static const towline_collective_table_v1_t table = with_windows(open_other);
+  static const towline_collective_table_v1_t table = whole(open_other);
   return table;
 }
 

@@ -55,7 +55,13 @@ enum class Way : uint32_t {
   kMarkedNorm = 15,
   kDirectNorm = 16,
   kNorm = 17,
+  // Legs (leg_operations.h).
+  kPost = 18,
 };
+
+// Legs that wait for a processor: at most so many.
+inline constexpr uint32_t kLegRing = 4;
+inline constexpr uint32_t kLegWords = 60;
 
 // What ranks compare, and what a failure's message names.
 struct Mark {
@@ -138,7 +144,7 @@ constexpr uint64_t segment_bytes(uint32_t size) { return ring_at(size) + uint64_
 struct Job {
   uint64_t segment[kMaxRanks];  // of each rank, as this rank reaches it
   uint64_t report[kMaxRanks];   // of each rank's host; 0: of another process
-  // What this rank has for each rank, and where what each rank has for this one goes.
+  // What this rank has for each rank, and where what each rank has for this one goes. kPost: the leg's words.
   uint64_t in[kMaxRanks];
   uint64_t in_bytes[kMaxRanks];
   uint64_t out[kMaxRanks];
@@ -160,7 +166,7 @@ struct Job {
   uint32_t peer;      // messages; kTell: the failure
   uint32_t compare;   // parts' bytes are compared
   uint32_t together;  // all ranks are on one GPU
-  // Norms only. 0: no residual, no weight.
+  // Norms only. 0: no residual, no weight. kPost: the word that counts posts, and their entries.
   uint64_t residual;
   uint64_t weight;
   uint64_t rows;
@@ -169,5 +175,6 @@ struct Job {
   uint32_t reserved;
 };
 static_assert(sizeof(Job) <= 4096);
+static_assert(kLegWords <= 4 * kMaxRanks);
 
 }  // namespace towline::collectives::gpu

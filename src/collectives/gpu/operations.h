@@ -4,6 +4,7 @@
 // So a block waits for the same block of other ranks only, and what it reads of theirs, the same block wrote.
 #pragma once
 
+#include "collectives/gpu/leg_operations.h"
 #include "collectives/gpu/marked.h"
 #include "collectives/gpu/norm.h"
 #include "collectives/gpu/pushed.h"
@@ -248,6 +249,7 @@ TOWLINE_DEVICE void run_moving(const Job& job, Scratch& scratch, uint32_t block,
   if (job.way == Way::kMove) return run_move(job, block, blocks);
   if (job.way == Way::kSignal) return run_signal(job);
   if (job.way == Way::kAwait) return run_await(job);
+  if (job.way == Way::kPost) return run_post(job);
   if (job.way == Way::kSend || job.way == Way::kReceive) {
     if (device::thread() == 0) control_of(job, job.rank).current = job.mark;
     return job.way == Way::kSend ? run_send(job) : run_receive(job);

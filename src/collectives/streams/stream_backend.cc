@@ -21,6 +21,9 @@ StreamBackend::StreamBackend(const towline_collective_open_args& args, cuda::Ker
       rank_(static_cast<uint32_t>(args.rank)),
       size_(static_cast<uint32_t>(args.size)),
       device_(device) {
+  const bool named = args.struct_size >= TOWLINE_BYTES_THROUGH(towline_collective_open_args, called) &&
+                     args.called != nullptr;
+  for (int32_t rank = 0; rank < args.size; ++rank) called_.push_back(named ? args.called[rank] : rank);
   device_.start();
   gpu_ = static_cast<uint32_t>(number_setting("tuning.collectives.gpu", device_.current_gpu(), 1 << 16));
   if (gpu_ >= device_.gpus().size())
@@ -149,8 +152,8 @@ Status StreamBackend::test(StreamMessage& message) {
   const cuda::Code code = message.ended->state();
   if (code == cuda::Moment::kBusy) return Status::kInProgress;
   if (code != 0)
-    return breaker_.raise(
-        Status::kIo, fmt::format("rank {}: the GPU failed in a message: {}", rank_, device_.code_text(code)));
+    return breaker_.raise(Status::kIo, fmt::format("rank {}: the GPU failed in a message: {}", called_[rank_],
+                                                   device_.code_text(code)));
   look();
   return breaker_.broken() ? breaker_.status() : Status::kOk;
 }
@@ -163,14 +166,14 @@ Status StreamBackend::wait_for(Channel& channel, Deadline deadline,
     const cuda::Code code = channel.running.last->state();
     if (code == 0) break;
     if (code != cuda::Moment::kBusy)
-      return breaker_.raise(Status::kIo, fmt::format("rank {}: the GPU failed in {}: {}", rank_, text(),
-                                                     device_.code_text(code)));
+      return breaker_.raise(Status::kIo, fmt::format("rank {}: the GPU failed in {}: {}", called_[rank_],
+                                                     text(), device_.code_text(code)));
     if (spin.again()) continue;
     ::sched_yield();
     const uint64_t now = monotonic_now_ns();
     if (now - begun > kGraceNs && deadline.passed(now - kGraceNs)) {
       abort(Status::kTimedOut,
-            fmt::format("rank {} timed out in {}, which its GPU has not begun", rank_, text()));
+            fmt::format("rank {} timed out in {}, which its GPU has not begun", called_[rank_], text()));
       return breaker_.status();
     }
   }

@@ -118,6 +118,7 @@ class StreamBackend {
   const towline_collective_host_v1_t* const host_;
   const uint32_t rank_;
   const uint32_t size_;
+  std::vector<int32_t> called_;  // ranks, in messages for people
   cuda::KernelDevice& device_;
   uint32_t gpu_ = 0;
   Breaker breaker_;

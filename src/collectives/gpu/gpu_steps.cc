@@ -1,0 +1,110 @@
+// Operations in steps: kernels among the ranks of this host, and legs between them that processors carry out.
+#include <algorithm>
+
+#include "base/error.h"
+#include "collectives/gpu/gpu_backend.h"
+#include "collectives/gpu/marks.h"
+#include "collectives/gpu/operations.h"
+
+namespace towline::collectives::gpu {
+namespace {
+
+// Legs have the operation's time; the kernel that waits for one lets it say why it did not come in time.
+constexpr uint64_t kLegGraceNs = 2 * kSecondNs;
+
+}  // namespace
+
+void* GpuBackend::open_legs(uint64_t bytes, Legs::Run run, void* context) {
+  if (legs_ != nullptr) fail(Status::kAlreadyExists, "legs were opened already");
+  legs_ = std::make_unique<Legs>(device_, gpu_, bytes, run, context);
+  return legs_->memory();
+}
+
+std::vector<GpuBackend::Launch> GpuBackend::build_steps(std::span<const towline_collective_step_t> steps,
+                                                        uint64_t number, uint64_t timeout_ns) {
+  if (legs_ == nullptr) fail(Status::kInternal, "steps before legs were opened");
+  std::vector<Launch> made(steps.size());
+  Mark mark = {};  // of moves and legs, for people: that of the step before
+  mark.number = number;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const towline_collective_step_t& step = steps[i];
+    Launch& launch = made[i];
+    if (step.kind == TOWLINE_STEP_CALL) {
+      build(*step.call, number, timeout_ns, launch);
+      mark = launch.job.mark;
+      continue;
+    }
+    Job& job = launch.job;
+    job = base_;
+    job.mark = mark;
+    job.digest = digest_of(mark);
+    job.timeout_ns = timeout_ns > UINT64_MAX - kLegGraceNs ? UINT64_MAX : timeout_ns + kLegGraceNs;
+    launch.kernel = kMovingKernel;
+    launch.blocks = 1;
+    if (step.kind == TOWLINE_STEP_POST) {
+      legs_->make_post(job, step.words);
+    } else if (step.kind == TOWLINE_STEP_AWAIT) {
+      legs_->make_await(job);
+    } else {
+      check_address(step.from, "input");
+      check_address(step.to, "output");
+      job.way = Way::kMove;
+      job.in[0] = reinterpret_cast<uint64_t>(step.from);
+      job.out[0] = reinterpret_cast<uint64_t>(step.to);
+      job.bytes = step.bytes;
+      launch.blocks = blocks_for(step.bytes);
+    }
+  }
+  return made;
+}
+
+void GpuBackend::launch_steps(const std::vector<Launch>& launches, void* stream, uint64_t graph,
+                              cuda::Moment* ended) {
+  legs_->expect(static_cast<uint64_t>(std::ranges::count_if(
+                    launches, [](const Launch& one) { return one.job.way == Way::kPost; })),
+                graph != 0);
+  size_t begun = 0;
+  try {
+    put(collectives_, "an operation between hosts", stream, graph, ended, [&](void* in) -> cuda::Code {
+      for (const Launch& one : launches) {
+        if (const cuda::Code code = kernels_->launch(one.kernel, &one.job, one.blocks, in); code != 0)
+          return code;
+        ++begun;
+      }
+      return 0;
+    });
+  } catch (const Error& error) {
+    // The other ranks must not wait for the rest of it.
+    if (begun != 0) abort(error.code(), error.message());
+    throw;
+  }
+}
+
+std::unique_ptr<StreamMessage> GpuBackend::issue_steps(std::span<const towline_collective_step_t> steps,
+                                                       uint64_t number, uint64_t timeout_ns, void* stream,
+                                                       bool beside) {
+  const uint64_t graph = graph_of(stream);
+  const std::vector<Launch> launches = build_steps(steps, number, timeout_ns);
+  if (!beside) {
+    put_in(collectives_, stream, graph,
+           [&](void* in, cuda::Moment* ended) { launch_steps(launches, in, graph, ended); });
+    return nullptr;
+  }
+  void* const own = own_stream(collectives_, graph != 0);
+  std::unique_ptr<StreamMessage> message = begin_beside(stream, own, graph);
+  launch_steps(launches, own, graph, message->ended.get());
+  return message;
+}
+
+Status GpuBackend::perform_steps(std::span<const towline_collective_step_t> steps, uint64_t number,
+                                 Deadline deadline) {
+  const uint64_t now = monotonic_now_ns();
+  const std::vector<Launch> launches =
+      build_steps(steps, number, deadline.passed(now) ? 0 : deadline.ns() - now);
+  launch_steps(launches, own_stream(collectives_, false), 0, nullptr);
+  // Legs and kernels say better why they ended late.
+  return wait_for(collectives_, Deadline::after(deadline.ns(), 2 * kLegGraceNs),
+                  [&] { return text_of(launches.back().job.mark); });
+}
+
+}  // namespace towline::collectives::gpu

@@ -1,0 +1,104 @@
+#include "collectives/gpu/legs.h"
+
+#include <sched.h>
+
+#include <array>
+#include <chrono>
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace towline::collectives::gpu {
+namespace {
+
+// Where words are in their page: each that another side writes in a line of its own.
+constexpr uint64_t kPosted = 0;
+constexpr uint64_t kDone = 128;
+constexpr uint64_t kAwaited = 256;
+constexpr uint64_t kEntries = 512;
+constexpr uint64_t kPage = 4096;
+static_assert(kEntries + uint64_t{kLegRing} * kLegWords * 8 <= kPage);
+
+// After the last leg it looks often for so long, then now and then.
+constexpr uint64_t kBusyNs = kMillisecondNs;
+constexpr auto kPause = std::chrono::microseconds(50);
+
+}  // namespace
+
+Legs::Legs(cuda::KernelDevice& device, uint32_t gpu, uint64_t bytes, Run run, void* context)
+    : run_(run),
+      context_(context),
+      words_(device.make_words(gpu, kPage)),
+      memory_(device.make_words(gpu, bytes)) {
+  if (reinterpret_cast<uint64_t>(memory_->host()) != memory_->gpu())
+    fail(Status::kUnsupported, "GPU {} reaches pinned memory at other addresses than processors do", gpu);
+  thread_ = std::thread([this] { work(); });
+}
+
+Legs::~Legs() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void Legs::make_post(Job& job, const uint64_t* words) const noexcept {
+  job.way = Way::kPost;
+  for (uint32_t i = 0; i < kLegWords; ++i) {
+    uint64_t* const rows[] = {job.in, job.in_bytes, job.out, job.out_bytes};
+    rows[i / kMaxRanks][i % kMaxRanks] = words[i];
+  }
+  job.residual = words_->gpu() + kPosted;
+  job.weight = words_->gpu() + kEntries;
+}
+
+void Legs::make_await(Job& job) const noexcept {
+  job.way = Way::kAwait;
+  job.in[0] = words_->gpu() + kDone;
+  job.in[1] = words_->gpu() + kAwaited;
+  job.peer = job.rank;
+}
+
+void Legs::expect(uint64_t posts, bool in_graph) {
+  const std::lock_guard lock(mutex_);
+  if (in_graph)
+    in_graphs_ = true;
+  else
+    expected_ += posts;
+  changed_.notify_all();
+}
+
+bool Legs::idle(uint64_t handled) const noexcept { return !in_graphs_ && expected_ <= handled; }
+
+void Legs::work() {
+  auto* const page = static_cast<uint8_t*>(words_->host());
+  const auto* const posted = reinterpret_cast<const uint64_t*>(page + kPosted);
+  auto* const done = reinterpret_cast<uint64_t*>(page + kDone);
+  const auto* const entries = reinterpret_cast<const uint64_t*>(page + kEntries);
+  uint64_t handled = 0;
+  uint64_t last_ns = monotonic_now_ns();
+  while (!stop_) {
+    if (device::load_acquire(posted) == handled) {
+      if (idle(handled)) {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return stop_ || !idle(handled); });
+        last_ns = monotonic_now_ns();
+      } else if (monotonic_now_ns() - last_ns < kBusyNs) {
+        ::sched_yield();
+      } else {
+        std::this_thread::sleep_for(kPause);
+      }
+      continue;
+    }
+    std::array<uint64_t, kLegWords> words;
+    std::memcpy(words.data(), entries + handled % kLegRing * kLegWords, sizeof words);
+    if (run_(context_, words.data()) < 0) return;  // kernels that wait are told to end
+    device::store_release(done, ++handled);
+    last_ns = monotonic_now_ns();
+  }
+}
+
+}  // namespace towline::collectives::gpu

@@ -1,0 +1,296 @@
+#include "collectives/hosts_backend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/config/config.h"
+#include "base/error.h"
+#include "collectives/calls/types.h"
+#include "rendezvous/exchange.h"
+
+namespace towline::collectives {
+namespace {
+
+constexpr uint64_t kLeastStaging = 64 << 10;
+
+// What the inside backend said of the current call, on its thread.
+thread_local std::string inside_text;
+
+}  // namespace
+
+std::vector<std::vector<int>> find_hosts(rendezvous::Store& store, int rank, int size,
+                                         const std::string& label, Deadline deadline) {
+  rendezvous::RankInfo mine = rendezvous::this_rank();
+  mine.label = label;
+  std::vector<rendezvous::RankInfo> infos;
+  const auto all = rendezvous::exchange(store, "gpus", rank, size, rendezvous::encode(mine), deadline);
+  for (int other = 0; other < size; ++other)
+    infos.push_back(rendezvous::decode(all[static_cast<size_t>(other)], other));
+  return rendezvous::hosts_of(infos, true);
+}
+
+HostsBackend::HostsBackend(const towline_collective_open_args& args,
+                           const towline_collective_table_v1_t& inside, std::vector<std::vector<int>> hosts)
+    : host_(args.host), table_(inside), rank_(args.rank), size_(args.size) {
+  layout_.hosts = std::move(hosts);
+  layout_.host_of.resize(static_cast<size_t>(size_));
+  layout_.index_of.resize(static_cast<size_t>(size_));
+  layout_.columns = layout_.hosts.front().size();
+  for (size_t host = 0; host < layout_.hosts.size(); ++host) {
+    const std::vector<int>& ranks = layout_.hosts[host];
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      layout_.host_of[static_cast<size_t>(ranks[i])] = host;
+      layout_.index_of[static_cast<size_t>(ranks[i])] = i;
+    }
+    layout_.even = layout_.even && ranks.size() == layout_.columns;
+    layout_.columns = std::min(layout_.columns, ranks.size());
+  }
+  layout_.mine = layout_.host_of[static_cast<size_t>(rank_)];
+  layout_.index = layout_.index_of[static_cast<size_t>(rank_)];
+  prefix_ = fmt::format("host/{}/", layout_.mine);
+
+  cpu_host_ = *host_;
+  cpu_host_.context = this;
+  cpu_host_.fail = [](void* context, const char* text) {
+    const auto& self = *static_cast<HostsBackend*>(context);
+    self.host_->fail(self.host_->context, text);
+  };
+  // The mesh has agreed on the reason: GPUs stop, and the application is told.
+  cpu_host_.broken = [](void* context, int32_t status, const char* text) {
+    auto& self = *static_cast<HostsBackend*>(context);
+    self.stop_inside(status, text);
+    self.host_->broken(self.host_->context, status, text);
+  };
+  cpu_host_.store_set = [](void* context, const char* key, const void* value, size_t bytes) -> int32_t {
+    const auto& host = *static_cast<HostsBackend*>(context)->host_;
+    return host.store_set(host.context, key, value, bytes);
+  };
+  cpu_host_.store_get = [](void* context, const char* key, uint64_t deadline_ns, void* value, size_t capacity,
+                           size_t* bytes) -> int32_t {
+    const auto& host = *static_cast<HostsBackend*>(context)->host_;
+    return host.store_get(host.context, key, deadline_ns, value, capacity, bytes);
+  };
+  cpu_host_.config = [](void* context, const char* key, const char* fallback) -> const char* {
+    const auto& host = *static_cast<HostsBackend*>(context)->host_;
+    return host.config(host.context, key, fallback);
+  };
+  cpu_host_.environment = [](void* context, const char* name) -> const char* {
+    const auto& host = *static_cast<HostsBackend*>(context)->host_;
+    return host.environment(host.context, name);
+  };
+  towline_collective_open_args cpu_args = args;
+  cpu_args.host = &cpu_host_;
+  cpu_args.flags |= TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY;
+  cpu_ = std::make_unique<CpuBackend>(cpu_args);
+  std::vector<int> column;
+  for (const std::vector<int>& ranks : layout_.hosts)
+    if (layout_.index < layout_.columns) column.push_back(ranks[layout_.index]);
+  if (!column.empty())
+    column_ = std::make_unique<TcpGroup>(cpu_->mesh(), static_cast<int>(layout_.mine), std::move(column));
+
+  std::string problem;
+  Status status = Status::kOk;
+  try {
+    open_inside(args);
+  } catch (const Error& error) {
+    problem = fmt::format("rank {}: {}", rank_, error.message());
+    status = error.code();
+  }
+  // Every rank learns of it alike.
+  HostStore store(*host_);
+  const auto problems = rendezvous::exchange(
+      store, "inside", rank_, size_, {reinterpret_cast<const uint8_t*>(problem.data()), problem.size()},
+      Deadline::at(args.deadline_ns));
+  for (const auto& text : problems) {
+    if (text.empty()) continue;
+    close_inside();
+    fail(is_error(status) ? status : Status::kPeerLost, "{}", std::string(text.begin(), text.end()));
+  }
+}
+
+void HostsBackend::open_inside(const towline_collective_open_args& args) {
+  inside_host_ = cpu_host_;
+  inside_host_.fail = [](void*, const char* text) { inside_text = text; };
+  // Ranks of the other hosts are told, and agree on one reason.
+  inside_host_.broken = [](void* context, int32_t status, const char* text) {
+    static_cast<HostsBackend*>(context)->cpu_->abort(Status{status}, text);
+  };
+  // Their own keys in the store.
+  inside_host_.store_set = [](void* context, const char* key, const void* value, size_t bytes) -> int32_t {
+    const auto& self = *static_cast<HostsBackend*>(context);
+    return self.host_->store_set(self.host_->context, (self.prefix_ + key).c_str(), value, bytes);
+  };
+  inside_host_.store_get = [](void* context, const char* key, uint64_t deadline_ns, void* value,
+                              size_t capacity, size_t* bytes) -> int32_t {
+    const auto& self = *static_cast<HostsBackend*>(context);
+    return self.host_->store_get(self.host_->context, (self.prefix_ + key).c_str(), deadline_ns, value,
+                                 capacity, bytes);
+  };
+  towline_collective_open_args mine = args;
+  mine.host = &inside_host_;
+  mine.rank = static_cast<int32_t>(layout_.index);
+  mine.size = static_cast<int32_t>(layout_.here().size());
+  mine.called = layout_.here().data();
+  towline_collective_backend* made = nullptr;
+  inside_text.clear();
+  check_inside(table_.open(&mine, &made));
+  const std::string staging = host_->config(host_->context, "tuning.collectives.gpu_staging_bytes", "8MiB");
+  const auto bytes = parse_bytes(staging);
+  void* memory = nullptr;
+  try {
+    if (!bytes || *bytes < kLeastStaging * (layout_.hosts.size() + 1))
+      fail(Status::kInvalidArgument,
+           "tuning.collectives.gpu_staging_bytes = \"{}\": expected a size, at least {} for {} hosts",
+           staging, kLeastStaging * (layout_.hosts.size() + 1), layout_.hosts.size());
+    layout_.half = *bytes / 2 / 4096 * 4096;
+    check_inside(table_.legs_open(
+        made, 2 * layout_.half,
+        [](void* context, const uint64_t* words) -> int32_t {
+          Leg leg;
+          std::memcpy(static_cast<void*>(&leg), words, sizeof leg);
+          return static_cast<int32_t>(static_cast<HostsBackend*>(context)->run(leg));
+        },
+        this, &memory));
+  } catch (const Error&) {
+    table_.close(made);
+    throw;
+  }
+  layout_.staging = static_cast<uint8_t*>(memory);
+  const std::lock_guard lock(inside_mutex_);
+  inside_ = made;
+}
+
+HostsBackend::~HostsBackend() { close_inside(); }
+
+void HostsBackend::close_inside() {
+  towline_collective_backend* closing = nullptr;
+  {
+    const std::lock_guard lock(inside_mutex_);
+    closing = std::exchange(inside_, nullptr);
+  }
+  if (closing != nullptr) table_.close(closing);
+}
+
+void HostsBackend::stop_inside(int32_t status, const char* text) {
+  const std::lock_guard lock(inside_mutex_);
+  if (inside_ != nullptr) table_.abort(inside_, status, text);
+}
+
+void HostsBackend::check_inside(int32_t status) const {
+  if (status >= 0) return;
+  if (cpu_->breaker().broken()) fail(cpu_->breaker().status(), "{}", cpu_->breaker().breakage().text);
+  fail(Status{status}, "{}", inside_text.empty() ? status_text(Status{status}) : inside_text);
+}
+
+// ---- Operations
+
+void HostsBackend::issue(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, void* stream,
+                         towline_collective_message** message) {
+  if (breaker().broken()) fail(breaker().status(), "{}", breaker().breakage().text);
+  inside_text.clear();
+  if (call.op == TOWLINE_COLLECTIVE_SEND || call.op == TOWLINE_COLLECTIVE_RECV) {
+    const towline_collective_t here = inside_message(call);
+    return check_inside(message == nullptr
+                            ? table_.issue(inside_, &here, number, timeout_ns, stream)
+                            : table_.issue_beside(inside_, &here, number, timeout_ns, stream, message));
+  }
+  const auto& steps = steps_.cut(layout_, call, number, timeout_ns);
+  check_inside(table_.issue_steps(inside_, steps.data(), steps.size(), number, timeout_ns, stream, message));
+}
+
+Status HostsBackend::perform(const towline_collective_t& call, uint64_t number, Deadline deadline) {
+  if (breaker().broken()) return breaker().status();
+  inside_text.clear();
+  try {
+    const auto& steps = steps_.cut(layout_, call, number, deadline.remaining_ns(monotonic_now_ns()));
+    check_inside(table_.perform_steps(inside_, steps.data(), steps.size(), number, deadline.ns()));
+  } catch (const Error& error) {
+    // The operation was accepted: the other ranks must not wait for it.
+    return cpu_->breaker().raise(error.code(), error.message());
+  }
+  return breaker().broken() ? breaker().status() : Status::kOk;
+}
+
+towline_collective_t HostsBackend::inside_message(const towline_collective_t& call) const {
+  towline_collective_t here = call;
+  if (call.root < 0) return here;
+  const auto peer = static_cast<size_t>(call.root);
+  if (layout_.host_of[peer] != layout_.mine)
+    fail(Status::kUnsupported, "{}: rank {} is on another host, and messages between GPUs of hosts need NCCL",
+         op_name(call.op), call.root);
+  here.root = static_cast<int32_t>(layout_.index_of[peer]);
+  return here;
+}
+
+towline_collective_message* HostsBackend::start(const towline_collective_t& call) {
+  if (breaker().broken()) fail(breaker().status(), "{}", breaker().breakage().text);
+  const towline_collective_t here = inside_message(call);
+  towline_collective_message* made = nullptr;
+  inside_text.clear();
+  const int32_t status = table_.message_start(inside_, &here, &made);
+  if (status < 0 && made != nullptr) table_.message_release(inside_, made);
+  check_inside(status);
+  return made;
+}
+
+void HostsBackend::abort(Status status, const std::string& text) { cpu_->abort(status, text); }
+
+// On the thread that runs legs.
+Status HostsBackend::run(const Leg& leg) {
+  Breaker& breaker = cpu_->breaker();
+  if (breaker.broken()) return breaker.status();
+  Call& call = leg_call_;
+  uint8_t* const base = layout_.staging + leg.offset;
+  call.header = leg.header;
+  call.op = leg.header.op;
+  call.datatype = leg.datatype;
+  call.reduction = leg.reduction;
+  call.divisor = leg.divisor;
+  call.root = static_cast<int>(leg.root);
+  call.element = datatype_bytes(leg.datatype);
+  call.bytes = leg.bytes;
+  call.input = call.output = base;
+  call.deadline = Deadline::after(monotonic_now_ns(), leg.timeout_ns);
+  call.compared = leg.step != 0;
+  const size_t hosts = layout_.hosts.size();
+  Parts& parts = leg.kind == LegKind::kAllGather ? call.out : call.in;
+  parts.resize(hosts);
+  for (size_t host = 0; host < hosts; ++host) {
+    parts.at[host] = base + host * leg.stride;
+    parts.bytes[host] = leg.bytes;
+  }
+  switch (leg.kind) {
+    case LegKind::kCompare:
+      return column_->compare(call);
+    case LegKind::kBarrier:
+      return layout_.index < layout_.columns ? column_->barrier(call) : Status::kOk;
+    case LegKind::kAllReduce:
+      return column_->all_reduce(call);
+    case LegKind::kAllGather:
+      call.input = parts.at[layout_.mine];
+      return column_->all_gather(call);
+    case LegKind::kReduceScatter:
+      call.output = base + hosts * leg.stride;
+      return column_->reduce_scatter(call);
+    case LegKind::kBroadcast:
+      return column_->broadcast(call);
+  }
+  return breaker.raise(Status::kInternal, "a leg of an unknown kind");
+}
+
+std::string HostsBackend::describe() const {
+  nlohmann::json info = nlohmann::json::parse(cpu_->describe(), nullptr, false);
+  info["hosts"] = layout_.hosts;
+  info["staging_bytes"] = 2 * layout_.half;
+  std::string text(65536, 0);
+  size_t needed = 0;
+  if (table_.describe(inside_, text.data(), text.size(), &needed) >= 0 && needed <= text.size())
+    info["on_this_host"] = nlohmann::json::parse(text.c_str(), nullptr, false);
+  return info.dump();
+}
+
+}  // namespace towline::collectives

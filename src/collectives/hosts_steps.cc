@@ -1,0 +1,245 @@
+#include "collectives/hosts_steps.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "collectives/calls/types.h"
+
+namespace towline::collectives {
+namespace {
+
+constexpr uint64_t kLine = 256;  // parts in staging begin at multiples of it
+
+}  // namespace
+
+const std::vector<towline_collective_step_t>& HostsSteps::cut(const HostsLayout& layout,
+                                                              const towline_collective_t& call,
+                                                              uint64_t number, uint64_t timeout_ns) {
+  layout_ = &layout;
+  call_ = &call;
+  timeout_ns_ = timeout_ns;
+  steps_.clear();
+  calls_.clear();
+  counts_.clear();
+  lists_.clear();
+  const auto size = static_cast<int>(layout.host_of.size());
+  const bool parts = call.op == TOWLINE_COLLECTIVE_ALL_GATHER || call.op == TOWLINE_COLLECTIVE_REDUCE_SCATTER;
+  if ((parts && !layout.even) || (call.op == TOWLINE_COLLECTIVE_BROADCAST &&
+                                  layout.index_of[static_cast<size_t>(call.root)] >= layout.columns))
+    fail(Status::kUnsupported, "{} among GPUs of hosts that have different numbers of ranks: only with NCCL",
+         op_name(call.op));
+  take_apart(call, layout.here()[layout.index], size, number, Deadline::never(), parts_);
+  switch (call.op) {
+    case TOWLINE_COLLECTIVE_BARRIER:
+      barrier();
+      break;
+    case TOWLINE_COLLECTIVE_ALL_REDUCE:
+      all_reduce();
+      break;
+    case TOWLINE_COLLECTIVE_BROADCAST:
+      broadcast();
+      break;
+    case TOWLINE_COLLECTIVE_ALL_GATHER:
+      all_gather();
+      break;
+    case TOWLINE_COLLECTIVE_REDUCE_SCATTER:
+      reduce_scatter();
+      break;
+    default:
+      fail(Status::kUnsupported, "{} among GPUs of several hosts: only with NCCL (collectives.on_gpu)",
+           op_name(call.op));
+  }
+  return steps_;
+}
+
+// ---- Making steps
+
+towline_collective_t& HostsSteps::add_call(uint32_t op, uint64_t count) {
+  towline_collective_t& made = calls_.emplace_back();
+  made.struct_size = sizeof made;
+  made.op = op;
+  made.datatype = call_->datatype;
+  made.reduction = call_->reduction == TOWLINE_REDUCE_AVG ? uint32_t{TOWLINE_REDUCE_SUM} : call_->reduction;
+  made.factor = call_->factor;
+  made.count = count;
+  towline_collective_step_t& step = steps_.emplace_back();
+  step.kind = TOWLINE_STEP_CALL;
+  step.call = &made;
+  return made;
+}
+
+void HostsSteps::add_move(void* to, const void* from, uint64_t bytes) {
+  if (bytes == 0 || to == from) return;
+  towline_collective_step_t& step = steps_.emplace_back();
+  step.kind = TOWLINE_STEP_MOVE;
+  step.to = to;
+  step.from = from;
+  step.bytes = bytes;
+}
+
+bool HostsSteps::post(LegKind kind, const Chunk& chunk, uint64_t bytes, uint64_t stride) {
+  Leg leg = {};
+  leg.kind = kind;
+  leg.step = chunk.number;
+  leg.header = parts_.header;
+  leg.header.step = static_cast<uint8_t>(chunk.number);
+  leg.offset = static_cast<uint64_t>(chunk.stage - layout_->staging);
+  leg.bytes = bytes;
+  leg.stride = stride;
+  leg.timeout_ns = timeout_ns_;
+  leg.datatype = call_->datatype;
+  leg.reduction =
+      call_->reduction == TOWLINE_REDUCE_PREMUL_SUM ? uint32_t{TOWLINE_REDUCE_SUM} : call_->reduction;
+  leg.divisor = static_cast<uint32_t>(layout_->host_of.size());
+  if (has_root(call_->op))
+    leg.root = static_cast<uint32_t>(layout_->host_of[static_cast<size_t>(call_->root)]);
+  towline_collective_step_t& step = steps_.emplace_back();
+  step.kind = TOWLINE_STEP_POST;
+  std::memcpy(step.words, &leg, sizeof leg);
+  return true;
+}
+
+template <class Before, class LegOf, class After>
+void HostsSteps::pipeline(uint64_t bytes, uint64_t chunk, Before&& before, LegOf&& leg, After&& after) {
+  const auto chunks = static_cast<uint32_t>(std::max<uint64_t>(1, (bytes + chunk - 1) / chunk));
+  Chunk last = {};
+  bool posted = false;
+  for (uint32_t i = 0; i <= chunks; ++i) {
+    const uint64_t begin = i * chunk;
+    Chunk now = {begin, 0, layout_->staging + (i & 1) * layout_->half, i};
+    bool posts = false;
+    if (i < chunks) {
+      now.bytes = std::min(chunk, bytes - begin);
+      before(now);
+      posts = leg(now);
+    }
+    if (i > 0) {
+      if (posted) steps_.emplace_back().kind = TOWLINE_STEP_AWAIT;
+      after(last);
+    }
+    last = now;
+    posted = posts;
+  }
+}
+
+// The most bytes of a part of which so many lie in a half: whole elements.
+uint64_t HostsSteps::part_bytes(uint64_t parts) const noexcept {
+  return layout_->half / parts / kLine * kLine;
+}
+
+// The elements of this host's ranks, of so many bytes: those of columns get a share, whole elements in whole lines.
+std::vector<uint64_t>& HostsSteps::shares(uint64_t bytes) {
+  const uint64_t elements = bytes / parts_.element;
+  const uint64_t line = kLine / parts_.element;
+  const uint64_t share = ((elements + layout_->columns - 1) / layout_->columns + line - 1) / line * line;
+  std::vector<uint64_t>& counts = counts_.emplace_back();
+  for (size_t i = 0; i < layout_->here().size(); ++i) {
+    const uint64_t begin = std::min(i * share, elements);
+    counts.push_back(i < layout_->columns ? std::min(share, elements - begin) : 0);
+  }
+  return counts;
+}
+
+// ---- Operations
+
+void HostsSteps::barrier() {
+  pipeline(
+      0, kLine, [&](const Chunk&) { add_call(TOWLINE_COLLECTIVE_BARRIER, 0); },
+      [&](const Chunk& chunk) { return post(LegKind::kBarrier, chunk, 0, 0); },
+      [&](const Chunk&) { add_call(TOWLINE_COLLECTIVE_BARRIER, 0); });
+}
+
+// Each rank reduces its column's share of this host's inputs, columns reduce those, and ranks of a host share the results.
+void HostsSteps::all_reduce() {
+  const auto input = reinterpret_cast<uintptr_t>(call_->input);
+  const auto output = reinterpret_cast<uintptr_t>(call_->output);
+  pipeline(
+      parts_.bytes, part_bytes(1) * layout_->columns,
+      [&](const Chunk& chunk) {
+        const std::vector<uint64_t>& counts = shares(chunk.bytes);
+        towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_REDUCE_SCATTER_V, counts[layout_->index]);
+        made.input = reinterpret_cast<const void*>(input + chunk.begin);
+        made.output = chunk.stage;
+        made.input_counts = counts.data();
+      },
+      [&](const Chunk& chunk) {
+        return layout_->index < layout_->columns &&
+               post(LegKind::kAllReduce, chunk, counts_.back()[layout_->index] * parts_.element, 0);
+      },
+      [&](const Chunk& chunk) {
+        const std::vector<uint64_t>& counts = counts_[chunk.number];
+        towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_ALL_GATHER_V, counts[layout_->index]);
+        made.input = chunk.stage;
+        made.output = reinterpret_cast<void*>(output + chunk.begin);
+        made.output_counts = counts.data();
+      });
+}
+
+// Columns exchange their parts; then each rank has one of every host, which it gives to the ranks of its own.
+void HostsSteps::all_gather() {
+  const uint64_t stride = part_bytes(layout_->hosts.size());
+  pipeline(
+      parts_.bytes, stride,
+      [&](const Chunk& chunk) {
+        add_move(chunk.stage + layout_->mine * stride, parts_.input + chunk.begin, chunk.bytes);
+      },
+      [&](const Chunk& chunk) { return post(LegKind::kAllGather, chunk, chunk.bytes, stride); },
+      [&](const Chunk& chunk) {
+        for (size_t host = 0; host < layout_->hosts.size(); ++host) {
+          std::vector<void*>& outputs = lists_.emplace_back();
+          for (const int rank : layout_->hosts[host])
+            outputs.push_back(parts_.out.at[static_cast<size_t>(rank)] + chunk.begin);
+          towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_ALL_GATHER, chunk.bytes / parts_.element);
+          made.input = chunk.stage + host * stride;
+          made.outputs = outputs.data();
+        }
+      });
+}
+
+// Of every host's part each rank reduces its column's, columns reduce those.
+void HostsSteps::reduce_scatter() {
+  const uint64_t stride = part_bytes(layout_->hosts.size() + 1);
+  pipeline(
+      parts_.bytes, stride,
+      [&](const Chunk& chunk) {
+        for (size_t host = 0; host < layout_->hosts.size(); ++host) {
+          std::vector<void*>& inputs = lists_.emplace_back();
+          for (const int rank : layout_->hosts[host])
+            inputs.push_back(parts_.in.at[static_cast<size_t>(rank)] + chunk.begin);
+          towline_collective_t& made =
+              add_call(TOWLINE_COLLECTIVE_REDUCE_SCATTER, chunk.bytes / parts_.element);
+          made.inputs = inputs.data();
+          made.output = chunk.stage + host * stride;
+        }
+      },
+      [&](const Chunk& chunk) { return post(LegKind::kReduceScatter, chunk, chunk.bytes, stride); },
+      [&](const Chunk& chunk) {
+        add_move(parts_.output + chunk.begin, chunk.stage + layout_->hosts.size() * stride, chunk.bytes);
+      });
+}
+
+// Through the root's column to a rank of every host, which gives it to the others there.
+void HostsSteps::broadcast() {
+  const auto root = static_cast<size_t>(call_->root);
+  const size_t index = layout_->index_of[root];
+  const bool is_root = static_cast<size_t>(layout_->here()[layout_->index]) == root;
+  pipeline(
+      parts_.bytes, part_bytes(1),
+      [&](const Chunk& chunk) {
+        if (is_root) add_move(chunk.stage, parts_.input + chunk.begin, chunk.bytes);
+      },
+      [&](const Chunk& chunk) {
+        if (layout_->index == index) return post(LegKind::kBroadcast, chunk, chunk.bytes, 0);
+        // Ranks that name a root of another column are noticed there.
+        return chunk.number == 0 && layout_->index < layout_->columns && post(LegKind::kCompare, chunk, 0, 0);
+      },
+      [&](const Chunk& chunk) {
+        towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_BROADCAST, chunk.bytes / parts_.element);
+        made.root = static_cast<int32_t>(index);
+        if (layout_->index == index) made.input = chunk.stage;
+        if (!is_root || parts_.output != parts_.input) made.output = parts_.output + chunk.begin;
+      });
+}
+
+}  // namespace towline::collectives

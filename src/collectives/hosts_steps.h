@@ -1,0 +1,89 @@
+// Cuts an operation on GPUs of several hosts into steps.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "collectives/calls/call.h"
+#include "towline/plugin/collective.h"
+
+namespace towline::collectives {
+
+struct HostsLayout {
+  std::vector<std::vector<int>> hosts;  // ranks of each, in rank order
+  std::vector<size_t> host_of;          // of each rank
+  std::vector<size_t> index_of;         // of each rank on its host
+  size_t mine = 0;                      // host
+  size_t index = 0;                     // of this rank there
+  size_t columns = 1;                   // the smallest number of ranks of a host
+  bool even = true;                     // all hosts have as many
+  uint8_t* staging = nullptr;           // two halves
+  uint64_t half = 0;                    // bytes
+  [[nodiscard]] const std::vector<int>& here() const noexcept { return hosts[mine]; }
+};
+
+// What a leg does, as words of a step.
+enum class LegKind : uint32_t {
+  kCompare = 0,  // headers only
+  kBarrier,
+  kAllReduce,      // in place
+  kAllGather,      // a part of each host, the own one at its place
+  kReduceScatter,  // a part of each host, and behind them the result
+  kBroadcast,
+};
+struct Leg {
+  LegKind kind;
+  uint32_t step;  // of the operation
+  Header header;
+  uint64_t offset;  // in staging
+  uint64_t bytes;   // of a part
+  uint64_t stride;  // from one part to the next
+  uint64_t timeout_ns;
+  uint32_t datatype;
+  uint32_t reduction;
+  uint32_t root;  // host
+  uint32_t divisor;
+};
+static_assert(sizeof(Leg) <= TOWLINE_STEP_WORDS * 8);
+
+class HostsSteps {
+ public:
+  // Throws Error: kUnsupported. The steps are valid until the next call.
+  const std::vector<towline_collective_step_t>& cut(const HostsLayout& layout,
+                                                    const towline_collective_t& call, uint64_t number,
+                                                    uint64_t timeout_ns);
+
+ private:
+  // A chunk of an operation.
+  struct Chunk {
+    uint64_t begin;  // bytes, of a part
+    uint64_t bytes;
+    uint8_t* stage;
+    uint32_t number;
+  };
+  void all_reduce();
+  void all_gather();
+  void reduce_scatter();
+  void broadcast();
+  void barrier();
+  // before(chunk) and leg(chunk), then after(chunk) while the next one crosses. leg may be without (false).
+  template <class Before, class LegOf, class After>
+  void pipeline(uint64_t bytes, uint64_t chunk, Before&& before, LegOf&& leg, After&& after);
+  towline_collective_t& add_call(uint32_t op, uint64_t count);
+  void add_move(void* to, const void* from, uint64_t bytes);
+  bool post(LegKind kind, const Chunk& chunk, uint64_t bytes, uint64_t stride);
+  [[nodiscard]] uint64_t part_bytes(uint64_t parts) const noexcept;
+  std::vector<uint64_t>& shares(uint64_t bytes);
+
+  const HostsLayout* layout_ = nullptr;
+  const towline_collective_t* call_ = nullptr;
+  uint64_t timeout_ns_ = 0;
+  Call parts_;
+  std::vector<towline_collective_step_t> steps_;
+  std::deque<towline_collective_t> calls_;
+  std::deque<std::vector<uint64_t>> counts_;
+  std::deque<std::vector<void*>> lists_;
+};
+
+}  // namespace towline::collectives

@@ -1,0 +1,133 @@
+// Collectives on GPUs of several hosts: ranks are threads of this process that count as being on different hosts.
+#include <fmt/format.h>
+
+#include <atomic>
+#include <thread>
+
+#include "gpu/collectives_suite.h"
+
+namespace towline::gpu_test {
+namespace {
+
+constexpr uint32_t kBetweenHosts[] = {TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_COLLECTIVE_ALL_GATHER,
+                                      TOWLINE_COLLECTIVE_REDUCE_SCATTER, TOWLINE_COLLECTIVE_BROADCAST,
+                                      TOWLINE_COLLECTIVE_BARRIER};
+
+// Staging is small, so that operations take several chunks.
+constexpr const char* kSmall = "tuning.collectives.gpu_staging_bytes = \"256KiB\"\n";
+
+struct Shape {
+  const char* name;
+  std::vector<std::string> hosts;
+};
+
+Ranks on(const std::vector<std::string>& hosts, uint64_t timeout_ns = 60'000'000'000) {
+  return {static_cast<int>(hosts.size()), kSmall, timeout_ns, hosts};
+}
+
+class CollectivesBetweenHosts : public testing::TestWithParam<Shape> {};
+
+// The CPU backend has the same hosts, and rounds at the same places.
+TEST_P(CollectivesBetweenHosts, EveryOperationGivesTheBitsOfTheCpu) {
+  run_on_gpus(on(GetParam().hosts), true, [](Rank& rank) {
+    void* const stream = rank.gpu.make_stream();
+    for (const uint32_t op : kBetweenHosts) {
+      for (const uint64_t count : {0, 1, 1000, 150001}) {
+        for (const bool in_place : {false, true}) {
+          if (testing::Test::HasFailure()) break;
+          if (in_place && op != TOWLINE_COLLECTIVE_ALL_REDUCE) continue;
+          Try what;
+          what.op = op;
+          what.count = count;
+          what.root = static_cast<int>(count) % rank.size;
+          what.in_place = in_place;
+          try_one(rank, what);
+          what.stream = stream;
+          try_one(rank, what);
+        }
+      }
+    }
+    rank.gpu.free_stream(stream);
+  });
+}
+
+TEST_P(CollectivesBetweenHosts, EveryTypeAndReductionGivesTheBitsOfTheCpu) {
+  run_on_gpus(on(GetParam().hosts), true, [](Rank& rank) {
+    for (uint32_t datatype = TOWLINE_FLOAT32; datatype <= TOWLINE_BOOL; ++datatype) {
+      for (uint32_t reduction = TOWLINE_REDUCE_SUM; reduction < TOWLINE_REDUCE_PREMUL_SUM; ++reduction) {
+        if (testing::Test::HasFailure()) break;
+        if (!can(datatype, reduction)) continue;
+        Try what;
+        what.datatype = datatype;
+        what.reduction = reduction;
+        what.count = 3001;
+        try_one(rank, what);
+        what.op = TOWLINE_COLLECTIVE_REDUCE_SCATTER;
+        try_one(rank, what);
+      }
+    }
+  });
+}
+
+int32_t sum_four(Rank& rank, Buffer& buffer) {
+  towline_collective_t call = {};
+  call.struct_size = sizeof call;
+  call.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
+  call.count = 4;
+  call.input = call.output = buffer.at();
+  return towline_collective(rank.on_gpu, &call, nullptr, nullptr);
+}
+
+// Rank 3 does not come: its host's other rank waits for it on the GPU, the other host for them.
+TEST(CollectivesBetweenHostsFail, ARankThatDoesNotComeEndsTheOperationOnAllHosts) {
+  std::atomic<int> ended{0};
+  run_on_gpus(on({"a", "a", "b", "b"}, 1'000'000'000), false, [&](Rank& rank) {
+    Buffer buffer(rank.gpu, 16);
+    buffer.put(values(TOWLINE_FLOAT32, rank.rank, 4, 1));
+    if (rank.rank != 3) {
+      EXPECT_EQ(sum_four(rank, buffer), TOWLINE_TIMED_OUT);
+      EXPECT_NE(communicator_error(rank.on_gpu).find("rank"), std::string::npos);
+      EXPECT_NE(communicator_error(rank.on_gpu).find("#0"), std::string::npos)
+          << communicator_error(rank.on_gpu);
+      ++ended;
+    }
+    while (ended < 3) std::this_thread::yield();
+  });
+}
+
+TEST(CollectivesBetweenHostsFail, AnAbortReachesRanksOfOtherHosts) {
+  run_on_gpus(on({"a", "a", "b", "b"}), false, [&](Rank& rank) {
+    Buffer buffer(rank.gpu, 16);
+    buffer.put(values(TOWLINE_FLOAT32, rank.rank, 4, 1));
+    if (rank.rank == 1)
+      EXPECT_EQ(towline_communicator_abort(rank.on_gpu, "enough"), TOWLINE_OK);
+    else
+      EXPECT_EQ(sum_four(rank, buffer), TOWLINE_CANCELLED);
+    EXPECT_NE(communicator_error(rank.on_gpu).find("rank 1 aborted communicator gpus: enough"),
+              std::string::npos)
+        << communicator_error(rank.on_gpu);
+  });
+}
+
+TEST(CollectivesBetweenHostsFail, RanksThatDisagreeAreNamed) {
+  run_on_gpus(on({"a", "a", "b", "b"}), false, [&](Rank& rank) {
+    Buffer buffer(rank.gpu, 64);
+    buffer.put(values(TOWLINE_FLOAT32, rank.rank, 16, 1));
+    towline_collective_t call = {};
+    call.struct_size = sizeof call;
+    call.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
+    call.count = rank.rank < 2 ? 4 : 8;
+    call.input = call.output = buffer.at();
+    EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_MISMATCH);
+    EXPECT_NE(communicator_error(rank.on_gpu).find("ranks disagree"), std::string::npos)
+        << communicator_error(rank.on_gpu);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, CollectivesBetweenHosts,
+                         testing::Values(Shape{"OneEach", {"a", "b"}}, Shape{"TwoEach", {"a", "a", "b", "b"}},
+                                         Shape{"Interleaved", {"a", "b", "c", "a", "b", "c"}}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace towline::gpu_test
