@@ -1,15 +1,16 @@
 #include "nixl_plugins/engine.h"
 
+#include <companions.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <exception>
+#include <filesystem>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/os/dynamic_library.h"
-#include "nixl_plugins/companions.h"
 #include "towline/plugin/backend.hpp"
 
 // The only virtual function of the list that NIXL's header does not define.
@@ -26,8 +27,6 @@ template class nixlDescList<nixlMetaDesc>;
 namespace towline::nixl_plugins {
 
 namespace {
-
-constexpr int kMostCompanions = 32;
 
 nixl_b_params_t read_parameters(const std::string& backend, const std::string& text) {
   nixl_b_params_t parameters;
@@ -61,12 +60,34 @@ auto entry_of(const std::string& backend, const std::string& file) {
       return library.symbol<nixlBackendPlugin* (*)()>("nixl_plugin_init");
     } catch (const core::Error& error) {
       if (tries < kMostCompanions && load_companion(file, error.message())) continue;
-      throw plugin::Failure(Status::kUnsupported, backend + ": " + error.message());
+      throw plugin::Failure(Status::kUnsupported, backend + ": " + explain_missing(file, error.message()));
     }
   }
 }
 
 }  // namespace
+
+std::string find_plugin(const plugin::Host& host, const std::string& backend, const char* example) {
+  const std::string key = backend + ".library";
+  std::string given = host.config(key.c_str(), "");
+  if (given.empty())
+    throw plugin::Failure(
+        Status::kInvalidArgument,
+        fmt::format("{}: expected the path of a NIXL plugin, such as {}, or its name", key, example));
+  if (given.find('/') != std::string::npos) return given;
+  const std::string folder = host.config("nixl.plugin_dir", "");
+  const std::string file = fmt::format("libplugin_{}.so", given);
+  if (folder.empty())
+    throw plugin::Failure(
+        Status::kInvalidArgument,
+        fmt::format("{} = \"{}\": to find {}, set nixl.plugin_dir to its folder", key, given, file));
+  std::error_code ignored;
+  if (!std::filesystem::exists(folder + "/" + file, ignored))
+    throw plugin::Failure(
+        Status::kUnsupported,
+        fmt::format("{} = \"{}\": there is no {} in {} (nixl.plugin_dir)", key, given, file, folder));
+  return folder + "/" + file;
+}
 
 void Engine::refuse(Status status, const std::string& why) const {
   throw plugin::Failure(status, fmt::format("{}: {}: {} ({}.library)", backend_, file_, why, backend_));

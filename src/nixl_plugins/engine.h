@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 
+#include "towline/plugin/backend.hpp"
 #include "towline/status.h"
 
 namespace towline::nixl_plugins {
@@ -24,6 +25,10 @@ nixl_status_t ask(Work work) noexcept {
     return NIXL_ERR_BACKEND;
   }
 }
+
+// The plugin's file as the setting <backend>.library says: a path, or the name of a plugin in the folder nixl.plugin_dir.
+// Throws plugin::Failure that names the settings. `example` is the path of a plugin of this backend's sort.
+std::string find_plugin(const plugin::Host& host, const std::string& backend, const char* example);
 
 struct EngineOptions {
   std::string backend;             // Towline's, whose settings are meant in texts: "nixl"

@@ -63,9 +63,12 @@ class TOWLINE_NIXL_API nixlPluginManager {
   std::vector<nixl_backend_t> getAvailBackendPluginNames();
   // True if a file or a static plugin of this name is known.
   bool knows(const nixl_backend_t& name);
+  // For an error: that the file of this name is not there, and the folders in which it was looked for.
+  std::string where_looked(const nixl_backend_t& name);
 
  private:
   nixlPluginManager();
+  [[nodiscard]] std::string not_found(const nixl_backend_t& name) const;
   void discover_configured();
   void discover(const std::filesystem::path& directory);
   std::shared_ptr<const nixlBackendPluginHandle> open(const std::string& name, const std::string& path,

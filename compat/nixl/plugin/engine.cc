@@ -100,7 +100,7 @@ Engine::Engine(const nixlBackendInitParams* init, const nixl_b_params_t& known) 
     }
   }
   memories_ = towline::nixl::memories_of_info(agent_->info());
-  std::erase(memories_, FILE_SEG);
+  std::erase_if(memories_, towline::nixl::is_stored);
   if (memories_.empty())
     throw towline::Error{Status::kUnsupported, "no transport of '" + options.backends +
                                                    "' can be used here: the warnings of its loading say why"};

@@ -200,7 +200,7 @@ nixl_mem_list_t nixlAgentData::memories_of(const BackendType& type) const {
   if (type.role == Role::kFiles) return all;  // GPU memory too, if this process uses it
   if (type.role == Role::kStore) return ObjectStore::memories(*find_store_type(type.name));
   if (type.role == Role::kAbsent || type.role == Role::kEngine) return {};
-  std::erase(all, FILE_SEG);
+  std::erase_if(all, is_stored);
   return all;
 }
 
@@ -229,7 +229,13 @@ const BackendType* present_type(const nixlAgentData& data, const std::string& na
   }
   memories = data.memories_of(*found);
   if (!memories.empty()) return found;
-  fail(NIXL_ERR_NOT_FOUND, "{}: backend '{}' is not here: {}", call, name, found->what);
+  if (found->role == Role::kAbsent) {
+    const std::string where = nixlPluginManager::getInstance().where_looked(name);
+    fail(NIXL_ERR_NOT_FOUND, "{}: backend '{}' is NIXL's own plugin, and {}. The plugin needs {}", call, name,
+         where, found->what);
+  } else {
+    fail(NIXL_ERR_NOT_FOUND, "{}: backend '{}' is not here: {}", call, name, found->what);
+  }
   return nullptr;
 }
 
@@ -317,9 +323,9 @@ bool keeps(const nixlBackendH& backend, nixl_mem_t type) {
 // True if the agent itself keeps such memory: all but what is stored where only stores are asked.
 bool is_own(const std::vector<nixlBackendH*>& backends, nixl_mem_t type) {
   if (type == OBJ_SEG) return false;
-  return type != FILE_SEG || std::ranges::any_of(backends, [](const nixlBackendH* backend) {
-           return backend->objects == nullptr;
-         });
+  return !is_stored(type) || std::ranges::any_of(backends, [](const nixlBackendH* backend) {
+    return backend->objects == nullptr;
+  });
 }
 
 // Registers in Towline and its stores; nothing if they are none of the backends.

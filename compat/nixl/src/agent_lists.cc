@@ -131,11 +131,12 @@ nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t
     }
   }
   towline_block_list_t* made = nullptr;
-  if (type == FILE_SEG) {
+  if (is_stored(type)) {
     std::vector<towline_blocks_t> blocks;
     size_t missing = 0;
     if (!memory.storage_blocks(type, rows, blocks, missing)) {
-      return fail(NIXL_ERR_NOT_FOUND, "{}: descriptor {} lies in no registered file", call, missing);
+      return fail(NIXL_ERR_NOT_FOUND, "{}: descriptor {} lies in no registered {}", call, missing,
+                  type == BLK_SEG ? "block device" : "file");
     }
     towline::detail::check(towline_block_list_create(agent->native(), nullptr, blocks.data(),
                                                      sizeof(towline_blocks_t), blocks.size(), &made));
@@ -160,8 +161,8 @@ nixl_status_t nixlAgentData::make_list(const std::string& agent_name, nixl_mem_t
   if (const auto status = count_of(rows, total, call); status != NIXL_SUCCESS) return status;
   std::shared_ptr<Remote> remote;
   if (const auto status = find_remote(agent_name, remote, call); status != NIXL_SUCCESS) return status;
-  // Files, and ranges from partial metadata, are looked up by descriptor.
-  if (type == FILE_SEG || (remote != nullptr && !remote->whole())) {
+  // Files, devices and ranges from partial metadata are looked up by descriptor.
+  if (is_stored(type) || (remote != nullptr && !remote->whole())) {
     if (total > kMostWrittenOut) return too_many(total, call);
     const std::vector<uint64_t> written_out = write_out(rows, total);
     return make_list(agent_name, type, Rows::of(written_out.data(), total), list, of, call);

@@ -15,24 +15,23 @@ constexpr const char* kFileSystem = "Towline's storage backend for files";
 constexpr const char* kObjectStore = "Towline's plugin for objects, which needs libcurl";
 constexpr const char* kCuFile = "Towline's plugin for GPUDirect Storage, which needs NVIDIA's libcufile.so.0";
 constexpr const char* kUsrbio = "Towline's plugin for 3FS, which needs its client's libhf3fs_api_shared.so";
-constexpr const char* kVendor = "it is not part of NIXL on Towline";
-constexpr const char* kAskUcx = "ask for UCX, which here is Towline's best transport to each peer";
 
 constexpr BackendType kTypes[] = {
     {"UCX", Role::kTransport, kBest},
     {"POSIX", Role::kFiles, kFileSystem},
     {"OBJ", Role::kStore, kObjectStore},
     {"LIBFABRIC", Role::kTransport, kLibrary, "libfabric"},
-    {"MOONCAKE", Role::kAbsent, kAskUcx},
+    {"MOONCAKE", Role::kAbsent, "Mooncake's libtransfer_engine.so; UCX is Towline's best transport"},
     {"UCX_MO", Role::kTransport, kLibrary, "ucx"},
-    {"UCCL", Role::kAbsent, kAskUcx},
-    {"GPUNETIO", Role::kAbsent, kAskUcx},
+    {"UCCL", Role::kAbsent, "UCCL's libuccl_p2p.so; UCX is Towline's best transport"},
+    {"GPUNETIO", Role::kAbsent,
+     "DOCA's libdoca_gpunetio.so.2 and libdoca_verbs.so.2; UCX is Towline's best transport"},
     {"GDS", Role::kStore, kCuFile},
     {"GDS_MT", Role::kStore, kCuFile},
     {"AZURE_BLOB", Role::kStore, kObjectStore},
     {"HF3FS", Role::kStore, kUsrbio},
-    {"GUSLI", Role::kAbsent, kVendor},
-    {"INFINIA", Role::kAbsent, kVendor},
+    {"GUSLI", Role::kAbsent, "libgusli_clnt.so, which NIXL's wheel has beside the plugin"},
+    {"INFINIA", Role::kAbsent, "Infinia's libred_client.so.2 and libred_async.so"},
 };
 
 // NIXL's own parameters with their defaults, because programs set them without checking that they exist. They

@@ -20,14 +20,14 @@ enum class Role {
   kTransport,  // other agents' memory, over Towline's best transport
   kFiles,      // this host's files, if Towline has a backend for them
   kStore,   // objects, or files by a vendor's library, if Towline's plugin for them and the library are here
-  kAbsent,  // a known name, not available
+  kAbsent,  // NIXL's plugin of that name, if there is one, is a kEngine
   kEngine,  // a plugin of NIXL's interface
 };
 
 struct BackendType {
   const char* name;
   Role role;
-  const char* what;               // description, or what is missing
+  const char* what;               // description; for kAbsent, the libraries that the plugin needs
   std::string_view library = {};  // the backend of Towline that carries all of its requests; empty: the best
 };
 

@@ -7,7 +7,7 @@ namespace towline::nixl {
 
 nixl_mem_list_t memories_of_info(const std::string& info) {
   constexpr std::pair<const char*, nixl_mem_t> kKinds[] = {
-      {"dram", DRAM_SEG}, {"vram", VRAM_SEG}, {"file", FILE_SEG}};
+      {"dram", DRAM_SEG}, {"vram", VRAM_SEG}, {"block", BLK_SEG}, {"file", FILE_SEG}};
   const auto parsed = nlohmann::json::parse(info);
   nixl_mem_list_t memories;
   for (const auto& backend : parsed.at("backends")) {

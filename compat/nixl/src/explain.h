@@ -10,6 +10,10 @@ namespace towline::nixl {
 
 // NIXL's kinds of memory that Towline's usable backends serve, from towline_agent_info.
 [[nodiscard]] nixl_mem_list_t memories_of_info(const std::string& info);
+// True for what only the agent that keeps it reaches.
+[[nodiscard]] constexpr bool is_stored(nixl_mem_t kind) noexcept {
+  return kind == FILE_SEG || kind == BLK_SEG;
+}
 
 // What towline_transfer_route says that the transfer takes.
 struct RoutePrice {

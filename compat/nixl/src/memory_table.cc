@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "explain.h"
 #include "log.h"
 
 namespace towline::nixl {
@@ -45,7 +46,7 @@ bool read_path(const std::string& text, StorageOptions& options, std::string& pa
   return access;
 }
 
-// A file by the path in its metadata, else by the descriptor that is its device.
+// A file or block device by the path in its metadata, else by the descriptor that is its device.
 Region register_file(const Agent& agent, const nixlBlobDesc& desc, const std::string& scheme) {
   StorageOptions options;
   options.bytes = desc.addr + desc.len;
@@ -71,7 +72,7 @@ Region register_file(const Agent& agent, const nixlBlobDesc& desc, const std::st
 
 Region register_one(const Agent& agent, nixl_mem_t type, const nixlBlobDesc& desc,
                     const MemoryOptions& options) {
-  if (type == FILE_SEG) return register_file(agent, desc, options.scheme);
+  if (is_stored(type)) return register_file(agent, desc, options.scheme);
   if (type == OBJ_SEG) {
     StorageOptions object;
     object.access = Access::kAll;
@@ -160,14 +161,18 @@ bool MemoryTable::storage_blocks(nixl_mem_t type, const Rows& rows, std::vector<
                                  size_t& missing) const {
   std::lock_guard lock(mutex_);
   blocks.assign(rows.count, {});
+  const Region* before = nullptr;
+  RegionInfo info;
   for (size_t i = 0; i < rows.count; ++i) {
     const Region* region = covering({type, rows.device(i), rows.address(i), rows.length(i)});
     missing = i;
     if (region == nullptr) return false;
     blocks[i].address = rows.address(i);
     blocks[i].length = rows.length(i);
-    blocks[i].device = towline_region_device(region->native());
-    blocks[i].kind = kind_of(type);
+    if (region != before) info = region_info(*region);
+    before = region;
+    blocks[i].device = info.device;
+    blocks[i].kind = info.kind;  // a device may be given as a file, and a file as a device
   }
   return true;
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <towline_nixl.h>
+#include "companions.h"
 #include "log.h"
 #include "settings.h"
 #include "static_plugins.h"
@@ -40,29 +41,6 @@ std::string folder_of_this_library() {
   if (dladdr(reinterpret_cast<void*>(&folder_of_this_library), &found) == 0 || found.dli_fname == nullptr)
     return {};
   return (fs::path(found.dli_fname).parent_path() / "plugins").string();
-}
-
-// Loads the library that the loader's text says is missing, from beside the plugin or beside its folder: plugins
-// come with libraries that the program they were built for has loaded already. False if it is not there.
-bool load_companion(const fs::path& plugin, const std::string& text) {
-  constexpr std::string_view kMissing = ": cannot open shared object file";
-  const size_t end = text.find(kMissing);
-  if (end == std::string::npos || text.find('/') < end) return false;
-  const std::string name = text.substr(0, end);
-  std::error_code ignored;
-  const fs::path folder = fs::absolute(plugin, ignored).parent_path();
-  std::vector<fs::path> places = {folder, folder.parent_path()};
-  for (const fs::path& around : {folder.parent_path(), folder.parent_path().parent_path()}) {
-    for (const auto& entry : fs::directory_iterator(around, ignored)) {
-      if (entry.is_directory(ignored) && entry.path().filename().string().find("nixl") != std::string::npos)
-        places.push_back(entry.path());
-    }
-  }
-  for (const fs::path& place : places) {
-    if (fs::exists(place / name, ignored) && dlopen((place / name).c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr)
-      return true;
-  }
-  return false;
 }
 
 std::string trimmed(std::string text) {
@@ -216,12 +194,15 @@ std::shared_ptr<const nixlBackendPluginHandle> nixlPluginManager::open(const std
                                                                        std::string& why) {
   // Kept in memory after dlclose: libraries that plugins bring along have thread-local state and exit handlers.
   constexpr int kHow = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
-  constexpr int kMostCompanions = 16;
   void* library = dlopen(path.c_str(), kHow);
   for (int tries = 0; library == nullptr; ++tries) {
     const char* text = dlerror();
     why = text == nullptr ? "it can't be loaded" : text;
-    if (tries == kMostCompanions || !load_companion(path, why)) return nullptr;
+    if (tries == towline::nixl_plugins::kMostCompanions ||
+        !towline::nixl_plugins::load_companion(path, why)) {
+      why = towline::nixl_plugins::explain_missing(path, why);
+      return nullptr;
+    }
     library = dlopen(path.c_str(), kHow);
   }
   using Init = nixlBackendPlugin* (*)();
@@ -265,9 +246,8 @@ std::shared_ptr<const nixlBackendPluginHandle> nixlPluginManager::loadBackendPlu
     if (!fs::exists(path, ignored)) continue;
     if (auto handle = open(name, path, why)) return loaded_[name] = std::move(handle);
   }
-  own::quiet_text(NIXL_ERR_NOT_FOUND, why.empty() ? fmt::format("there is no plugin '{}' in {} folders", name,
-                                                                directories_.size())
-                                                  : fmt::format("plugin '{}': {}", name, why));
+  own::quiet_text(NIXL_ERR_NOT_FOUND,
+                  why.empty() ? not_found(name) : fmt::format("plugin '{}': {}", name, why));
   if (!why.empty()) info(own::last_error());
   return nullptr;
 }
@@ -303,6 +283,19 @@ std::vector<nixl_backend_t> nixlPluginManager::getAvailBackendPluginNames() {
   for (const auto& [name, handle] : loaded_) names.insert(name);
   for (const auto& [name, path] : listed_) names.insert(name);
   return {names.begin(), names.end()};
+}
+
+std::string nixlPluginManager::not_found(const nixl_backend_t& name) const {
+  std::string folders;
+  for (const std::string& directory : directories_) folders += (folders.empty() ? "" : ", ") + directory;
+  return fmt::format("there is no {}{}{} in {} (NIXL_PLUGIN_DIR names a folder with plugins)", kPrefix, name,
+                     kSuffix, folders.empty() ? "any folder" : folders);
+}
+
+std::string nixlPluginManager::where_looked(const nixl_backend_t& name) {
+  const std::lock_guard lock(mutex_);
+  discover_configured();
+  return not_found(name);
 }
 
 bool nixlPluginManager::knows(const nixl_backend_t& name) {

@@ -90,6 +90,20 @@ std::string obey(Side& side, const std::string& line) {
     words >> hex;
     return nixlEnumStrings::statusStr(side.agent->loadRemoteMD(from_hex(hex), loaded));
   }
+  if (verb == "plugins") {
+    std::vector<nixl_backend_t> names;
+    std::string all;
+    if (side.agent->getAvailPlugins(names) != NIXL_SUCCESS) return "not told";
+    for (const nixl_backend_t& name : names) all += name + " ";
+    return to_hex(all);
+  }
+  if (verb == "create") {
+    std::string name;
+    nixlBackendH* made = nullptr;
+    words >> name;
+    const nixl_status_t status = side.agent->createBackend(name, {}, made);
+    return to_hex(nixlEnumStrings::statusStr(status) + " " + towline::nixl::last_error());
+  }
   return "what is '" + verb + "'?";
 }
 

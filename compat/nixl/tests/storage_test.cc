@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 
@@ -84,6 +85,71 @@ TEST_F(Files, AreOpenedByPath) {
   EXPECT_EQ(side.agent->deregisterMem(file(7, 4 * 4096, "rw,create:" + path)), NIXL_SUCCESS);
   EXPECT_EQ(side.agent->registerMem(file(8, 4096, "ro:" + path + ".not")), NIXL_ERR_BACKEND);
   EXPECT_EQ(side.agent->registerMem(file(1'000'000, 4096)), NIXL_ERR_BACKEND);  // no such descriptor
+}
+
+// A device's blocks, or a file's that stands for one: by descriptor and by path.
+void move_blocks(Side& side, uint64_t device, const std::string& info) {
+  nixl_reg_dlist_t registered(BLK_SEG);
+  registered.addDesc(nixlBlobDesc(0, 8 * 4096, device, info));
+  ASSERT_EQ(side.agent->registerMem(registered), NIXL_SUCCESS) << towline::nixl::last_error();
+  nixl_xfer_dlist_t there(BLK_SEG);
+  for (size_t i = 0; i < 8; ++i) there.emplace((7 - i) * 4096, size_t{4096}, device);
+  side.fill('b');
+  const std::vector<char> before = side.memory;
+  nixlXferReqH* write = request(side, NIXL_WRITE, side.blocks(8, 4096), there, side.name);
+  ASSERT_NE(write, nullptr);
+  EXPECT_EQ(run(*side.agent, write), NIXL_SUCCESS) << towline::nixl::last_error();
+  std::ranges::fill(side.memory, '\0');
+  nixlDlistH* here = nullptr;
+  nixlDlistH* blocks = nullptr;
+  ASSERT_EQ(side.agent->prepXferDlist(side.blocks(8, 4096), here), NIXL_SUCCESS);
+  ASSERT_EQ(side.agent->prepXferDlist(side.name, there, blocks), NIXL_SUCCESS);
+  nixlXferReqH* read = nullptr;
+  ASSERT_EQ(side.agent->makeXferReq(NIXL_READ, here, {0, 3}, blocks, {0, 3}, read), NIXL_SUCCESS);
+  EXPECT_EQ(run(*side.agent, read), NIXL_SUCCESS) << towline::nixl::last_error();
+  EXPECT_EQ(std::memcmp(&side.memory[0], &before[0], 4096), 0);
+  EXPECT_EQ(std::memcmp(&side.memory[size_t{3} * 4096], &before[size_t{3} * 4096], 4096), 0);
+  nixl_xfer_dlist_t outside(BLK_SEG);
+  outside.emplace(uintptr_t{8 * 4096}, size_t{4096}, device);
+  nixlXferReqH* none = nullptr;
+  EXPECT_EQ(side.agent->createXferReq(NIXL_READ, side.blocks(1, 4096), outside, side.name, none),
+            NIXL_ERR_NOT_FOUND);
+  EXPECT_EQ(side.agent->releaseXferReq(write), NIXL_SUCCESS);
+  EXPECT_EQ(side.agent->releaseXferReq(read), NIXL_SUCCESS);
+  EXPECT_EQ(side.agent->releasedDlistH(here), NIXL_SUCCESS);
+  EXPECT_EQ(side.agent->releasedDlistH(blocks), NIXL_SUCCESS);
+  EXPECT_EQ(side.agent->deregisterMem(registered), NIXL_SUCCESS) << towline::nixl::last_error();
+}
+
+TEST_F(Files, StandForBlockDevices) {
+  nixl_mem_list_t kinds;
+  nixl_b_params_t parameters;
+  ASSERT_EQ(side.agent->getPluginParams("POSIX", kinds, parameters), NIXL_SUCCESS);
+  EXPECT_EQ(std::ranges::count(kinds, BLK_SEG), 1);
+  std::ofstream(path) << std::string(16 * 4096, 'x');
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  move_blocks(side, static_cast<uint64_t>(fd), "");
+  close(fd);
+  move_blocks(side, 7, "rw:" + path);
+}
+
+TEST_F(Files, BlockDevicesAreWrittenAndRead) {
+  std::ofstream(path) << std::string(64 * 4096, 'x');
+  const std::string file = path + ".loop";
+  const std::string attach = "losetup --find --show " + path + " 2>/dev/null >" + file;
+  const bool attached = std::system(attach.c_str()) == 0;  // NOLINT: in a test
+  std::string device;
+  std::getline(std::ifstream(file) >> std::ws, device);
+  std::remove(file.c_str());
+  if (!attached) GTEST_SKIP() << "needs the right to make loop devices";
+  const int fd = open(device.c_str(), O_RDWR | O_CLOEXEC);
+  EXPECT_GE(fd, 0);
+  if (fd >= 0) move_blocks(side, static_cast<uint64_t>(fd), "");
+  move_blocks(side, 7, "rw:" + device);
+  move_blocks(side, 8, "rw,direct:" + device);
+  if (fd >= 0) close(fd);
+  EXPECT_EQ(std::system(("losetup --detach " + device).c_str()), 0);  // NOLINT
 }
 
 TEST_F(Files, ThatAreTooShortAreAnError) {

@@ -34,15 +34,6 @@ uint64_t read_timeout(const plugin::Host& host) {
   return *parsed;
 }
 
-std::string read_library(const plugin::Host& host) {
-  std::string file = host.config("nixl.library", "");
-  if (file.empty())
-    throw plugin::Failure(
-        Status::kInvalidArgument,
-        "nixl.library: expected the path of a NIXL plugin, such as /path/libplugin_POSIX.so");
-  return file;
-}
-
 int error_of(nixl_status_t status) noexcept {
   switch (status) {
     case NIXL_ERR_INVALID_PARAM:
@@ -66,7 +57,7 @@ Nixl::Nixl(const plugin::Host& host)
       timeout_ns_(read_timeout(host)) {
   engine_.emplace(nixl_plugins::EngineOptions{
       .backend = "nixl",
-      .file = read_library(host),
+      .file = nixl_plugins::find_plugin(host, "nixl", "/path/libplugin_POSIX.so"),
       .parameters = host.config("nixl.parameters", ""),
       .agent = kAgent,
   });

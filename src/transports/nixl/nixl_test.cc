@@ -183,6 +183,11 @@ TEST_F(NixlNetTest, PluginsThatCanNotBeUsedSayWhy) {
             std::string::npos);
   EXPECT_NE(refusal(Status::kUnsupported, {{"nixl_net.library", "/nowhere/libplugin_X.so"}}).find("nowhere"),
             std::string::npos);
+  const std::string nowhere = refusal(Status::kInvalidArgument, {{"nixl_net.library", "UCCL"}});
+  EXPECT_NE(nowhere.find("libplugin_UCCL.so"), std::string::npos) << nowhere;
+  const std::string absent =
+      refusal(Status::kUnsupported, {{"nixl_net.library", "UCCL"}, {"nixl.plugin_dir", "/folder"}});
+  EXPECT_NE(absent.find("no libplugin_UCCL.so in /folder"), std::string::npos) << absent;
 }
 
 TEST_F(NixlNetTest, BytesGoBothWaysAndAMessageFollows) {

@@ -4,15 +4,13 @@
 
 #include <charconv>
 
+#include "nixl_plugins/engine.h"
+
 namespace towline::nixl_net {
 
 Settings Settings::read(const plugin::Host& host) {
   Settings settings;
-  settings.library = host.config("nixl_net.library", "");
-  if (settings.library.empty())
-    throw plugin::Failure(
-        Status::kInvalidArgument,
-        "nixl_net.library: expected the path of a NIXL plugin, such as /path/libplugin_UCX.so");
+  settings.library = nixl_plugins::find_plugin(host, kName, "/path/libplugin_UCX.so");
   settings.parameters = host.config("nixl_net.parameters", "");
   const std::string blocks = host.config("tuning.nixl_net.blocks", "16384");
   const auto [end, error] = std::from_chars(blocks.data(), blocks.data() + blocks.size(), settings.blocks);

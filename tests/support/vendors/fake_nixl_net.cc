@@ -1,9 +1,12 @@
-// A plugin of NIXL's interface that copies between the memories of agents of one process, when a request is asked about
-// for the third time. It checks what it is given. fake_nixl_net_fail makes its steps fail.
+// A plugin of NIXL's interface that copies between the memories of agents, of one process or two, from the third time on that
+// a request is asked about. It checks what it is given. fake_nixl_net_fail makes its steps fail.
 #include <backend/backend_plugin.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -23,6 +26,7 @@ template class nixlDescList<nixlMetaDesc>;
 namespace {
 
 constexpr int kChecks = 3;
+constexpr size_t kAtOnce = 4;  // blocks that one check moves
 
 std::mutex mutex;
 std::map<std::string, int> failures;
@@ -65,6 +69,7 @@ struct Request : nixlBackendReqH {
   Request() { ++alive; }
   ~Request() override { --alive; }
   int checks = 0;
+  size_t moved = 0;  // blocks
   bool running = false;
   bool never = false;  // ends
   bool held = false;   // can't be released before its end
@@ -120,12 +125,13 @@ class Fake final : public nixlBackendEngine {
   }
   nixl_status_t getConnInfo(std::string& text) const override {
     if (fails("info")) return NIXL_ERR_BACKEND;
-    text = fails("long_info") ? std::string(1 << 20, 'x') : "at " + localAgent + '\0';
+    text = fails("long_info") ? std::string(1 << 20, 'x') : at(localAgent, ::getpid());
     return NIXL_SUCCESS;
   }
   nixl_status_t loadRemoteConnInfo(const std::string& agent, const std::string& info) override {
     if (fails("load_peer")) return NIXL_ERR_BACKEND;
-    if (info != "at " + agent + '\0' || !peers_.insert(agent).second) {
+    const pid_t process = std::atoi(info.c_str());
+    if (info != at(agent, process) || !peers_.emplace(agent, process).second) {
       ++misused;
       return NIXL_ERR_INVALID_PARAM;
     }
@@ -171,14 +177,15 @@ class Fake final : public nixlBackendEngine {
     request.local = &local;
     request.remote = &remote;
     request.agent = agent;
-    return fails("at_once") ? end(request) : NIXL_IN_PROG;
+    request.moved = 0;
+    return fails("at_once") ? go_on(request, SIZE_MAX) : NIXL_IN_PROG;
   }
   nixl_status_t checkXfer(nixlBackendReqH* handle) const override {
     auto& request = static_cast<Request&>(*handle);
     if (!request.running) ++misused;  // it had told its end
     if (request.never || request.held || --request.checks > 0) return NIXL_IN_PROG;
-    if (fails("throw")) throw 1;
-    return end(request);
+    if (request.moved == 0 && fails("throw")) throw 1;
+    return go_on(request, kAtOnce);
   }
   nixl_status_t releaseReqH(nixlBackendReqH* handle) const override {
     if (static_cast<Request*>(handle)->held) return NIXL_ERR_BACKEND;
@@ -195,26 +202,44 @@ class Fake final : public nixlBackendEngine {
              desc.addr - known->address <= known->length - desc.len;
     });
   }
-  static nixl_status_t end(Request& request) {
+  static std::string at(const std::string& agent, pid_t process) {
+    return std::to_string(process) + " has " + agent + '\0';
+  }
+  // Moves some of its blocks, and ends it with the last one.
+  nixl_status_t go_on(Request& request, size_t blocks) const {
+    const auto all = static_cast<size_t>(request.local->descCount());
+    const size_t until = blocks < all - request.moved ? request.moved + blocks : all;
     request.running = false;
-    if (fails("check")) return NIXL_ERR_BACKEND;
-    {
+    if (request.moved == 0 && fails("check")) return NIXL_ERR_BACKEND;
+    const auto peer = peers_.find(request.agent);
+    const pid_t process = peer == peers_.end() || peer->second == ::getpid() ? 0 : peer->second;
+    if (process == 0) {
       const std::lock_guard lock(mutex);
       if (!engines.contains(request.agent)) return NIXL_ERR_REMOTE_DISCONNECT;
     }
-    if (fails("lost")) return NIXL_ERR_REMOTE_DISCONNECT;
-    for (size_t i = 0; i < static_cast<size_t>(request.local->descCount()); ++i) {
-      auto* const here = reinterpret_cast<void*>((*request.local)[i].addr);
-      auto* const there = reinterpret_cast<void*>((*request.remote)[i].addr);
-      if (request.operation == NIXL_WRITE)
-        std::memcpy(there, here, (*request.local)[i].len);
-      else
-        std::memcpy(here, there, (*request.local)[i].len);
+    if (request.moved == 0 && fails("lost")) return NIXL_ERR_REMOTE_DISCONNECT;
+    for (size_t& i = request.moved; i < until; ++i)
+      if (!move(process, request.operation, (*request.local)[i], (*request.remote)[i]))
+        return NIXL_ERR_REMOTE_DISCONNECT;
+    request.running = until != all;
+    return request.running ? NIXL_IN_PROG : NIXL_SUCCESS;
+  }
+  // False: the other process is gone.
+  static bool move(pid_t process, nixl_xfer_op_t operation, const nixlMetaDesc& local,
+                   const nixlMetaDesc& remote) {
+    const iovec here = {reinterpret_cast<void*>(local.addr), local.len};
+    const iovec there = {reinterpret_cast<void*>(remote.addr), remote.len};
+    if (process == 0) {
+      const bool write = operation == NIXL_WRITE;
+      std::memcpy(write ? there.iov_base : here.iov_base, write ? here.iov_base : there.iov_base, local.len);
+      return true;
     }
-    return NIXL_SUCCESS;
+    const ssize_t moved = operation == NIXL_WRITE ? ::process_vm_writev(process, &here, 1, &there, 1, 0)
+                                                  : ::process_vm_readv(process, &here, 1, &there, 1, 0);
+    return moved == static_cast<ssize_t>(local.len);
   }
 
-  std::set<std::string> peers_;
+  std::map<std::string, pid_t> peers_;  // and the processes in which they are
 };
 
 }  // namespace

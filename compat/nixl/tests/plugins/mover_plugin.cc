@@ -23,6 +23,15 @@
 #ifndef MOVER_API_VERSION
 #define MOVER_API_VERSION NIXL_PLUGIN_API_VERSION
 #endif
+#ifndef MOVER_NAME  // else one of NIXL's names, with that plugin's parameters and kinds of memory
+#define MOVER_NAME "MOVER"
+#define MOVER_PARAMETERS \
+  {"polls", "0"}, { "cancel", "yes" }
+#define MOVER_KINDS DRAM_SEG
+#endif
+#ifdef MOVER_NEEDS
+extern "C" int MOVER_NEEDS();  // of a library
+#endif
 
 namespace {
 
@@ -63,7 +72,7 @@ class Mover final : public nixlBackendEngine {
   }
   bool supportsLocal() const override { return true; }
   bool supportsNotif() const override { return fail_ != "supportsNotif"; }
-  nixl_mem_list_t getSupportedMems() const override { return {DRAM_SEG}; }
+  nixl_mem_list_t getSupportedMems() const override { return {MOVER_KINDS}; }
 
   nixl_status_t registerMem(const nixlBlobDesc& mem, const nixl_mem_t&, nixlBackendMD*& out) override {
     if (const auto status = step("registerMem"); status != NIXL_SUCCESS) return status;
@@ -237,12 +246,13 @@ nixlBackendPlugin* mover() {
                                        return new Mover(init);
                                      },
                                      [](nixlBackendEngine* engine) { delete engine; },
-                                     [] { return "MOVER"; },
+                                     [] { return MOVER_NAME; },
                                      [] { return "1.0.0"; },
-                                     [] {
-                                       return nixl_b_params_t{{"polls", "0"}, {"cancel", "yes"}};
-                                     },
-                                     [] { return nixl_mem_list_t{DRAM_SEG}; }};
+                                     [] { return nixl_b_params_t{MOVER_PARAMETERS}; },
+                                     [] { return nixl_mem_list_t{MOVER_KINDS}; }};
+#ifdef MOVER_NEEDS
+  (void)MOVER_NEEDS();
+#endif
   return &plugin;
 }
 
