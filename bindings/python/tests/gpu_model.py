@@ -106,6 +106,8 @@ class ModelGpu(_torch_gpu.Gpu):
             window = communicator.window(size)
             mine = self.at(window.memory()).view(tensor.dtype).view(tensor.shape)
             mine.copy_(tensor)
+            communicator.barrier(stream=self.current)
+            self.model.drain(self.current)
             return window, mine
 
     def at(self, memory) -> torch.Tensor:

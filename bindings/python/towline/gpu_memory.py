@@ -105,4 +105,6 @@ def window_of(communicator: Any, tensor: Any, copy: bool | None = None) -> tuple
     window = communicator.window(tensor.numel() * tensor.element_size())
     mine = torch.as_tensor(window.memory(), device=tensor.device).view(tensor.dtype).view(tensor.shape)
     mine.copy_(tensor)
+    # A peer may put as soon as it has the window: not before these contents are there.
+    communicator.barrier(stream=torch.cuda.current_stream(tensor.device).cuda_stream)
     return window, mine
