@@ -62,11 +62,11 @@ class LegsTest : public CudaTest, public ::testing::WithParamInterface<Path> {
                              .backends = GetParam().here,
                              .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n" + config +
                                        "[tuning.staging]\nchunk = \"64KiB\"\ndepth = 3\nbytes = \"400KiB\"\n",
-                             .default_timeout = 20s});
+                             .default_timeout = 60s});
     right_ = std::make_unique<Agent>(
         "right",
         AgentOptions{
-            .listen = "127.0.0.1:0", .backends = GetParam().there, .config = config, .default_timeout = 20s});
+            .listen = "127.0.0.1:0", .backends = GetParam().there, .config = config, .default_timeout = 60s});
     left_region_ = std::make_unique<Region>(left_->register_memory(vram(mine_), {.access = Access::kAll}));
     right_region_ = std::make_unique<Region>(
         right_->register_memory(dram(theirs_->data(), kBytes), {.access = Access::kAll}));
@@ -189,7 +189,7 @@ TEST_P(LegsTest, ADeadlineEndsItAndTheFenceSaysWhenNothingLands) {
   EXPECT_EQ(transfer.wait(5s), Status::kTimedOut);
   EXPECT_EQ(transfer.wait_fenced(Fence::kBoth, 0ms), Status::kNotYet) << "a copy is still at the GPU";
   gpu("hold", 0);
-  ASSERT_EQ(transfer.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+  ASSERT_EQ(transfer.wait_fenced(Fence::kBoth, 60s), Status::kOk);
   const std::vector<std::byte> then(theirs_->data(), theirs_->data() + kBytes);
   stamp(mine_.data(), kBytes, 8);
   EXPECT_EQ(std::memcmp(then.data(), theirs_->data(), kBytes), 0);
@@ -204,7 +204,7 @@ TEST_P(LegsTest, ACancelHasOneOutcomeAndAFence) {
   EXPECT_EQ(transfer.wait(5s), Status::kCancelled);
   EXPECT_EQ(transfer.post(), Status::kBusy);
   gpu("hold", 0);
-  ASSERT_EQ(transfer.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+  ASSERT_EQ(transfer.wait_fenced(Fence::kBoth, 60s), Status::kOk);
   EXPECT_EQ(transfer.poll(), Status::kCancelled);
   stamp(theirs_->data(), kBytes, 9);
   ASSERT_EQ(run(transfer), Status::kOk);
