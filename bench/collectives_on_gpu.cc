@@ -11,16 +11,14 @@
 #include <algorithm>
 #include <barrier>
 #include <chrono>
-#include <condition_variable>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
-#include <map>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
+
+#include "support/rank_store.h"
 
 namespace {
 
@@ -51,38 +49,6 @@ void need(int32_t status, const char* what) {
   std::exit(1);
 }
 
-class Store {
- public:
-  towline_collective_store_t table() {
-    towline_collective_store_t made = {};
-    made.struct_size = sizeof made;
-    made.context = this;
-    made.set = [](void* context, const char* key, const void* value, size_t bytes) -> int32_t {
-      auto& self = *static_cast<Store*>(context);
-      const std::lock_guard lock(self.mutex_);
-      self.values_[key].assign(static_cast<const char*>(value), bytes);
-      self.changed_.notify_all();
-      return TOWLINE_OK;
-    };
-    made.get = [](void* context, const char* key, uint64_t, void* value, size_t capacity,
-                  size_t* bytes) -> int32_t {
-      auto& self = *static_cast<Store*>(context);
-      std::unique_lock lock(self.mutex_);
-      self.changed_.wait(lock, [&] { return self.values_.contains(key); });
-      const std::string& found = self.values_[key];
-      std::memcpy(value, found.data(), std::min(capacity, found.size()));
-      *bytes = found.size();
-      return TOWLINE_OK;
-    };
-    return made;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
-};
-
 double microseconds(Clock::time_point began) {
   return std::chrono::duration<double, std::micro>(Clock::now() - began).count();
 }
@@ -101,7 +67,7 @@ struct Outcome {
 constexpr uint64_t kSizes[] = {256,       4 << 10, 16 << 10, 32 << 10, 64 << 10,
                                256 << 10, 1 << 20, 4 << 20,  16 << 20, 64 << 20};
 
-void run_rank(int rank, int size, const char* backend, const char* config, Store& store,
+void run_rank(int rank, int size, const char* backend, const char* config, bench::RankStore& store,
               std::barrier<>& together, std::vector<Outcome>& outcomes) {
   void* context = nullptr;
   driver("cuDevicePrimaryCtxRetain", &context, 0);
@@ -180,7 +146,7 @@ void run_rank(int rank, int size, const char* backend, const char* config, Store
 constexpr uint64_t kWidth = 4096;
 constexpr uint64_t kRows[] = {1, 2, 4, 8, 16, 32, 64, 256};
 
-void run_norms(int rank, int size, Store& store, std::barrier<>& together,
+void run_norms(int rank, int size, bench::RankStore& store, std::barrier<>& together,
                std::vector<std::pair<double, double>>& outcomes) {
   void* context = nullptr;
   driver("cuDevicePrimaryCtxRetain", &context, 0);
@@ -256,7 +222,7 @@ void print_norms() {
              kWidth);
   std::vector<std::vector<std::pair<double, double>>> columns;
   for (const int size : {2, 4, 8}) {
-    Store store;
+    bench::RankStore store;
     std::barrier<> together(size);
     auto& outcomes = columns.emplace_back(std::size(kRows));
     std::vector<std::thread> ranks;
@@ -291,7 +257,7 @@ int main(int argc, char** argv) {
   for (const auto& [name, config] : settings) {
     std::vector<std::vector<Outcome>> columns;
     for (const int size : {2, 4, 8}) {
-      Store store;
+      bench::RankStore store;
       std::barrier<> together(size);
       auto& outcomes = columns.emplace_back(std::size(kSizes));
       std::vector<std::thread> ranks;

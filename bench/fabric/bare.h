@@ -77,6 +77,19 @@ inline std::vector<uint8_t> hear(int socket) {
   return packet;
 }
 
+// A side's address where it is plain data.
+template <class Plain>
+std::vector<uint8_t> pack_plain(const Plain& value) {
+  std::vector<uint8_t> bytes(sizeof value);
+  std::memcpy(bytes.data(), &value, sizeof value);
+  return bytes;
+}
+template <class Plain>
+void unpack_plain(const std::vector<uint8_t>& bytes, Plain& value) {
+  must(bytes.size() == sizeof value, "an address");
+  std::memcpy(&value, bytes.data(), sizeof value);
+}
+
 struct Pages {
   const LocalMemory* local = nullptr;
   const RemoteMemory* remote = nullptr;

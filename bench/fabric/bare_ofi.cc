@@ -53,14 +53,9 @@ struct Bare {
       mine.base = reinterpret_cast<uint64_t>(memory.data());
     local = memory.data();
   }
-  [[nodiscard]] std::vector<uint8_t> address() const {
-    std::vector<uint8_t> bytes(sizeof mine);
-    std::memcpy(bytes.data(), &mine, sizeof mine);
-    return bytes;
-  }
+  [[nodiscard]] std::vector<uint8_t> address() const { return towline::bench::pack_plain(mine); }
   void meet(const std::vector<uint8_t>& address) {
-    must(address.size() == sizeof theirs, "an address");
-    std::memcpy(&theirs, address.data(), sizeof theirs);
+    towline::bench::unpack_plain(address, theirs);
     must(fi_av_insert(addresses, theirs.name, 1, &peer, 0, nullptr) == 1, "fi_av_insert");
   }
   std::size_t poll() {

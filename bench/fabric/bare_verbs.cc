@@ -64,14 +64,9 @@ struct Bare {
     must(ibv_query_gid(context, port, gid, &mine.gid) == 0, "ibv_query_gid");
     local = memory.data();
   }
-  [[nodiscard]] std::vector<uint8_t> address() const {
-    std::vector<uint8_t> bytes(sizeof mine);
-    std::memcpy(bytes.data(), &mine, sizeof mine);
-    return bytes;
-  }
+  [[nodiscard]] std::vector<uint8_t> address() const { return towline::bench::pack_plain(mine); }
   void meet(const std::vector<uint8_t>& address) {
-    must(address.size() == sizeof theirs, "an address");
-    std::memcpy(&theirs, address.data(), sizeof theirs);
+    towline::bench::unpack_plain(address, theirs);
     ibv_qp_attr to{};
     to.qp_state = IBV_QPS_RTR;
     to.path_mtu = static_cast<ibv_mtu>(std::min(mine.mtu, theirs.mtu));

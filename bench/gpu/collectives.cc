@@ -62,11 +62,11 @@ struct Run {
   int size;
   std::vector<Way> ways = ways_of(options);
   NcclId id = nccl.id();
-  Store store;
+  RankStore store;
   Meeting meet{size};
   std::vector<double> times = std::vector<double>(static_cast<size_t>(size));
   std::atomic<uint64_t> wrong{0};
-  Rows rows;
+  Rows rows = {};
 };
 
 class Rank {

@@ -1,57 +1,21 @@
-// What ranks that are threads of one process share.
+// Parts for ranks that are threads of one process.
 #pragma once
 
 #include <fmt/format.h>
 #include <towline/collectives_gpu.h>
 
-#include <algorithm>
 #include <atomic>
-#include <condition_variable>
-#include <cstring>
-#include <map>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 
 #include "support/pause.h"
+#include "support/rank_store.h"
 
 namespace bench::gpu {
 
 inline void need(int32_t status, const char* what) {
   if (status != TOWLINE_OK) throw std::runtime_error(fmt::format("{}: {}", what, towline_last_error()));
 }
-
-class Store {
- public:
-  towline_collective_store_t table() {
-    towline_collective_store_t made = {};
-    made.struct_size = sizeof made;
-    made.context = this;
-    made.set = [](void* context, const char* key, const void* value, size_t bytes) -> int32_t {
-      auto& self = *static_cast<Store*>(context);
-      const std::lock_guard lock(self.mutex_);
-      self.values_[key].assign(static_cast<const char*>(value), bytes);
-      self.changed_.notify_all();
-      return TOWLINE_OK;
-    };
-    made.get = [](void* context, const char* key, uint64_t, void* value, size_t capacity,
-                  size_t* bytes) -> int32_t {
-      auto& self = *static_cast<Store*>(context);
-      std::unique_lock lock(self.mutex_);
-      self.changed_.wait(lock, [&] { return self.values_.contains(key); });
-      const std::string& found = self.values_[key];
-      std::memcpy(value, found.data(), std::min(capacity, found.size()));
-      *bytes = found.size();
-      return TOWLINE_OK;
-    };
-    return made;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
-};
 
 // Threads that start within a microsecond of one another: they spin.
 class Meeting {
@@ -74,7 +38,7 @@ class Meeting {
   std::atomic<uint32_t> turn_{0};
 };
 
-inline towline_communicator_t* communicator(Store& store, const char* name, int rank, int size,
+inline towline_communicator_t* communicator(RankStore& store, const char* name, int rank, int size,
                                             const std::string& settings) {
   const auto table = store.table();
   const std::string config = fmt::format("[tuning.collectives]\ngpu = {}\n{}\n", rank, settings);

@@ -43,11 +43,11 @@ double now_s() {
 struct Run {
   const TogetherOptions& options;
   int size;
-  Store stores[std::size(kWorks)] = {};
+  RankStore stores[std::size(kWorks)] = {};
   Meeting meet{size * 3};
   std::atomic<int> running{0};  // threads of collectives, in a phase
   std::atomic<uint64_t> wrong{0};
-  std::mutex mutex;
+  std::mutex mutex = {};
   std::vector<double> times[std::size(kPhases)][3] = {};  // of all ranks, seconds
 
   void took(size_t phase, size_t which, double seconds) {
