@@ -62,7 +62,7 @@ struct Run {
   int size;
   std::vector<Way> ways = ways_of(options);
   NcclId id = nccl.id();
-  RankStore store;
+  RankStore store = {};
   Meeting meet{size};
   std::vector<double> times = std::vector<double>(static_cast<size_t>(size));
   std::atomic<uint64_t> wrong{0};
