@@ -18,6 +18,8 @@
 #include <string>
 #include <utility>
 
+#include "gil.h"
+
 namespace nb = nanobind;
 
 namespace towline::python {
@@ -84,24 +86,6 @@ void back_off(uint32_t& turns) noexcept;
 
 // The address of a stream of torch, of CuPy, or of any type with the CUDA stream protocol, or itself (streams.cc).
 void* stream_of(nb::handle object);
-
-// ---- the GIL (interpreter.cc)
-
-// True while the interpreter is being destroyed: Towline's threads must not use Python any more.
-bool interpreter_ends() noexcept;
-
-// Releases the GIL during its lifetime. While the interpreter ends, its last thread keeps the GIL and other
-// threads block for ever, because Python would end them in the middle of a C++ frame.
-class WithoutGil {
- public:
-  WithoutGil() noexcept;
-  ~WithoutGil();
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-
- private:
-  PyThreadState* state_;
-};
 
 // ---- agent.cc
 

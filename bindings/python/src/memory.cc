@@ -248,14 +248,13 @@ struct Kept {
 
 // Nothing uses the memory any more. Any thread, also one that Python has never seen.
 void let_go_of(void* argument) {
-  if (interpreter_ends() || Py_IsInitialized() == 0) return;  // nobody may use Python now: it stays as it is
-  const PyGILState_STATE state = PyGILState_Ensure();
+  const WithGil gil;
+  if (!gil) return;  // nobody may use Python now: it stays as it is
   auto* const kept = static_cast<Kept*>(argument);
   PyBuffer_Release(&kept->buffer);
   Py_XDECREF(kept->exported);
   Py_XDECREF(kept->owner);
   delete kept;
-  PyGILState_Release(state);
 }
 
 }  // namespace

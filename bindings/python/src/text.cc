@@ -1,25 +1,7 @@
-// Shared by Towline's extension modules: the GIL, and text.
-#include <unistd.h>
-
+// Text, for Towline's extension modules.
 #include "core.h"
 
 namespace towline::python {
-
-bool interpreter_ends() noexcept {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsFinalizing() != 0;
-#else
-  return _Py_IsFinalizing() != 0;
-#endif
-}
-
-WithoutGil::WithoutGil() noexcept : state_(interpreter_ends() ? nullptr : PyEval_SaveThread()) {}
-
-WithoutGil::~WithoutGil() {
-  if (state_ == nullptr) return;
-  while (interpreter_ends()) pause();
-  PyEval_RestoreThread(state_);
-}
 
 nb::str text(const char* bytes, size_t size) {
   return nb::steal<nb::str>(PyUnicode_DecodeUTF8(bytes, static_cast<Py_ssize_t>(size), "surrogateescape"));

@@ -61,6 +61,35 @@ started.wait()
     assert_clean(done)
 
 
+def test_interpreter_ends_while_a_thread_waits_for_the_gil():
+    # The thread spends its life in calls without the GIL, and wants it back while the last atexit function holds it. It gets
+    # there only when __del__ lets go of it, within the interpreter's end.
+    done = run_script(
+        """
+import atexit, colorsys, select, sys, threading
+class Late:
+    def __del__(self, wait=select.select): wait([], [], [], 0.2)
+colorsys.late = Late()  # of a module that ends with the interpreter; the thread's frame keeps those of this one
+@atexit.register
+def end():
+    sys.setswitchinterval(100)
+    sum(range(5_000_000))
+"""
+        + MAKE_AGENT
+        + """
+from towline import _core
+started = threading.Event()
+def work(allocate=_core._allocate, agent=agent):
+    while True:
+        allocate(agent, 4096, False)
+        started.set()
+threading.Thread(target=work, daemon=True).start()
+started.wait()
+"""
+    )
+    assert_clean(done)
+
+
 def test_interpreter_ends_with_an_event_loop_unfinished():
     done = run_script(
         MAKE_AGENT

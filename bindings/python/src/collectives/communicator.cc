@@ -62,8 +62,8 @@ int32_t failed(Store& store) {
 }
 
 int32_t store_set(void* context, const char* key, const void* value, size_t bytes) {
-  if (interpreter_ends()) return TOWLINE_CLOSED;
-  const nb::gil_scoped_acquire gil;
+  const WithGil gil;
+  if (!gil) return TOWLINE_CLOSED;
   auto& store = *static_cast<Store*>(context);
   const nb::bytes given(value, bytes);
   PyObject* result = PyObject_CallMethod(store.object.ptr(), "set", "sO", key, given.ptr());
@@ -74,8 +74,8 @@ int32_t store_set(void* context, const char* key, const void* value, size_t byte
 
 int32_t store_get(void* context, const char* key, uint64_t timeout, void* value, size_t capacity,
                   size_t* bytes) {
-  if (interpreter_ends()) return TOWLINE_CLOSED;
-  const nb::gil_scoped_acquire gil;
+  const WithGil gil;
+  if (!gil) return TOWLINE_CLOSED;
   auto& store = *static_cast<Store*>(context);
   const double seconds = timeout >= 1'000'000'000'000'000'000 ? 1e9 : 1e-9 * static_cast<double>(timeout);
   const nb::object result = nb::steal(PyObject_CallMethod(store.object.ptr(), "get", "sd", key, seconds));
@@ -88,8 +88,8 @@ int32_t store_get(void* context, const char* key, uint64_t timeout, void* value,
 }
 
 void store_release(void* context) {
-  if (interpreter_ends()) return;
-  const nb::gil_scoped_acquire gil;
+  const WithGil gil;
+  if (!gil) return;
   delete static_cast<Store*>(context);
 }
 
@@ -386,8 +386,8 @@ void CallOptions::heed_signals() noexcept {
   given_ = true;
   options_.struct_size = sizeof options_;
   options_.interrupted = [](void*) -> int32_t {
-    if (interpreter_ends()) return 0;
-    const nb::gil_scoped_acquire gil;
+    const WithGil gil;
+    if (!gil) return 0;
     return PyErr_CheckSignals() != 0 ? 1 : 0;  // the exception stays with this thread
   };
 }

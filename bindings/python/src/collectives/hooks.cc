@@ -50,8 +50,8 @@ nb::dict describe(const towline_hook_args_t& args, uint32_t kind) {
 }
 
 void called(void* context, const towline_hook_args_t* args) {
-  if (interpreter_ends()) return;
-  const nb::gil_scoped_acquire gil;
+  const WithGil gil;
+  if (!gil) return;
   const auto& hook = *static_cast<const Hook*>(context);
   const nb::dict told = describe(*args, hook.kind);
   call_from_anywhere(hook.communicator, hook.function, told.ptr());

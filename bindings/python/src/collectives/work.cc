@@ -84,8 +84,8 @@ struct OnEvent {
 };
 
 void called(void* context, towline_work_t*) {
-  if (interpreter_ends()) return;
-  const nb::gil_scoped_acquire gil;
+  const WithGil gil;
+  if (!gil) return;
   const std::unique_ptr<OnEvent> event(static_cast<OnEvent*>(context));
   call_from_anywhere(std::move(event->communicator), std::move(event->function), nullptr);
 }

@@ -13,23 +13,7 @@ namespace {
 // The list of all open agents; close_all() closes them at exit.
 Agent* open_agents = nullptr;
 
-bool interpreter_ends() noexcept {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsFinalizing() != 0;
-#else
-  return _Py_IsFinalizing() != 0;
-#endif
-}
-
 }  // namespace
-
-WithoutGil::WithoutGil() noexcept : state_(interpreter_ends() ? nullptr : PyEval_SaveThread()) {}
-
-WithoutGil::~WithoutGil() {
-  if (state_ == nullptr) return;
-  while (interpreter_ends()) pause();
-  PyEval_RestoreThread(state_);
-}
 
 void give_way() noexcept {
   const WithoutGil without_gil;

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/python/src/gil.h"
 #include "recycler.h"
 
 namespace nb = nanobind;
@@ -40,18 +41,7 @@ void bind_errors(nb::module_& module);
 
 // ---- the GIL
 
-// Releases the GIL during its lifetime. While the interpreter ends, its last thread keeps the GIL and other
-// threads block for ever, because Python would end them in the middle of a C++ frame.
-class WithoutGil {
- public:
-  WithoutGil() noexcept;
-  ~WithoutGil();
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-
- private:
-  PyThreadState* state_;
-};
+using towline::python::WithoutGil;
 
 // Lets other threads run while this one waits for them.
 void give_way() noexcept;
