@@ -161,7 +161,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // An established connection for messages; connects first if necessary, which blocks. Throws Error.
   Link* message_link(Peer& peer, uint64_t deadline_ns);
 
-  // What callers are told of an operation's end: the peer of a closed agent hangs up, and that is no loss of the peer.
+  // The status that callers see. The peer of a closed agent hangs up, and that is no loss of the peer.
   [[nodiscard]] Status told(Status end) const noexcept {
     return end == Status::kPeerLost && closed() ? Status::kClosed : end;
   }

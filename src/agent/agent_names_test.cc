@@ -1,4 +1,4 @@
-// What agents believe of one another's names and metadata, and from whom.
+// Tests of which names and metadata agents accept of one another, and from whom.
 #include <gtest/gtest.h>
 
 #include <string>

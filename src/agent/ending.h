@@ -1,4 +1,4 @@
-// How something that runs ends, for the threads that wait for it: a post (post.h) or a group of posts (group.h).
+// The end of something that runs, for the threads that wait for it: a post (post.h) or a group of posts (group.h).
 //
 // It ends in two steps. The *outcome* is set exactly once, by the first of: the last byte, the deadline, cancel,
 // the peer's loss. The *fence* comes when nothing of it is under way any more. It is ready again after both.

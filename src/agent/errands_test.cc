@@ -12,7 +12,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What errands count, and where those that block wait.
+// Holds errands that block, and counts them.
 class Gate {
  public:
   void wait() {

@@ -1,5 +1,5 @@
-// What applications are told: ends of posts, notices, and what they asked to be told of. Threads sleep until something is
-// there, and a descriptor is readable meanwhile. Every agent has one of its own; applications make others (queue.h).
+// Events for applications: ends of posts, notices, and tickets that they asked for. Threads sleep until there is an
+// event, and a descriptor is readable while there is one. Every agent has one queue; applications make others (queue.h).
 //
 // Nothing is lost for want of room: each request for an event reserves its place first. Notices are bounded by their
 // senders' credit. A queue lives as long as its handle, or an event that will come to it, needs it; one that the

@@ -35,7 +35,7 @@ class Leg final : private OwnRoute, public Post {
   void abandon() noexcept;
   // True if it has its outcome and nothing is in flight.
   [[nodiscard]] bool settled() const noexcept { return ready() && outcome() != Status::kInProgress; }
-  // How its part ended, once settled; and how long that took.
+  // The result of its part, once settled; and how long that took.
   [[nodiscard]] const towline_part_result& last_result() const noexcept { return last_result_; }
   [[nodiscard]] uint64_t took_ns() const noexcept {
     return ended_at_ns_.load(std::memory_order_relaxed) - posted_at_ns_.load(std::memory_order_relaxed);

@@ -53,7 +53,7 @@ class LinksWithoutMemory : public ::testing::Test {
   }
   [[nodiscard]] Worker& worker() { return *agent_->workers()[0]; }
 
-  // What `work` does to the bad link without memory; then the link can be used again, and the good one never
+  // Runs `work` on the bad link without memory. Afterwards the link can be used again, and the good one never
   // noticed.
   template <class Work>
   void expect_contained(Work&& work, Status why = Status::kOutOfMemory) {

@@ -1,7 +1,7 @@
 // Limits of bandwidth, as token buckets kept in one word each: the time at which the bytes let through so far will have
 // gone at the limit's rate. Bytes may begin when that time has come; they move it on by their size.
 //
-// How exactly it holds. Bytes go in slices of a quarter of a millisecond, and half a millisecond is saved up at most, so
+// Exactness: bytes go in slices of a quarter of a millisecond, and half a millisecond is saved up at most, so
 // that a worker that comes late catches up. In any 10 ms at most 10.75 ms worth of bytes begin.
 #pragma once
 
@@ -30,7 +30,7 @@ class Pace {
   [[nodiscard]] uint64_t opens_ns() const noexcept {
     return rate() == 0 ? 0 : next_ns_.load(std::memory_order_relaxed);
   }
-  // What may begin at once. Whole pages.
+  // The bytes that may begin at once. Whole pages.
   [[nodiscard]] uint64_t slice_bytes() const noexcept {
     const uint64_t rate = this->rate();
     if (rate == 0) return UINT64_MAX;

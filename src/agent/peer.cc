@@ -304,8 +304,8 @@ uint64_t Peer::metadata_bytes_with(const metadata::PeerSummary& summary, uint64_
                             address_bytes(summary));
 }
 
-// Of regions that are alike in all but their keys, addresses mean the latest: its owner may have deregistered the
-// memory and registered it again, and this agent not have heard of the first yet.
+// If regions differ only in their keys, addresses mean the latest one: its owner may have deregistered the
+// memory and registered it again, and this agent may not have heard of the first step yet.
 void Peer::make_known() {
   std::lock_guard lock(mutex_);
   if (!known_.empty()) return;

@@ -34,7 +34,7 @@ class PeerTable {
   // Null: none, or it has ended.
   [[nodiscard]] Peer* asked_for(const Id& incarnation) const noexcept;
   [[nodiscard]] Peer* unsolicited(const Id& incarnation) const noexcept;
-  // Of both sorts.
+  // Peers that were asked for and unsolicited ones.
   [[nodiscard]] std::vector<Peer*> named(std::string_view name) const;
   [[nodiscard]] std::vector<Peer*> all() const;
   // Visits both kinds, including ended ones that are still used. Allocates nothing.

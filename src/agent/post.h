@@ -39,7 +39,7 @@ inline constexpr uint32_t kMaxParts = 8;
 inline constexpr uint32_t kAllFences = TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE;
 inline constexpr size_t kResultBytes = sizeof(towline_part_result);
 
-// What an application wants of a post beside its bytes.
+// The options of a post: everything but its bytes.
 struct PostOptions {
   const void* notice = nullptr;  // valid during the call that takes it
   uint32_t notice_bytes = 0;
@@ -110,7 +110,7 @@ class Post : public Ending {
   Status cancel() noexcept;
   [[nodiscard]] Status set_notice(const void* notice, size_t bytes);
   void result(towline_result_t& result) const noexcept;
-  // How it ended, in a sentence; "" while it runs and after success.
+  // The reason of its failure, in a sentence; "" while it runs and after success.
   [[nodiscard]] std::string failure() const;
   // The same without what its connection says of it, which needs its worker's lock.
   [[nodiscard]] std::string failure_itself(const std::string& more = {}) const;
@@ -123,7 +123,7 @@ class Post : public Ending {
   [[nodiscard]] void* user_data() const noexcept { return options_.user_data; }
   [[nodiscard]] bool staged() const noexcept { return staged_ != nullptr; }
   [[nodiscard]] std::string route() const;
-  // What its backend takes for so many bytes of such a transfer.
+  // The price that its backend expects for so many bytes of such a transfer.
   [[nodiscard]] Price price_of(uint64_t bytes) const;
   // Cancels, waits for the fence, releases everything prepared, or kNotYet.
   [[nodiscard]] Status retire(uint64_t timeout_ns) noexcept;
@@ -301,7 +301,7 @@ class Post : public Ending {
 
   Route& route_;
   Plan plan_;
-  // What remains of its options beside the message.
+  // The options that are kept beside the message.
   struct Kept {
     void* user_data = nullptr;
     towline_callback_t callback = nullptr;

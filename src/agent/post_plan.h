@@ -1,4 +1,4 @@
-// What an application posts again and again with new picks: two lists, the route between them, and the posts that are
+// A plan that an application posts again and again with new picks: two lists, the route between them, and the posts
 // in flight at once. Posts are pooled: once there are as many as are ever in flight, nothing is allocated.
 //
 // A post belongs to its run until it is over, and to the application as long as that holds its handle. It returns to

@@ -1,4 +1,4 @@
-// What ways cost, as measured in this process: per backend, distance of the peer, direction, whether a GPU's memory
+// Prices of ways, as measured in this process: per backend, distance of the peer, direction, whether a GPU's memory
 // takes part, and size class.
 //
 // A price is the time of one transfer that has its connection to itself. It starts as the backend's declared cost,
@@ -45,7 +45,7 @@ class PriceRow {
   std::array<std::atomic<uint64_t>, kClasses> cells_ = {};
 };
 
-// Where two of a process's agents use the same backend, they share its prices.
+// Agents of one process that use the same backend share its prices.
 class Prices {
  public:
   // `where`: TOWLINE_WHERE_*. `op`: towline_op_t. Other values are taken as the nearest known one.

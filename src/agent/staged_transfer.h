@@ -89,7 +89,7 @@ class StagedTransfer {
     uint64_t straight_bytes;  // bytes of the last post that were read directly
   };
   [[nodiscard]] Description describe() const;
-  // What such a transfer takes, by the prices of its legs.
+  // The price of such a transfer, from the prices of its legs.
   [[nodiscard]] Price price() const;
 
   IntrusiveHook<StagedTransfer> hook;

@@ -1,4 +1,4 @@
-// How an application thread waits: it makes progress itself for a short while; then it hands the workers over
+// The wait of an application thread: it makes progress itself for a short while; then it hands the workers over
 // to their own threads and sleeps on a word, or, in an agent without threads, sleeps in the worker's epoll.
 #pragma once
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint64_t kLeastStaging = 64 << 10;
 
-// What the inside backend said of the current call, on its thread.
+// The error message of the inside backend for the current call, on its thread.
 thread_local std::string inside_text;
 
 }  // namespace

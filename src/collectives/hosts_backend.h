@@ -41,7 +41,7 @@ class HostsBackend {
   // The backend among the ranks of this host.
   [[nodiscard]] const towline_collective_table_v1_t& inside_table() const noexcept { return table_; }
   [[nodiscard]] towline_collective_backend* inside() const noexcept { return inside_; }
-  // What a call into inside() gave: throws Error with its text, or with the reason why the communicator broke.
+  // Checks the status of a call into inside(). Throws Error with its text, or with the reason why the communicator broke.
   void check_inside(int32_t status) const;
 
  private:

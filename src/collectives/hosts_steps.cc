@@ -197,7 +197,7 @@ void HostsSteps::all_gather() {
       });
 }
 
-// Of every host's part each rank reduces its column's, columns reduce those.
+// On each host, each rank reduces its column's parts, one part of every host. Then the ranks of a column reduce those.
 void HostsSteps::reduce_scatter() {
   const uint64_t stride = part_bytes(layout_->hosts.size() + 1);
   pipeline(

@@ -23,7 +23,7 @@ struct HostsLayout {
   [[nodiscard]] const std::vector<int>& here() const noexcept { return hosts[mine]; }
 };
 
-// What a leg does, as words of a step.
+// The kinds of leg; the number is part of a step.
 enum class LegKind : uint32_t {
   kCompare = 0,  // headers only
   kBarrier,

@@ -1,4 +1,4 @@
-// What another rank may send to the engine of messages: any bytes, in pieces of all sizes, while receives of several
+// Plays another rank towards the engine of messages: sends any bytes, in pieces of all sizes, while receives of several
 // tags and sizes wait. A receive gets exactly its bytes or none, and the only way to break is a mismatch.
 #include <cstdlib>
 #include <cstring>

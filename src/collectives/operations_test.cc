@@ -29,7 +29,7 @@ class Operations : public testing::TestWithParam<Setup> {
   }
 };
 
-// What rank `rank` has at `i`: whole numbers, whose sums float32 holds exactly.
+// Element `i` of rank `rank`'s input: whole numbers, whose sums float32 holds exactly.
 float value(int rank, uint64_t i) {
   return static_cast<float>((static_cast<uint64_t>(rank) * 31 + i * 7) % 101);
 }

@@ -1,4 +1,4 @@
-// What strangers and damaged neighbours can't do: to connections between hosts, and in memory that ranks
+// Strangers and damaged neighbours can't harm connections between hosts, nor memory that ranks
 // share.
 #include <gtest/gtest.h>
 #include <poll.h>

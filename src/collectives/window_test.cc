@@ -45,7 +45,7 @@ class TestWindow {
   towline_collective_window* window_;
 };
 
-// What rank `from` puts into rank `to`'s place for it.
+// The bytes that rank `from` puts into its place in rank `to`'s window.
 std::vector<uint8_t> stamped(int from, int to, uint64_t bytes) {
   std::vector<uint8_t> made(bytes);
   for (uint64_t i = 0; i < bytes; ++i)

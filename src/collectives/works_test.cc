@@ -1,4 +1,4 @@
-// What functions of works may do, what ends an operation that is waited for, and who a message may go to.
+// Tests of functions of works: what they may call, what ends an operation that is waited for, which ranks a message may go to.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -51,7 +51,7 @@ class Carrier {
   Handle connect(const CarrierAddress& address);
   void disconnect(Handle peer) noexcept;
 
-  // What EngineHost::send_control() calls. Drops the message while there is no connection.
+  // EngineHost::send_control() calls this. Drops the message while there is no connection.
   void send(Handle peer, std::span<const uint8_t> message) noexcept;
 
   // Gives the engine what has arrived. Returns the number of events.

@@ -1,4 +1,4 @@
-// What happens to a carrier's links: hellos, bytes, ends.
+// Events of a carrier's links: hellos, bytes, ends.
 #include <algorithm>
 
 #include "base/error.h"

@@ -4,7 +4,7 @@
 // connections on demand, immediates that count once, retry on another rail, deadlines, cancel, fences. It is
 // single-threaded: one core drives one engine with its own domains, so that cores share nothing.
 //
-// How retry stays exact: a connection belongs to its initiator, which alone posts transfers on it. When it
+// Retry is exact: a connection belongs to its initiator, which alone posts transfers on it. When it
 // breaks, the initiator stops its end and asks the responder over the host's control messages to stop the
 // other end. The answer says that nothing more is placed, and which records were counted. Only then are
 // slices posted again, except those of transfers whose record was counted. So no byte is lost, none is placed
@@ -68,7 +68,7 @@ struct SegmentSource {
 
 enum class TransferOp : uint8_t { kNone, kWrite, kRead };
 
-// What it points to stays valid until the transfer is fenced. Segments lie in the memories that they name:
+// The memory that it points to stays valid until the transfer is fenced. Segments lie in the memories that they name:
 // their maker has checked that.
 struct TransferRequest {
   Handle peer;

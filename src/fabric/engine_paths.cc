@@ -82,7 +82,7 @@ bool Engine::State::open_path(Peer& peer, uint32_t number) noexcept {
   return true;
 }
 
-// What all connections of one rail may complete stays below its depth.
+// All connections of one rail together must not be able to complete more than its depth.
 Connection* Engine::State::free_connection(Rail& rail, bool initiator) noexcept {
   const uint32_t first = initiator ? 0 : options.max_connections;
   const uint64_t receives = initiator ? kInitiatorReceives : options.credits + kSpareReceives + kCreditSends;

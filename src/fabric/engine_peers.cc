@@ -20,7 +20,7 @@ Handle Engine::add_peer(const EngineAddress& address) {
   made.address = address;
   made.paths.resize(std::max(address.rails.size(), s.rails.size()));
   if (s.free_peers.empty()) {
-    // What works on a peer, or ends it, finds room.
+    // Reserves room now, so that adding the peer to a list later can't fail.
     const std::size_t room = std::bit_ceil(s.peers.size() + 1);
     s.active.reserve(room);
     s.free_peers.reserve(room);

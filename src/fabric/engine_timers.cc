@@ -1,4 +1,4 @@
-// What time brings: deadlines, control messages sent again, stalls, lost peers, rails that work again.
+// Timers: deadlines, control messages sent again, stalls, lost peers, rails that work again.
 #include <algorithm>
 
 #include "fabric/engine_state.h"
@@ -98,7 +98,7 @@ void Engine::State::check_connections() noexcept {
   drain_broken();
 }
 
-// What it carried goes over other connections; but not for ever, if nothing moves over any of them though the peer
+// Its transfers go over other connections. But they end if nothing moves over any of those though the peer
 // answers: some networks tell nobody that a remote key is not valid any more.
 void Engine::State::break_stalled(Connection& connection) noexcept {
   const uint32_t peer = connection.peer;

@@ -1,4 +1,4 @@
-// What engines tell each other. Control messages go over a carrier that the engine's host gives (the agent's
+// Messages between engines. Control messages go over a carrier that the engine's host gives (the agent's
 // connection, a socket); they may be lost, repeated and reordered, and strangers may send them. Records go
 // over connections of the fabric, one in each receive. Every decoder is length-checked.
 #pragma once

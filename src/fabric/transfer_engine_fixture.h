@@ -28,7 +28,7 @@ inline std::vector<std::unique_ptr<Domain>> tcp_rails() {
   return domains;
 }
 
-// What both sides have: an engine, memory and its descriptor.
+// One side: an engine, memory and its descriptor.
 struct Side {
   explicit Side(TransferEngineOptions options = {})
       : bytes(kPages * kPage), engine(tcp_rails(), std::move(options)) {

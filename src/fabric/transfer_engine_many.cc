@@ -1,4 +1,4 @@
-// What one call does with many peers: scatter, signals to groups, barriers. And waits for counters.
+// Calls that concern many peers: scatter, signals to groups, barriers. And waits for counters.
 #include <numeric>
 
 #include "fabric/transfer_engine_state.h"

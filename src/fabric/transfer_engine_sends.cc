@@ -125,7 +125,7 @@ void TransferEngine::on_announce(Handle peer, uint64_t send, uint64_t bytes,
   unexpected_.push_back({peer, send, bytes, {payload.begin(), payload.end()}});
 }
 
-// Where memory runs out, the receive has ended, or ends with its peer.
+// If memory runs out here, the receive has ended already, or ends with its peer.
 void TransferEngine::match(Slot& receive, Handle peer, uint64_t send, uint64_t bytes,
                            std::span<const uint8_t> payload) {
   receive.any = false;

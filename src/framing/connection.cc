@@ -104,7 +104,7 @@ LaneState& Connection::append_lane(std::unique_ptr<Lane> lane) {
 uint32_t Connection::attend(LaneState& lane, uint64_t now_ns) noexcept {
   lane.out.blocked = lane.out.inline_used = lane.out.flow_blocked = false;
   const uint32_t read = read_lane(lane);
-  // What waits for this side's GPU is not read, and says that the peer is there.
+  // A lane that waits for this side's GPU is not read, but it shows that the peer is alive.
   if ((read != 0 || lane.in.stalled) && !down_) host_.heard(peer_);
   if (!down_) watch_frames(lane, now_ns);
   if (!down_ && lane.broken.status != Status::kOk) break_lane(lane, lane.broken, "writing");

@@ -5,7 +5,7 @@
 // host is called back (complete, message, connection_event) only from progress(), fail() and close();
 // callbacks may call submit, send and cancel, and must not destroy the connection.
 //
-// How a transport uses it:
+// Use by a transport:
 //   Connection framed(host, peer, options);
 //   framed.add_lane(std::make_unique<SocketLane>(...));     // after the transport's own handshake
 //   // static submit and unprepare forward directly from the backend's tables; so do prepare, send, cancel
@@ -13,7 +13,7 @@
 //   framed.arm(); framed.disarm();                          // before the worker sleeps, and after
 //   framed.close();                                         // in disconnect(), then destroy it
 //
-// How it works (wire.h has the frames):
+// The protocol (wire.h has the frames):
 //  - WRITE: the part is cut into frames of at most one lane's frame_bytes and max_segments segments. Payload
 //    goes from local memory into the lane; the owner pins each frame's regions, places the payload directly
 //    into them and counts the frame. Counts come back cumulatively; a NACK names a refused frame before the

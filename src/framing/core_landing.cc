@@ -14,7 +14,7 @@ namespace {
 // launch and a frame each. 4 MiB in 16 chunks went at 0.67 of the speed of host memory, in 4 at 0.80.
 constexpr uint64_t kChunksOfAPart = 4;
 constexpr uint64_t kLeastChunkBytes = 256u << 10;
-// Where there was no room for staging memory, a peer's next frame does not make this side look again at once.
+// After staging memory was refused, this side does not ask again for so long, however many frames arrive.
 constexpr uint64_t kTryAgainNs = kSecondNs;
 
 uint64_t chunk_bytes(uint64_t bytes) noexcept {
@@ -314,7 +314,7 @@ void Connection::gather_answers(LaneState& lane) noexcept {
     const uint32_t which = out.answers.front();
     ReadAnswer& answer = answers_[which];
     if (answer.place == ReadAnswer::Place::kHost) return;
-    // What lies in host memory is no concern of a slot: open_answer() finds out, once it is in turn.
+    // An answer from host memory needs no slot; open_answer() finds out which kind this one is when it is in turn.
     if (answer.place == ReadAnswer::Place::kUnknown && out.gathers.empty()) return;
     const std::size_t bytes =
         std::min<uint64_t>({lane.frame_bytes, kLandingSlotBytes, answer.end - answer.next});

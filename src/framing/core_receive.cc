@@ -275,7 +275,7 @@ bool Connection::take_ack(LaneState& lane, uint32_t ack) noexcept {
   return true;
 }
 
-// Of our oldest read request on this lane, or of a WRITE frame that is not counted yet.
+// Refuses our oldest read request on this lane, or a WRITE frame that is not counted yet.
 bool Connection::take_nack(LaneState& lane) noexcept {
   const FrameHeader& header = lane.in.header;
   const uint64_t end = header.offset + header.extent;

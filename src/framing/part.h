@@ -20,7 +20,7 @@ struct Prepared {
   towline_prepared base = plugin::sized<towline_prepared>();
   Connection* connection = nullptr;
   uint32_t op = 0;
-  // Where GPU memory is part of it; else as they stand here:
+  // These are set if GPU memory takes part; else they stay as they are here:
   bool lands = false;  // on this side
   bool mixed = false;  // several GPUs, or host memory too, on one of the sides: no frame has two of them
   uint64_t most_bytes = UINT64_MAX;  // of a frame or request

@@ -157,7 +157,7 @@ class FakePlan {
     local_regions_ = {{0, 0, UINT64_MAX, 0, TOWLINE_MEMORY_DRAM, TOWLINE_ACCESS_ALL, 0, 0}};
     remote_regions_ = {{remote_key, 0, UINT64_MAX, 0, TOWLINE_MEMORY_DRAM, access, 0, 0}};
   }
-  // Where both sides of region 0 are.
+  // Sets the kind of memory of region 0 on either side.
   void set_kinds(uint32_t local, uint32_t remote) {
     local_regions_[0].kind = local;
     remote_regions_[0].kind = remote;

@@ -17,7 +17,7 @@
 // by an earlier NACK. READs are answered on their lane in order of arrival, by DATA with consecutive offsets,
 // or a NACK for all the rest of one.
 //
-// Where a lane has a payload flow (payload_flow.h), a frame that says so has its payload there, without padding.
+// If a lane has a payload flow (payload_flow.h), a frame that says so has its payload there, without padding.
 //
 // Instead of an ACK, a lane may carry a count beside its bytes (lane.h); it is valid once everything written
 // before it has been handled.

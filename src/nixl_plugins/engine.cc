@@ -43,7 +43,7 @@ nixl_b_params_t read_parameters(const std::string& backend, const std::string& t
   return parameters;
 }
 
-// What must stay for the life of the process. Never destroyed, so that nothing of it ends at exit.
+// Keeps an object for the life of the process. The list is never destroyed, so that none of it ends at exit.
 void keep(std::shared_ptr<void> what) {
   static std::mutex mutex;
   static auto& kept = *new std::vector<std::shared_ptr<void>>;

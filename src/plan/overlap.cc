@@ -49,8 +49,8 @@ bool ascends(std::span<const Block> blocks) noexcept {
   });
 }
 
-// What one look at blocks of one address space tells, without a branch for each: lists of 100,000 are made
-// for one transfer. `length`: of all of them, where they have one.
+// The result of one look at all blocks of one address space, without a branch for each: lists of 100,000 are
+// made for one transfer. `length`: the length of every block, if they are equal.
 struct Layout {
   uint64_t length = 0;
   uint64_t low = UINT64_MAX;

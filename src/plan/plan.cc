@@ -33,7 +33,7 @@ struct Side {
   [[nodiscard]] bool is_regular() const noexcept {
     return picks.is_range() && (parts == 1 || picks.step == 1 || picks.count == 1);
   }
-  // Of pieces, when regular.
+  // The range of pieces, when regular.
   [[nodiscard]] uint64_t first_piece() const noexcept { return picks.start * parts; }
   [[nodiscard]] uint64_t piece_step() const noexcept { return parts == 1 ? picks.step : 1; }
 };
@@ -89,7 +89,7 @@ class PieceReader {
 
 }  // namespace
 
-// What compiling needs beside the plan.
+// Scratch memory for compiling.
 struct Plan::Memory {
   IndexMemory local;
   IndexMemory remote;

@@ -18,7 +18,7 @@
 
 namespace towline::testing {
 
-// Where most tests' region lies, and how long it is.
+// Address and length of the region in most tests.
 inline constexpr uint64_t kBase = 0x100000;
 inline constexpr uint64_t kSpan = uint64_t{1} << 50;
 

@@ -51,7 +51,7 @@ class ResolvedList {
   // The same in place, once, of an empty list; one that threw is of no use.
   void fill(std::span<const towline_blocks_t> blocks, const RegionIndex& regions);
   void fill(const FlatBlocks& blocks, const RegionIndex& regions);
-  // Of blocks that are known to lie in the regions they number; kept flat. Throws Error(kLimitExceeded).
+  // From blocks that are known to lie in the regions they number; kept flat. Throws Error(kLimitExceeded).
   static std::shared_ptr<const ResolvedList> from_pieces(std::span<const towline_flat_block> pieces,
                                                          std::span<const towline_region_ref> regions);
 

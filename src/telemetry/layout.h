@@ -1,5 +1,5 @@
-// How counters lie in shared memory, for the process that counts and for those that look. A file is a header,
-// then max_series slots of the same size. Versioned: a reader refuses what it does not know.
+// The layout of counters in shared memory, for the process that counts and for those that read. A file is a header,
+// then max_series slots of the same size. Versioned: a reader refuses a version that it does not know.
 #pragma once
 
 #include <atomic>

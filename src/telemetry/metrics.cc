@@ -24,7 +24,7 @@ void copy_name(std::span<char> to, std::string_view name) noexcept {
   to[bytes] = '\0';
 }
 
-// What may stand in a link under /proc and be read by people.
+// The file's name: short and of plain characters, since it shows up in links under /proc and people read it.
 std::string file_name(std::string_view agent_name) {
   constexpr std::size_t kMostNameBytes = 100;
   std::string name = counters::kFilePrefix;

@@ -11,7 +11,7 @@
 
 namespace towline::collectives {
 
-// What every rank must agree on before a byte is read. Compared as bytes.
+// Every rank must agree on this before a byte is read. Compared as bytes.
 struct Header {
   uint64_t number = 0;  // of the operation in its communicator
   uint64_t count = 0;   // elements; 0 if ranks' counts may differ

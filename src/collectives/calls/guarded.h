@@ -1,4 +1,4 @@
-// What stands between a backend's table and its C++.
+// Turns C++ exceptions into statuses for a backend's C table.
 #pragma once
 
 #include <cstdint>

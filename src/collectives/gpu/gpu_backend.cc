@@ -96,7 +96,7 @@ uint32_t GpuBackend::least_share(Deadline deadline) const {
 
 // Ranks must settle alike: from settings, and from what all know.
 void GpuBackend::settle_ways(const towline_collective_open_args& args) {
-  // Of blocks of 512 threads a multiprocessor takes two; half of the GPU is for another communicator.
+  // A multiprocessor runs two blocks of 512 threads; half of the GPU is left to another communicator.
   const uint32_t share = share_ = least_share(Deadline::at(args.deadline_ns));
   max_blocks_ = static_cast<uint32_t>(
       number_setting("tuning.collectives.gpu_blocks", std::min(share, kMaxBlocks), kMaxBlocks));

@@ -88,7 +88,7 @@ class GpuBackend final : public StreamBackend {
     precede(*message, stream);
     take_back(std::move(message));
   }
-  // What kernels reported, if anything.
+  // Takes in the kernels' report, if there is one.
   void look() noexcept override;
   [[nodiscard]] Breakage breakage_of(const Report& report) const;
   void order_stop(Failure failure, uint32_t peer) noexcept;

@@ -28,7 +28,7 @@ bool GpuBackend::build_norm(const towline_collective_norm_t& norm, uint64_t numb
   call.output = norm.output;
   build(call, number, timeout_ns, launch);
   Job& job = launch.job;
-  // What ranks must agree on beyond the all_reduce.
+  // Ranks must agree on these, beyond what an all_reduce compares.
   job.mark.tag = norm_tag(norm.width, norm.epsilon);
   job.mark.root = (norm.residual != nullptr ? 1 : 0) | (norm.weight != nullptr ? 2 : 0);
   job.digest = digest_of(job.mark);

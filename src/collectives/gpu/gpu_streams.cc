@@ -1,4 +1,4 @@
-// How operations get into streams: in the application's, beside it on one of ours, or on one of ours that the caller waits for.
+// Puts operations into streams: the application's, one of ours beside it, or one of ours that the caller waits for.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -19,7 +19,7 @@ inline constexpr uint32_t kMarkedTurns = 4;  // an operation takes one or two
 constexpr uint32_t marked_blocks(uint32_t size) { return size <= 4 ? 64 : 32; }
 // The most slots of a block. Two ranks lose nothing by it: their bytes go once whichever way they take.
 constexpr uint32_t marked_slots(uint32_t size) { return size <= 2 ? 2 * kMarkedSlots : kMarkedSlots; }
-// What so many blocks carry from one rank to another.
+// The bytes that so many blocks carry from one rank to another.
 constexpr uint64_t marked_capacity(uint32_t blocks, uint32_t size) {
   return uint64_t{blocks} * marked_slots(size) * 8;
 }
@@ -28,7 +28,7 @@ constexpr uint64_t marked_capacity(uint32_t blocks, uint32_t size) {
 inline constexpr uint64_t kChunk = 64 << 10;
 inline constexpr uint32_t kPushedTurns = 3;
 inline constexpr uint32_t kStages = 2 * kPushedTurns;
-// What one rank stores for another in a turn of a block.
+// The bytes that one rank stores for another in a turn of a block.
 constexpr uint64_t pushed_slot_bytes(uint32_t size) { return kChunk / size / 256 * 256; }
 // Messages: chunks on their way from one rank to another.
 inline constexpr uint32_t kRing = 4;
@@ -63,7 +63,7 @@ enum class Way : uint32_t {
 inline constexpr uint32_t kLegRing = 4;
 inline constexpr uint32_t kLegWords = 60;
 
-// What ranks compare, and what a failure's message names.
+// Ranks compare this, and the message of a failure names it.
 struct Mark {
   uint64_t number;
   uint64_t count;
@@ -85,7 +85,7 @@ enum class Failure : uint32_t {
   kLost = 6,     // `peer`'s process is gone
 };
 
-// How an operation failed: the same on every rank that was told.
+// The failure of an operation: the same on every rank that was told.
 struct Report {
   uint64_t state;  // 1: there is one
   uint32_t failure;
@@ -144,7 +144,7 @@ constexpr uint64_t segment_bytes(uint32_t size) { return ring_at(size) + uint64_
 struct Job {
   uint64_t segment[kMaxRanks];  // of each rank, as this rank reaches it
   uint64_t report[kMaxRanks];   // of each rank's host; 0: of another process
-  // What this rank has for each rank, and where what each rank has for this one goes. kPost: the leg's words.
+  // in: this rank's data for each rank. out: the places for each rank's data for this one. kPost: the leg's words.
   uint64_t in[kMaxRanks];
   uint64_t in_bytes[kMaxRanks];
   uint64_t out[kMaxRanks];

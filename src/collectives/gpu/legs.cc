@@ -12,7 +12,7 @@
 namespace towline::collectives::gpu {
 namespace {
 
-// Where words are in their page: each that another side writes in a line of its own.
+// Offsets of words in their page. Words that another side writes have a cache line each.
 constexpr uint64_t kPosted = 0;
 constexpr uint64_t kDone = 128;
 constexpr uint64_t kAwaited = 256;

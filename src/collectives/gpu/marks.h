@@ -1,4 +1,4 @@
-// What ranks compare of an operation, as numbers and as words.
+// Marks: what ranks compare of an operation, as numbers and as text.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace towline::collectives::gpu {
 
-// Of everything but the number; not 0.
+// Digests everything but the number. Never 0.
 uint32_t digest_of(const Mark& mark);
 // The tag of an all_reduce with RMSNorm; never 0.
 uint64_t norm_tag(uint64_t width, float epsilon);

@@ -83,7 +83,7 @@ TOWLINE_DEVICE void prefetch(uint64_t address) {
 #endif
 }
 
-// Where the results of rows go: at every target.
+// The addresses that results of rows are written to: the same at every target.
 struct NormTargets {
   const uint64_t* outputs;
   const uint64_t* residuals;
@@ -262,7 +262,7 @@ TOWLINE_DEVICE void run_direct_norm(const Job& job, Turn& turn, Scratch& scratch
   (void)meet(job, turn);
 }
 
-// Of this rank's own memory, after an all_reduce: in[0] to out[0].
+// Normalizes rows of this rank's own memory, after an all_reduce: in[0] to out[0].
 template <class E, uint32_t kLanes>
 TOWLINE_DEVICE void norm_own_rows(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
   using Bits = typename E::Bits;

@@ -11,7 +11,7 @@
 
 namespace towline::collectives::gpu {
 
-// Of `from`, in the memory of `at`. `results`: what the all_reduce's second half carries.
+// The slot of `from` in the memory of `at`. `results`: the slot for the second half of an all_reduce.
 TOWLINE_DEVICE uint64_t pushed_slot(const Job& job, uint32_t at, uint32_t from, const Turn& turn,
                                     uint32_t epoch, uint32_t results) {
   const uint64_t index =

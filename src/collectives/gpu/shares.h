@@ -17,7 +17,7 @@ struct Scratch {
 };
 
 TOWLINE_DEVICE uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
-// Of `bytes` from `offset` on, at most `most`.
+// The length of the piece of `bytes` that begins at `offset`: at most `most`.
 TOWLINE_DEVICE uint64_t rest(uint64_t bytes, uint64_t offset, uint64_t most) {
   return offset < bytes ? smaller(bytes - offset, most) : 0;
 }

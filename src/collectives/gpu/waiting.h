@@ -1,4 +1,4 @@
-// How kernels wait for one another, and how they end when one does not come.
+// Waits between kernels, and how these end when a kernel does not come.
 //
 // Every wait is bounded: by the operation's time, by the host's orders, and by any rank's failure. The first rank
 // that fails writes one report for its host and for all other ranks, whose kernels then end, too.
@@ -223,7 +223,7 @@ TOWLINE_DEVICE bool swap(const Job& job, Turn& turn, uint64_t* const (&got)[kWor
       // Other marks: too early, or another operation, which its signal tells.
       if ((failed = give_up(job, waiter, peer, &me.signal[peer][turn.block], epoch))) break;
     }
-    // What this multiprocessor read of others' memory before may be old.
+    // This multiprocessor may have old contents of other ranks' memory in its cache.
     if (job.together != 0)
       device::fence_here();
     else

@@ -1,4 +1,4 @@
-// What windows do in kernels. Ranks' signals are words that count up; what a rank put before one is seen after it.
+// Window operations in kernels. A rank's signals are words that count up; a rank that sees one sees the puts before it, too.
 #pragma once
 
 #include "collectives/gpu/waiting.h"

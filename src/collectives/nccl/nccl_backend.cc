@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x746c6e63636c0001;
 
-// What every rank says of itself before NCCL starts, as bytes.
+// Every rank sends this before NCCL starts, as bytes.
 struct Introduction {
   uint64_t magic = kMagic;
   int32_t version = 0;

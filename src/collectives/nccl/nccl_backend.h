@@ -35,7 +35,7 @@ class NcclBackend final : public StreamBackend {
   [[nodiscard]] std::string describe() const override;
 
  private:
-  // What ranks compare of a late operation.
+  // Ranks compare this when an operation is late.
   struct Mark {
     Header header;
     uint64_t message = 0;  // not 0: a send or receive, of which ranks compare nothing

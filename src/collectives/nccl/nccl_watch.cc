@@ -17,7 +17,7 @@ namespace {
 constexpr uint64_t kWatchNs = 10 * kMillisecondNs;
 // From here on an operation counts as late: this rank says what it is at, and asks what the others are at.
 constexpr uint64_t kLateNs = 250 * kMillisecondNs;
-// What may be in the store is given so long to come.
+// The time to wait for a key that may be in the store.
 constexpr uint64_t kGlanceNs = kMillisecondNs;
 // How long operations in progress may take to end when a communicator closes, and how long the others to leave as well.
 constexpr uint64_t kEndWithinNs = 10 * kSecondNs;

@@ -1,4 +1,4 @@
-// What backends whose operations go into streams of a GPU have in common: checks of memory and streams, the order of
+// The common part of backends whose operations go into streams of a GPU: checks of memory and streams, the order of
 // operations in several streams, works beside a stream, and the wait of a blocking call.
 #pragma once
 
@@ -59,7 +59,7 @@ class StreamBackend {
   [[nodiscard]] const towline_collective_host_v1_t* host() const noexcept { return host_; }
 
  protected:
-  // Where the operations before the next one are.
+  // The place of the operations before the next one.
   struct Tail {
     std::unique_ptr<cuda::Moment> last;
     void* stream = nullptr;

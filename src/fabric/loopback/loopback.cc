@@ -197,8 +197,8 @@ class LoopbackFabric::Network {
 
   void schedule(uint64_t when, Event event) { events_.emplace(std::pair{when, ++order_}, std::move(event)); }
 
-  // What its initiator has given up is dropped, or lives on in the network with the bytes of now. An ordered
-  // connection carries out nothing behind what was dropped.
+  // An operation that its initiator has given up is dropped, or lives on in the network with its bytes of now. An ordered
+  // connection carries out nothing behind a dropped operation.
   void set_adrift(End& end, bool survives = true) {
     const bool ordered = ports_[end.port].traits.ordered;
     const uint64_t ordered_delay_ns = random_.chance(0.5) ? random_.below(2'000'000) : 0;

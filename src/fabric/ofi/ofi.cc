@@ -124,7 +124,7 @@ Status ofi_status_of(int error) noexcept {
 
 struct OfiConnection;
 
-// What libfabric gets as context. It keeps the context until the operation has completed.
+// The context given to libfabric, which keeps it until the operation has completed.
 struct OfiOperation {
   fi_context2 context;  // first: libfabric knows the operation by it
   uint64_t cookie;

@@ -36,7 +36,7 @@ UcxLibrary::UcxLibrary() {
   library_.symbol<void (*)(unsigned*, unsigned*, unsigned*)>("ucp_get_version")(&major, &minor, &release);
   if (major != 1 || minor < 13)
     fail(Status::kUnsupported, "UCX {} is installed; versions from 1.13 on, below 2, can be used", version_);
-  // What crashes is the application's own affair, and UCX would print its own report of it.
+  // Crashes are the application's own affair. UCX would print its own report of them.
   if (const auto leave_signals = services_.find_symbol<void (*)()>("ucs_debug_disable_signals"))
     leave_signals();
 }
@@ -82,7 +82,7 @@ std::string with_commas(std::string text) {
   return text;
 }
 
-// What UCX_TLS is to be. UCX's own names for shared memory stand for those transports too.
+// The value for UCX_TLS. UCX's own names for shared memory stand for those transports too.
 std::string transports_of(const std::string& wanted) {
   if (wanted == "auto") return kThroughKernel;
   if (wanted.starts_with('^')) return with_commas(wanted) + "," + (kThroughKernel + 1);

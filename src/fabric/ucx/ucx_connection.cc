@@ -192,7 +192,7 @@ void UcxConnection::issue_by_messages(const WorkRequest& request, Entry& entry) 
   }
 }
 
-// Of an operation that a flush will complete.
+// Takes the result of an operation that a flush will complete.
 void UcxConnection::check(ucs_status_ptr_t result) noexcept {
   if (result == nullptr) return;
   if (UCS_PTR_IS_ERR(result)) return down(status_of_ucx(UCS_PTR_STATUS(result)));

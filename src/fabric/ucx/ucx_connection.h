@@ -31,7 +31,7 @@ struct UcxRegistered {
   std::vector<uint8_t> blob;   // empty: not for peers, or messages do
 };
 
-// What connections need of their domain.
+// Connections call their domain through this.
 class UcxOwner {
  public:
   virtual ~UcxOwner() = default;

@@ -1,4 +1,4 @@
-// What connections over UCX send one another, and what they do with it.
+// The messages between connections over UCX, and their handlers.
 #ifdef TOWLINE_HAVE_UCX
 
 #include <algorithm>

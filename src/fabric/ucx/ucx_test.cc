@@ -44,7 +44,7 @@ class UcxDomainTest : public ::testing::Test {
                               .signalled = true};
     return mine->post(3, &request, 1);
   }
-  // What this side is told first.
+  // The first completion on this side.
   std::optional<Completion> outcome() {
     const uint64_t end_ns = monotonic_now_ns() + 20 * kSecondNs;
     std::array<Completion, 8> told{};

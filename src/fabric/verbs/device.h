@@ -23,7 +23,7 @@ struct VerbsDeleter {
 template <class T>
 using VerbsObject = std::unique_ptr<T, VerbsDeleter<T>>;
 
-// Of this process's memory alone; a local key of memory that the processor can't read has this bit.
+// A local key of memory that the processor can't read has this bit, which stays within this process.
 inline constexpr uint64_t kDeviceMemoryKey = uint64_t{1} << 32;
 
 struct VerbsPort {

@@ -1,4 +1,4 @@
-// What one end of a reliable connection tells the other.
+// The data that one end of a reliable connection sends to the other.
 #pragma once
 
 #include <array>

@@ -142,7 +142,7 @@ VerbsDomain::~VerbsDomain() {
   let_go();
 }
 
-// What the device may not be closed with.
+// Releases everything that would keep the device from being closed.
 void VerbsDomain::let_go() noexcept {
   shared_.reset();
   device_.deregister_memory(buffers_key_);
@@ -526,7 +526,7 @@ bool VerbsDomain::convert_receive(const ibv_wc& from, Completion& to) noexcept {
 bool VerbsDomain::arm() noexcept {
   clear_queue_events();
   if (ibv_req_notify_cq(queue_.get(), 0) != 0) return false;
-  // What came before the request for notice is not told.
+  // Completions before the request for notice cause no event: poll for them.
   Completion batch[16];
   const std::size_t count = poll_queue(batch, std::size(batch));
   for (std::size_t i = 0; i < count; ++i) keep(batch[i]);

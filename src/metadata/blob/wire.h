@@ -38,7 +38,7 @@ enum class Section : uint16_t {
   kNames = 5,  // since 1.1
 };
 
-// How a layout is written; a reader that does not know the version takes the name alone.
+// The version of the encoding of a layout. A reader that does not know it takes the region's name alone.
 inline constexpr uint8_t kLayoutVersion = 1;
 inline constexpr std::size_t kMaxLayoutBytes = 256;  // of any version
 

@@ -1,4 +1,4 @@
-// What etcd's JSON gateway is asked and what it answers: keys and values are base64, 64-bit numbers are text,
+// Requests to etcd's JSON gateway and its answers: keys and values are base64, 64-bit numbers are text,
 // fields that are zero are left out. Pure functions; the decoders take any bytes.
 #pragma once
 

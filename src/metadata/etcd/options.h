@@ -26,7 +26,7 @@ struct Options {
   std::size_t max_answer_bytes = std::size_t{64} << 20;
 };
 
-// Where settings come from. nullopt: not set.
+// Looks settings up. nullopt: not set.
 struct Settings {
   std::function<std::optional<std::string>(const char* key)> config;
   std::function<std::optional<std::string>(const char* name)> environment;

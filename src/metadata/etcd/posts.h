@@ -29,7 +29,7 @@ struct PostAnswer {
   std::string error;  // where it did not answer
 };
 
-// How servers are reached.
+// HTTP options for reaching the servers.
 [[nodiscard]] http::Options http_options(const Options& options);
 
 class Posts {

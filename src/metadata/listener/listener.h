@@ -61,7 +61,7 @@ class Listener {
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // Where to reach it, best first, "10.0.0.7:7777": by the interfaces that are up now. Any thread. Throws
+  // The addresses to reach it at, best first ("10.0.0.7:7777"), by the interfaces that are up now. Any thread. Throws
   // Error.
   [[nodiscard]] std::vector<std::string> addresses() const;
 

@@ -362,7 +362,7 @@ TEST(Exchange, EndsByItsDeadlineWhenNobodyAnswers) {
   }
 }
 
-// What exchange() makes of a server that answers with these bytes and closes.
+// The outcome of exchange() with a server that answers with these bytes and closes.
 Outcome answered_with(const Blob& answer) {
   ListeningSocket socket(parse_endpoint("127.0.0.1:0"));
   std::thread server([&] {
