@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -166,3 +168,71 @@ def test_a_process_that_dies_or_stops_is_named(how, said, tmp_path):
     for rank in ranks:
         rank.join(60)
     assert ranks[0].exitcode == 0
+
+
+def _exchange_between_hosts(rank: int, folder: str, pipe) -> None:
+    model = gpu_model.Model()
+    with collectives.Communicator(
+        rank=rank,
+        size=4,
+        bootstrap=f"file:{folder}",
+        backend=gpu_model.NAME,
+        timeout=HOSTS_TIMEOUT_S,
+        config=f'collectives.host = "{"aabb"[rank]}"\n',
+    ) as made:
+        stream = model.stream()
+        array = np.ones(100_000, np.float32)
+        made.all_reduce(array, stream=stream)
+        model.drain(stream)
+        assert array[0] == 4
+        pipe.send("ready")
+        while pipe.recv() == "go on":
+            began = time.monotonic()
+            try:
+                made.all_reduce(array, async_op=True, stream=stream).wait()
+                pipe.send(("nothing", 0))
+            except towline.Error as error:
+                model.drain(stream)  # which is not held up
+                pipe.send((str(error), time.monotonic() - began))
+
+
+HOSTS_TIMEOUT_S = 6
+
+
+@pytest.mark.parametrize(
+    "how, ranks, said",
+    [
+        (signal.SIGKILL, [3], "rank 3"),
+        (signal.SIGKILL, [2, 3], "rank (2|3)"),
+        (signal.SIGSTOP, [3], "rank 3"),
+        (signal.SIGSTOP, [2, 3], "rank (2|3)"),
+    ],
+    ids=["a rank is killed", "a host is killed", "a rank is stopped", "a host is stopped"],
+)
+def test_a_rank_of_another_host_that_dies_or_stops_is_named_on_every_host(how, ranks, said, tmp_path):
+    """The others wait for it in an operation already, and all end within the operation's time."""
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for rank in range(4):
+        near, far = context.Pipe()
+        processes.append(context.Process(target=_exchange_between_hosts, args=(rank, str(tmp_path), far), daemon=True))
+        processes[-1].start()
+        pipes.append(near)
+    for pipe in pipes:
+        assert pipe.poll(60) and pipe.recv() == "ready"
+    others = [rank for rank in range(4) if rank not in ranks]
+    for rank in others:
+        pipes[rank].send("go on")
+    for rank in ranks:
+        os.kill(processes[rank].pid, how)
+    for rank in others:
+        assert pipes[rank].poll(60)
+        text, seconds = pipes[rank].recv()
+        assert re.search(said, text), text
+        assert seconds < (2 if how == signal.SIGKILL else HOSTS_TIMEOUT_S + 3), (seconds, text)
+        pipes[rank].send("end")
+    for rank in ranks:
+        processes[rank].kill()
+    for process in processes:
+        process.join(60)
+    assert all(processes[rank].exitcode == 0 for rank in others)
