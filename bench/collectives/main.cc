@@ -33,6 +33,7 @@ struct Options {
   std::string contenders = "bare,towline,mpi";
   int rounds = 31;
   double sample_ms = 1;
+  bool fresh = false;
   double quiet_s = 0;
   std::string json_file;
   std::string team;    // set for ranks
@@ -78,8 +79,9 @@ bool measure(const Options& options, int ranks, std::vector<nlohmann::json>& res
   std::string contenders = options.contenders;
   const bool mpi = built_with_mpi() && contenders.find("mpi") != std::string::npos;
   const std::string command = fmt::format(
-      "'{}' --team {} --folder {}/store --ranks {} --cells {} --contenders {} --rounds {} --sample-ms {}",
-      self, team, folder, ranks, options.cells, contenders, options.rounds, options.sample_ms);
+      "'{}' --team {} --folder {}/store --ranks {} --cells {} --contenders {} --rounds {} --sample-ms {}{}",
+      self, team, folder, ranks, options.cells, contenders, options.rounds, options.sample_ms,
+      options.fresh ? " --fresh" : "");
   std::string line;
   if (mpi) {
     line = fmt::format("mpirun --oversubscribe --allow-run-as-root -n {} {}", ranks, command);
@@ -156,6 +158,7 @@ int main(int argc, char** argv) {
   app.add_option("--contenders", options.contenders, "of bare, towline, towline_tcp, mpi");
   app.add_option("--rounds", options.rounds)->check(CLI::Range(1, bench::kMostRounds));
   app.add_option("--sample-ms", options.sample_ms, "a sample is as many calls as take so long");
+  app.add_flag("--fresh", options.fresh, "every rank writes its input before each call, which is not timed");
   app.add_option("--quiet-s", options.quiet_s, "wait at most so long for an idle machine");
   app.add_option("--json", options.json_file, "keep every sample in this file");
   app.add_option("--team", options.team)->group("");
@@ -167,6 +170,7 @@ int main(int argc, char** argv) {
   plan.contenders = bench::split(options.contenders);
   plan.rounds = options.rounds;
   plan.sample_s = options.sample_ms * 1e-3;
+  plan.fresh = options.fresh;
   return bench::run_rank(plan, options.team, options.folder, bench::rank_of_environment(),
                          options.ranks.front());
 }

@@ -17,6 +17,7 @@ struct Plan {
   std::vector<std::string> contenders;
   int rounds = 31;
   double sample_s = 0.001;  // one sample is as many calls as take about so long
+  bool fresh = false;       // every rank writes its input before each call
 };
 
 // Measures every cell; rank 0 prints a line of JSON for each. The exit code.

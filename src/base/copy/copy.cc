@@ -84,12 +84,15 @@ constexpr std::array kClasses = {SizeClass{kChosenBytes, 4 << 10, "2 KiB"},
                                  SizeClass{32 << 10, 64 << 10, "32 KiB"},
                                  SizeClass{512 << 10, 512 << 10, "512 KiB"}};
 
-// Where source and target lie within their pages: alike, a little apart either way, and as it comes.
+// Where source and target lie within their pages: alike, a little apart either way, and as it comes. The slow case of
+// `rep movsb` is a target that lies up to a line behind its source: a buffer of malloc, 16 bytes into its page, filled from
+// a page.
 struct Alignment {
   size_t to;
   size_t from;
 };
-constexpr std::array kAlignments = {Alignment{0, 0}, Alignment{0, 16}, Alignment{64, 0}, Alignment{9, 2048}};
+constexpr std::array kAlignments = {Alignment{0, 0}, Alignment{0, 16}, Alignment{16, 0}, Alignment{64, 0},
+                                    Alignment{9, 2048}};
 constexpr size_t kPage = 4096;
 constexpr int kBestOf = 3;
 
