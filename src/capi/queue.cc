@@ -82,7 +82,7 @@ class Wait final : public Errand {
   std::function<void()> after_;  // lets go of what is asked
 };
 
-// Of CLOCK_MONOTONIC; 0: the agent's default timeout, from now.
+// A deadline on CLOCK_MONOTONIC; 0: the agent's default timeout, from now.
 Deadline deadline_of(const Agent& agent, uint64_t deadline_ns) {
   const uint64_t now_ns = monotonic_now_ns();
   if (deadline_ns == 0) return Deadline::after(now_ns, agent.default_timeout_ns());

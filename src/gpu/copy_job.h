@@ -159,7 +159,7 @@ struct ValveReport {  // in pinned memory
   uint64_t refused;
 };
 
-// How the kernel says that it is over.
+// The words by which a kernel says that it is over.
 struct Completion {
   uint64_t arrivals;  // address of a 32-bit counter in device memory, 0 before and after
   uint64_t flag;      // address of a 64-bit word that the host watches

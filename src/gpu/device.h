@@ -62,14 +62,14 @@ enum class Sharing : uint8_t {
   kHostFile = 3,    // host memory that lies in a file
 };
 
-// How memory on a GPU was made, which decides how another GPU gets to reach it.
+// The call that made memory on a GPU, which decides how another GPU gets to reach it.
 enum class Made : uint8_t {
   kPlain = 0,   // cudaMalloc: contexts that have peer access reach it
   kMapped = 1,  // cuMemMap: GPUs that have access to the mapping
   kPool = 2,    // cudaMallocAsync: GPUs that have access to the pool
 };
 
-// How GPUs will, or may, use memory.
+// The access that a GPU makes to memory, or may make.
 enum class Use : uint8_t {
   kRead = 0,
   kWrite = 1,  // and read
@@ -133,7 +133,7 @@ class DmaMemory {
   [[nodiscard]] virtual uint64_t bytes() const noexcept = 0;
   // By which the kernel knows it; this object's.
   [[nodiscard]] virtual int dma_buf() const noexcept = 0;
-  // Where the processor finds it; null: nowhere.
+  // The processor's address of it; null: none.
   [[nodiscard]] virtual void* host() const noexcept { return nullptr; }
 };
 
@@ -288,7 +288,7 @@ class Device {
   [[nodiscard]] virtual std::string code_text(Code code) const = 0;  // "CUDA_ERROR_ILLEGAL_ADDRESS (700)"
 
  protected:
-  // What reach() is made of. Of Made::kPlain memory: lets a GPU's context reach the other's memory.
+  // The steps of reach(). For Made::kPlain memory: lets a GPU's context reach the other's memory.
   virtual void enable_peer(uint32_t gpu, uint32_t other) = 0;
   // For other memory: returns the GPU's access, and grants read and write access if it has none.
   [[nodiscard]] virtual std::optional<Use> access(uint32_t gpu, const Allocation& allocation) const = 0;

@@ -12,7 +12,7 @@ namespace towline::cuda {
 // Throws Error where the driver is absent or too old, or the plugin was built without kernels. Nothing of the
 // process is touched until Device::start().
 Device& nvidia_device();
-// Of that device: the driver's functions, and a GPU's primary context, which stays for good.
+// The driver's functions for that device, and a GPU's primary context, which stays for good.
 const driver::Api& nvidia_api();
 driver::Context nvidia_context(uint32_t gpu);
 // The multiprocessors that a wish reserves there; null: none.

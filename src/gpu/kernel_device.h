@@ -1,4 +1,4 @@
-// What kernels that work together need of GPUs: memory that other processes and GPUs map, words that the host
+// The GPU interface for kernels that work together: memory that other processes and GPUs map, words that the host
 // shares with kernels, and launches in any stream. NVIDIA's driver implements it, and fake/ a model on processors.
 //
 // Control path: throws Error. noexcept: a Code, 0 or the vendor's. Any thread may call anything.
@@ -115,7 +115,7 @@ class KernelDevice {
   virtual std::shared_ptr<SharedPiece> import(uint32_t gpu, const UniqueFd& descriptor, uint64_t bytes) = 0;
   virtual std::unique_ptr<Words> make_words(uint32_t gpu, uint64_t bytes) = 0;
   virtual std::unique_ptr<Moment> make_moment(uint32_t gpu) = 0;
-  // Where `wish` reserves multiprocessors, its kernels run on these alone.
+  // If `wish` reserves multiprocessors, its kernels run on these alone.
   virtual std::unique_ptr<OwnStream> make_stream(uint32_t gpu, const ReserveWish& wish = {}) = 0;
   // As Device has it.
   [[nodiscard]] virtual Reserve reserve(uint32_t gpu, const ReserveWish& wish) = 0;

@@ -112,7 +112,7 @@ __device__ __forceinline__ void run(const CopyJob& job, const Completion& done) 
   copy_chunks<kForm, kAligned>(job, thread, thread & (job.threads - 1), open ? chunks_of(job) : 0);
   __syncthreads();
   if (threadIdx.x != 0) return;
-  // Where one block did it all, the release of the flag orders what its threads stored before the barrier.
+  // If one block did it all, the release of the flag orders what its threads stored before the barrier.
   if (gridDim.x != 1) {
     __threadfence_system();
     auto* const arrivals = reinterpret_cast<uint32_t*>(done.arrivals);

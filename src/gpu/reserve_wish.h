@@ -1,4 +1,4 @@
-// What settings say of multiprocessors to reserve.
+// Reads the settings for reserved multiprocessors.
 #pragma once
 
 #include <functional>

@@ -21,7 +21,7 @@
 
 namespace towline::cuda {
 
-// Where ranks leave small values for one another.
+// The board on which ranks leave small values for one another.
 struct Noticeboard {
   std::function<void(const std::string& key, std::span<const uint8_t> value)> set;     // throws Error
   std::function<std::vector<uint8_t>(const std::string& key, Deadline deadline)> get;  // waits; throws Error

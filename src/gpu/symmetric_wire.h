@@ -1,4 +1,4 @@
-// What ranks tell each other about their pieces of symmetric memory: a notice on the board, and a hello that brings the
+// Messages of ranks about their pieces of symmetric memory: a notice on the board, and a hello that brings the
 // piece itself to a rank of another process. Strangers can write both, so every decoder is bounded.
 #pragma once
 

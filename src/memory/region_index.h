@@ -25,9 +25,9 @@ void validate_region(const towline_region_ref& region, const std::string& what);
 
 // Regions by address, one space for each (kind, device). Not synchronised: users that share it must lock it.
 //
-// Of several regions that cover a range the choice depends on the set alone, not on the order of insertion:
+// If several regions cover a range, the choice depends on the set alone, not on the order of insertion:
 // first those with all access rights, then those with more of `preferred`; unguarded before guarded; then the
-// larger, where one lies in the other; then the one that begins last; of equal ones the lowest key.
+// larger, if one lies in the other; then the one that begins last; of equal ones the lowest key.
 //
 // Within one class of equal rights and flags, only regions that lie in no other region of the class can be
 // chosen. Sorted by beginning they are also sorted by end, so a look-up is one search in each class. Covered

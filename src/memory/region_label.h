@@ -1,4 +1,4 @@
-// What an application calls a region, and how it says that its memory is laid out.
+// The name that an application gives a region, and the layout that it declares for its memory.
 #pragma once
 
 #include <towline/layout.h>

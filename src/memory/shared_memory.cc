@@ -34,7 +34,7 @@ uint64_t page_bytes() noexcept {
 
 uint64_t as_number(const void* address) noexcept { return reinterpret_cast<uint64_t>(address); }
 
-// What Towline put onto memfds, and which files it holds open for other shared mappings.
+// The memory that Towline put onto memfds, and the files that it holds open for other shared mappings.
 class Registry {
  public:
   struct Entry {
@@ -330,7 +330,7 @@ std::shared_ptr<InPlaceShare> share_in_place(void* address, uint64_t bytes) {
 
 namespace {
 
-// What Towline made; null when the range is in none of it.
+// Finds memory that Towline made; null if the range is not inside one piece of it.
 SharedRange find_registered(Registry& registry, const void* address, uint64_t bytes) {
   const uint64_t begin = as_number(address);
   const auto touching = registry.find_touching(begin, begin + bytes);

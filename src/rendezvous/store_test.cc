@@ -1,4 +1,4 @@
-// Where ranks meet, and what they find out about themselves.
+// Tests of stores, in which ranks meet, and of what ranks find out about themselves.
 #include "rendezvous/store.h"
 
 #include <gtest/gtest.h>

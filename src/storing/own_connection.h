@@ -40,7 +40,7 @@ class OwnConnection {
  protected:
   ~OwnConnection() = default;
 
-  // What OwnBackend::add wrote.
+  // Reads the token that OwnBackend::add wrote.
   [[nodiscard]] int32_t read_token(const void* token, size_t bytes, uint64_t& id) const;
   // Refuses a plan whose local list is not memory of the processor's.
   [[nodiscard]] int32_t check_local_list(const towline_plan& plan) const;

@@ -84,7 +84,7 @@ constexpr std::array kClasses = {SizeClass{kChosenBytes, 4 << 10, "2 KiB"},
                                  SizeClass{32 << 10, 64 << 10, "32 KiB"},
                                  SizeClass{512 << 10, 512 << 10, "512 KiB"}};
 
-// Where source and target lie within their pages: alike, a little apart either way, and as it comes. The slow case of
+// The places of source and target within their pages: alike, a little apart either way, and as they come. The slow case of
 // `rep movsb` is a target that lies up to a line behind its source: a buffer of malloc, 16 bytes into its page, filled from
 // a page.
 struct Alignment {

@@ -32,8 +32,8 @@ uint64_t host_bytes(const std::string& root) {
   return (*available_kib + named_number(text, "SwapFree:").value_or(0)) * 1024;
 }
 
-// Where a version of cgroups keeps what, and how /proc/self/cgroup names its hierarchy: "0::/user.slice/job",
-// "9:memory:/docker/1a2b".
+// One version of cgroups: the folder and files it uses, and the name of its hierarchy in /proc/self/cgroup:
+// "0::/user.slice/job", "9:memory:/docker/1a2b".
 struct Cgroups {
   const char* folder;
   const char* hierarchy;
@@ -68,7 +68,7 @@ std::string cgroup_path(const Cgroups& cgroups, const std::string& root) {
   return start == std::string::npos ? "/" : text.substr(start, text.find('\n', start) - start);
 }
 
-// What this process's cgroup and each one above it leaves. In a container the path may be the host's: then
+// The bytes that this process's cgroup and those above it leave. In a container the path may be the host's: then
 // only the root is there, which is the container's own.
 uint64_t cgroups_bytes(const Cgroups& cgroups, const std::string& root) {
   uint64_t bytes = UINT64_MAX;

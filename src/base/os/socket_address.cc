@@ -396,7 +396,7 @@ UniqueFd ListeningSocket::accept(SocketAddress* peer, int* error) noexcept {
   }
 }
 
-// Of `interface`, or of all where it is empty; without ports.
+// The addresses of `interface`, or of all interfaces if it is empty; without ports.
 std::vector<SocketAddress> interface_addresses(const std::string& interface) {
   std::vector<SocketAddress> found;
   ifaddrs* list = nullptr;

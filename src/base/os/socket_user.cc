@@ -91,7 +91,7 @@ bool ask_sock_diag(const Ends& ends, SocketUser& answer) noexcept {
   if (header.nlmsg_type != SOCK_DIAG_BY_FAMILY || bytes < static_cast<ssize_t>(NLMSG_LENGTH(sizeof message)))
     return false;
   std::memcpy(&message, reply + NLMSG_HDRLEN, sizeof message);
-  // Where no connection has these ends, one that listens at the port is named.
+  // If no connection has these ends, a socket that listens at the port answers.
   if (message.idiag_state == TCP_LISTEN) return true;
   answer = found(message.idiag_uid, message.idiag_inode);
   return true;

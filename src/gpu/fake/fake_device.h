@@ -19,7 +19,7 @@
 
 namespace towline::cuda::fake {
 
-// Where threads wait, while tests hold them, until they are let go.
+// Threads wait here while a test holds them.
 class Stop {
  public:
   void hold(bool held);
@@ -33,7 +33,7 @@ class Stop {
   uint32_t waiting_ = 0;
 };
 
-// What tests have GPUs do. One for the process.
+// Faults that tests set on the fake GPUs. One for the process.
 class Faults {
  public:
   Stop launches;

@@ -1,4 +1,4 @@
-// What tests have the fake GPUs do; see fake_device.h.
+// Faults that tests set on the fake GPUs; see fake_device.h.
 #include <algorithm>
 #include <utility>
 

@@ -109,7 +109,7 @@ class Service {
   Service(ServerKind kind, const plugin::Host& host, const Environment& environment);
   ~Service();
 
-  // Where a bucket is asked; any thread. Throws plugin::Failure if nothing says where.
+  // The endpoint to ask for a bucket; any thread. Throws plugin::Failure if no setting names one.
   [[nodiscard]] Endpoint endpoint(const std::string& bucket) const;
   [[nodiscard]] std::string region(const std::string& bucket) const;
   // False: that is where we asked.
@@ -198,7 +198,7 @@ class Client {
   void judge(Call& call);
   void judge_refusal(Call& call);
   void again(Call& call, Status status, std::string text, uint64_t delay_ns);
-  // What stands in the way: something wrong with this request, or a server that is away or busy, which
+  // The kind of trouble: something is wrong with this request, or a server is away or busy, which
   // passes.
   enum class Trouble { kWrong, kPasses };
   void retry(Call& call, Status status, std::string text, Trouble trouble = Trouble::kWrong);

@@ -44,7 +44,7 @@ class Job {
 
   // ---- any thread
   void moved(uint64_t bytes) noexcept;
-  // Of several failures the first in the plan is kept.
+  // The failure that comes first in the plan is kept.
   void failed(Status status, long http_status, uint64_t begin, uint64_t end) noexcept;
   // Nothing from there on need be begun; UINT64_MAX while all is well.
   [[nodiscard]] uint64_t failed_from() const noexcept { return failed_from_.load(std::memory_order_relaxed); }

@@ -37,7 +37,7 @@ enum class Style {
 
 using Query = std::vector<std::pair<std::string, std::string>>;
 
-// Where an endpoint's requests go: "https://s3.eu-west-1.amazonaws.com", "http://127.0.0.1:9000".
+// The server that requests go to: "https://s3.eu-west-1.amazonaws.com", "http://127.0.0.1:9000".
 struct Endpoint {
   std::string scheme;  // "http", "https"
   std::string host;    // with the port where it is not the scheme's own

@@ -1,4 +1,4 @@
-// What kinds of servers differ in: names, signatures, the requests of uploads and listings, and what their answers
+// The differences between kinds of servers: names, signatures, the requests of uploads and listings, and what their answers
 // mean. One object for each instance of the backend, without state of its own; any thread.
 #pragma once
 

@@ -117,7 +117,7 @@ void Reader::ask(Fetch& fetch) {
     fetch.call.headers.clear();
     fetch.whole = reading.checks() && !object.version().looked && !object.is_longer && fetch.offset == 0 &&
                   fetch.done == 0 && fetch.bytes == object.bytes();
-    // What came already is not asked for again.
+    // Bytes that have come are not asked for again.
     if (!fetch.whole)
       fetch.call.headers.emplace_back(
           "range", fmt::format("bytes={}-{}", fetch.offset + fetch.done, fetch.offset + fetch.bytes - 1));
@@ -212,7 +212,7 @@ void Reader::done(Fetch& fetch, const Answer& answer) {
       client.service().note_failure(replaced ? answer.text + ": " + kReplaced : answer.text);
     job_.failed(answer.status, answer.http_status, fetch.plan_begin + fetch.done,
                 fetch.plan_begin + fetch.bytes);
-    // What lies further on is of no use any more; what lies before may yet tell the first failure.
+    // Bytes further on are of no use any more; a fetch of bytes before may yet be the first failure.
     for (Fetch& other : fetches_) {
       if (!other.under_way || other.plan_begin < fetch.plan_begin) continue;
       client.stop(other.call);

@@ -1,5 +1,5 @@
-// What one post reads of its objects, whatever jobs and clients it falls to: chunks that are staged, parts on
-// several workers. All of it is of one version of each object; where it is the whole of one, it is compared
+// The objects that one post reads, over all its jobs and clients: chunks that are staged, parts on
+// several workers. Each object is read in one version; if the post reads the whole of one, the bytes are compared
 // with that object's checksum when the last stretch has come.
 #pragma once
 
@@ -27,7 +27,7 @@ class Reading {
   Reading(const Reading&) = delete;
   Reading& operator=(const Reading&) = delete;
 
-  // What requests insist on from the first answer on; empty: none has come, or it can't be insisted on.
+  // The version that requests insist on after the first answer; empty: none has come, or it can't be insisted on.
   [[nodiscard]] std::string wanted_version(const Object& object) const;
   // False: this is another version than the one that is being read, which is the first answer's. `generation`: of
   // servers that number their versions; else empty.

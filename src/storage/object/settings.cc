@@ -55,7 +55,7 @@ CredentialSettings read_credentials(const SettingsReader& reader, const Environm
   return credentials;
 }
 
-// What both kinds of servers have.
+// Settings that both kinds of servers have.
 void read_common(const SettingsReader& reader, Settings& settings) {
   settings.proxy = reader.text("proxy");
   settings.threads = reader.count("threads", "2", 1, 64);

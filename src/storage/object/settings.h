@@ -27,7 +27,7 @@ enum class ServerKind { kS3, kAzure, kGcs };
 
 enum class Checksum { kNone, kCrc32c, kSha256, kMd5 };
 
-// Where credentials come from.
+// The source of credentials.
 enum class Source { kAuto, kSettings, kEnvironment, kProfile, kWebIdentity, kInstance, kNone };
 
 struct CredentialSettings {

@@ -1,8 +1,8 @@
 // The kernel's older asynchronous I/O (before io_uring), by its system calls: only for direct I/O. Buffered
 // I/O would block in the submit call.
 //
-// What ended is read where the interrupt has written it, in a ring that the kernel shares with us. Of
-// io_uring the thread that submitted has to be interrupted first, so that it completes its operation itself.
+// Ended operations are read where the interrupt has written them, in a ring that the kernel shares with us. With
+// io_uring the submitting thread has to be interrupted first, so that it completes its operation itself.
 #include <fmt/format.h>
 #include <linux/aio_abi.h>
 #include <sys/epoll.h>

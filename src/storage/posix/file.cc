@@ -66,7 +66,7 @@ std::string directory_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// Where a path leads that may be a symbolic link, itself or to another one.
+// The target of a path that may be a symbolic link, itself or to another one.
 std::string followed(const std::string& path) {
   struct stat found = {};
   if (::lstat(path.c_str(), &found) != 0 || !S_ISLNK(found.st_mode)) return path;

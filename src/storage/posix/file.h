@@ -51,7 +51,7 @@ class File {
   [[nodiscard]] int fd() const noexcept { return plain_.get(); }
   [[nodiscard]] int direct_fd() const noexcept { return direct_.get(); }  // -1: through the page cache
   [[nodiscard]] bool direct() const noexcept { return direct_.valid(); }
-  // Of offsets and lengths, and of addresses in memory, for the direct descriptor.
+  // For the direct descriptor: the alignment of offsets and lengths, and of addresses in memory.
   [[nodiscard]] uint32_t offset_alignment() const noexcept { return offset_alignment_; }
   // The unit that a direct WRITE must cover completely: sectors and pages.
   [[nodiscard]] uint32_t write_unit() const noexcept { return write_unit_; }

@@ -42,7 +42,7 @@ class FixedFiles {
     free_.push_back(std::exchange(file.slot, -1));  // within what was there once: no allocation
   }
 
-  // What to give instead of the descriptor, with IOSQE_FIXED_FILE; -1: it has no slot.
+  // The number to give instead of the descriptor, with IOSQE_FIXED_FILE; -1: it has no slot.
   [[nodiscard]] int slot_of(int fd) const noexcept {
     return static_cast<size_t>(fd) < files_.size() ? files_[static_cast<size_t>(fd)].slot : -1;
   }

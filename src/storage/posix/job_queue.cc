@@ -301,7 +301,7 @@ void JobQueue::leave(Job& job) noexcept {
   std::erase(runnable_, &job);
   urgent_runnable_ -= job.urgent ? 1 : 0;
   if (job.pooled) {
-    // What no thread has begun needs none any more, unless threads are all that is to do it.
+    // Shares that no thread has begun are taken back, unless only threads do this job.
     const bool all_theirs = job.mode == Job::Mode::kPool && !job.stopped();
     for (uint32_t count = all_theirs ? 0 : pool_.take_back(job); count != 0; --count) (void)job.give_share();
   }
@@ -346,8 +346,8 @@ void JobQueue::cancel(uint64_t cookie) noexcept {
     for (uint32_t i = 0; operations_ != nullptr && i < settings_.queue_depth; ++i) {
       if (operations_[i].job == job) queue_->cancel(operations_[i]);
     }
-    // What waits for a thread waits no longer. Each entry taken back is a share; with none there may be no
-    // share left at all, the job being among the finished.
+    // Slices that wait for a thread wait no longer. Each entry taken back is a share; when all are back, the job may
+    // have no share left and be among the finished.
     bool last = false;
     if (job->pooled && !job->runnable) {
       for (uint32_t count = pool_.take_back(*job); count != 0; --count) last = job->give_share();

@@ -1,6 +1,6 @@
 // A worker's share of the backend: the jobs posted on it, the kernel queue they use, and their progress.
 //
-// How a job is done. Small plans were tried inside post already (try_inline). Others begin in one of three
+// A job can be done in several ways. Small plans were tried inside post already (try_inline). Others begin in one of three
 // ways and may change to another:
 //
 //   kDrive  each pass moves one slice by plain system calls. Cached reads never wait (RWF_NOWAIT); the first

@@ -31,7 +31,7 @@ struct Slice {
   void skip(uint64_t bytes) noexcept;
 };
 
-// What one system call does, or several when it comes short.
+// The work of one system call, or of several when it comes short.
 struct Operation {
   Operation* next = nullptr;
   Job* job = nullptr;
@@ -68,12 +68,12 @@ struct Operation {
   [[nodiscard]] int64_t attempt(int flags) const noexcept;
 };
 
-// Of an attempt with RWF_NOWAIT: it would have to wait, or the file system can't tell.
+// An attempt with RWF_NOWAIT ended so: it would have to wait, or the file system can't tell.
 [[nodiscard]] constexpr bool would_wait(int64_t result) noexcept {
   return result == -EAGAIN || result == -EOPNOTSUPP;
 }
 
-// Where bounce buffers come from; null: no memory.
+// The source of bounce buffers; null: no memory.
 class BounceBuffers;
 
 // The files by the plan's number of the region.

@@ -7,7 +7,7 @@
 
 namespace towline::posix {
 
-// How system calls are made.
+// The way in which system calls are made.
 enum class Engine {
   kAuto,     // by size, caching and direction
   kUring,    // io_uring

@@ -100,7 +100,7 @@ void Job::note(const Piece& piece) noexcept {
 void Job::failed(Status status, int code, uint64_t first, uint64_t last) noexcept {
   const std::lock_guard lock(mutex_);
   stopped_ = true;
-  // Of several failures the first in the plan is kept.
+  // The failure that comes first in the plan is kept.
   if (status_ != Status::kOk && failed_begin_ != failed_end_ && failed_begin_ <= first) return;
   status_ = status;
   code_ = code;

@@ -76,7 +76,7 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   void unshare_pool(uint64_t key) noexcept;
   // The location of a region of this agent; none: host memory. Throws Error if there is no such region.
   [[nodiscard]] std::optional<uint32_t> gpu_of(uint64_t key);
-  // Of none of the GPUs that we would use it is known that it can reach that one.
+  // None of the GPUs that we would use is known to reach that one.
   [[nodiscard]] bool no_path_to(const Uuid& gpu);
   [[nodiscard]] bool same_process(const towline_identity& peer) const noexcept;
   // Has that agent of this process such a region, which it is not deregistering?

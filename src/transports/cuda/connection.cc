@@ -248,7 +248,7 @@ std::optional<uint32_t> Connection::local_gpu(const towline_prepare_args& args) 
 // already, or one we use. So a WRITE is pushed and a READ pulled, and between processes that is all there is:
 // who starts a transfer has no context on the other's GPU.
 //
-// Where both GPUs are this process's there is a choice, and it stays the same, for what plain kernels measure
+// If both GPUs are this process's there is a choice. It always falls the same way, because of what plain kernels measure
 // on two H200 (bench/gpu --ways; GB/s over random pages, the blocks of either way as set by default):
 //
 //                    pushed by 24 blocks    pulled by 12
@@ -345,7 +345,7 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   return host().refuse(error.code(), error.message());
 }
 
-// How it reaches ours. False: not now, since host memory is not pinned, and why. Throws Error: nor does the
+// Finds the way to our own memory. False: not now, since host memory is not pinned, and why. Throws Error: nor does the
 // pool lead there.
 bool Connection::reach_local(const towline_prepare_args& args, Prepared& prepared,
                              std::vector<uint64_t>& deltas, std::string& why) {
@@ -419,7 +419,7 @@ void Connection::prepare_here(const towline_prepare_args& args, Prepared& prepar
   detour.far_pool = detour_->address_for(prepared.gpu);
 }
 
-// Of NUMA, the node of the GPU that will copy: ours, or if we see it the owner's.
+// The NUMA node of the GPU that will copy: ours, or the owner's if we see it.
 std::optional<uint32_t> Connection::node_near(const towline_prepare_args& args,
                                               std::optional<uint32_t> gpu) const {
   const std::vector<Gpu>& gpus = backend_.device().gpus();

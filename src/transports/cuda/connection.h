@@ -37,8 +37,8 @@ namespace towline::cuda {
 
 class Backend;
 
-// What an application's graphs hold of a transfer: a valve of its own, for good, since they may be replayed
-// for ever. Shared by the prepared plan and the core.
+// The part of a transfer that an application's graphs hold: a valve of its own, never freed, since they may be replayed
+// at any time. Shared by the prepared plan and the core.
 struct Capture {
   Valve* valve = nullptr;
   uint64_t runs_before = 0;  // of the valve, when others had it
@@ -112,7 +112,7 @@ struct Prepared : plugin::PreparedBase {
   Prepared& operator=(const Prepared&) = delete;
   // Waits for runs that have started. Memory that an unending run reaches stays mapped for ever.
   ~Prepared();
-  // What streams still come to moves nothing from here on. False: a run that was begun still moves.
+  // From here on, runs that streams still come to move nothing. False: a run that was begun still moves.
   bool settle() noexcept;
 };
 

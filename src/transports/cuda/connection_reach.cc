@@ -56,7 +56,7 @@ bool Connection::start_mapping(Import& import, uint32_t gpu) {
   return status != Status::kAgain;
 }
 
-// How our GPU reaches the peer's memory. Throws Error.
+// Finds the way from our GPU to the peer's memory. Throws Error.
 void Connection::reach_remote(const towline_prepare_args& args, Prepared& prepared) {
   const towline_plan& plan = *args.plan;
   const auto keep = [&](const MappingCache::Way& way) {

@@ -18,7 +18,7 @@ constexpr size_t kMostCuts = 8;  // two on each side, unless regions were pinned
 
 }  // namespace
 
-// How copies to the host go there now, and how fast either way was.
+// Describes the present way of copies to the host, and the measured speed of either way.
 std::string Connection::describe_queue(std::pair<uint32_t, uint32_t> which, const OneQueue& queue) const {
   const Settings& settings = backend_.settings();
   HostWay way = queue.choice.better();
@@ -90,7 +90,7 @@ Code Connection::copy_by_engine(const Prepared& prepared, const Job& job) noexce
 void Connection::choose_way(const Prepared& prepared, OneQueue& queue, Job& job) noexcept {
   const Settings& settings = backend_.settings();
   if (prepared.gathered == nullptr) return;
-  // How fast the host's threads are depends on the machine: so scattered lists always try both.
+  // The speed of the host's threads depends on the machine: so scattered lists always try both.
   const bool scattered = prepared.gathered->scattered();
   const bool given = !scattered && (settings.beside == Beside::kModel || prepared.queue->reserved_sms() != 0);
   const uint64_t bytes = job.end - job.begin;

@@ -68,7 +68,7 @@ PinThread::~PinThread() {
   if (thread_.joinable()) thread_.join();
 }
 
-// Where no thread is to be had, the memory goes on through the pool.
+// If no thread can be started, the memory goes on through the pool.
 void PinThread::pin(std::shared_ptr<HostPin> memory) noexcept try {
   const std::lock_guard lock(mutex_);
   if (!thread_.joinable()) thread_ = std::thread([this] { run(); });

@@ -40,7 +40,7 @@ class HostPin {
   std::shared_ptr<const Pinned> now(Use use);
   // Not worth waiting with.
   [[nodiscard]] bool small() const noexcept { return bytes_ <= kAtOnceBytes; }
-  // What now() does, where nobody waits for it.
+  // Does as now() does, while nobody waits for it.
   void pin_meanwhile() noexcept;
   // find() has an answer.
   [[nodiscard]] bool settled() const noexcept { return settled_.load(std::memory_order_acquire); }

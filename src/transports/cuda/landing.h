@@ -25,7 +25,7 @@
 
 namespace towline::cuda {
 
-// What all connections of an agent may pin together.
+// The bytes that all connections of an agent together may pin.
 class LandingBudget {
  public:
   explicit LandingBudget(uint64_t bytes) noexcept : left_(bytes) {}

@@ -16,7 +16,7 @@ namespace towline::cuda {
 
 class MappingCache {
  public:
-  // Where an owner's addresses are found by one of our GPUs, for as long as `keep` lives.
+  // The address at which one of our GPUs finds an owner's memory, for as long as `keep` lives.
   struct Way {
     std::shared_ptr<const void> keep;
     uint64_t delta = 0;  // to be added to the owner's addresses

@@ -63,7 +63,7 @@ std::vector<ToHost::Run> ToHost::runs_of(const towline_plan& plan, const Ways& w
   return runs;
 }
 
-// Where two pieces of pinned memory meet, which no range may cross.
+// Cuts ranges where two pieces of pinned memory meet: no range may cross that.
 void ToHost::cut(std::vector<Run>& runs, const Pinned& pinned) {
   std::vector<Run> parts;
   for (Run run : runs) {

@@ -143,7 +143,7 @@ void WorkList::make_pairs(const Ways& ways) {
   finish_list();
 }
 
-// Where both lists are one stride each, runs are all there is to follow.
+// Both lists are one stride each, so only runs have to be followed.
 void WorkList::fill_from_lines(Pair* pair, const Ways& ways) {
   const Side local = side_of(*plan_.local, 0, plan_.local_step, ways.local);
   const Side remote = side_of(*plan_.remote, 0, plan_.remote_step, ways.remote);

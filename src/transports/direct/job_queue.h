@@ -33,7 +33,7 @@ struct Prepared : plugin::PreparedBase {
   }
 };
 
-// How far a part has come, and why it goes no further.
+// The progress of a part, and the reason why it goes no further.
 struct Moved {
   uint64_t position = 0;  // of the plan: everything from the part's begin to it is moved
   Status status = Status::kOk;

@@ -111,7 +111,7 @@ uint32_t Connection::wait_for_answer(uint64_t now_ns) noexcept {
 }
 
 void Connection::peer_gone() noexcept {
-  // What it wrote before it went is still to be delivered.
+  // Everything that the peer wrote before it went is still delivered.
   for (uint32_t i = 0; i < direct::Paths::kMostDrainPasses && state_ == State::kUp; ++i)
     if (run_framed(host().now_ns()) == 0) break;
   fail(Status::kPeerLost, "memory: the peer closed the connection");
@@ -158,7 +158,7 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
   uint32_t done = ends_->has_letters(side_) ? read_letters() : 0;
   done += run_framed(now_ns);
   if (state_ == State::kUp) done += paths_.run_jobs();
-  // Where only the ring is used, its end says so, behind all that was written: as a socket's does.
+  // If only the ring is used, its end comes behind all that was written: as a socket's does.
   if (state_ == State::kUp && !backend_.framed_only() && ends_->closed(1 - side_)) {
     peer_gone();
     ++done;

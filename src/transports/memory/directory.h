@@ -1,4 +1,4 @@
-// How two agents of one process find each other: the live instances of this backend by incarnation.
+// The live instances of this backend by incarnation: so two agents of one process find each other.
 //
 // It is a global, against the rule of this code, because the set of agents in an address space has no smaller
 // owner. An agent does not know the others of its process, and the plugin's open() gives an instance nothing

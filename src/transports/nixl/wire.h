@@ -1,4 +1,4 @@
-// What two ends of a connection tell each other over the carrier, beside the core's messages. Those begin with a
+// Messages that two ends of a connection exchange over the carrier, beside the core's messages. Those begin with a
 // small number (agent/control_message.h), these with kMagic. Every decoder is length-checked.
 #pragma once
 
@@ -50,7 +50,7 @@ std::optional<Hello> decode_hello(std::span<const uint8_t> message);
 std::optional<Ask> decode_ask(std::span<const uint8_t> message);
 std::optional<Answer> decode_answer(std::span<const uint8_t> message);
 
-// What peers learn of an instance before they connect: the plugin's name, and where its carrier is reached.
+// The address of an instance, which peers learn before they connect: the plugin's name, and its carrier's address.
 struct Address {
   std::string type;
   std::vector<uint8_t> carrier;

@@ -124,7 +124,7 @@ TEST_F(RdmaTest, AMessageFollowsTheBytes) {
   b->memory->remove(b->backend, theirs);
 }
 
-// What UCX and libfabric carry is seen to arrive, both ways.
+// Bytes carried by UCX and libfabric arrive, both ways.
 struct Library {
   const char* name;
   const towline_plugin_v1_t* (*plugin)();

@@ -1,4 +1,4 @@
-// What two ends of a connection tell each other over the carrier, beside the core's messages. Those begin with a
+// Messages that two ends of a connection exchange over the carrier, beside the core's messages. Those begin with a
 // small number (agent/control_message.h), these with kMagic. Every decoder is length-checked.
 #pragma once
 
@@ -49,7 +49,7 @@ std::optional<Ask> decode_ask(std::span<const uint8_t> message);
 std::optional<Answer> decode_answer(std::span<const uint8_t> message);
 std::span<const uint8_t> control_in(std::span<const uint8_t> message) noexcept;
 
-// What peers learn of an instance before they connect: where its carrier is reached, and the kinds of its rails.
+// The address of an instance, which peers learn before they connect: its carrier's, and the kinds of its rails.
 struct Address {
   std::vector<std::string> kinds;
   std::vector<uint8_t> carrier;

@@ -201,7 +201,7 @@ uint32_t WorkerEngine::deliver() noexcept {
   uint32_t done = 0;
   Queue again = std::exchange(waiting_, {});
   while (Job* const job = again.pop()) ended_.push(job);
-  // What callbacks add is for the next turn, so that a chain of empty posts does not hold the worker.
+  // Jobs that callbacks add are for the next turn, so that a chain of empty posts does not hold the worker.
   for (Job* const last = ended_.tail; ended_.head != nullptr;) {
     Job* const job = ended_.pop();
     const bool is_last = job == last;

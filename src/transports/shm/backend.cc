@@ -20,7 +20,7 @@ namespace towline::shm {
 
 namespace {
 
-// Where Yama restricts who may read another process's memory, this process says that its peers may.
+// Yama may restrict who reads another process's memory. Then this process says that its peers may.
 void allow_process_vm(const plugin::Host& host) noexcept {
   const auto scope = read_text_file("/proc/sys/kernel/yama/ptrace_scope");
   if (!scope || scope->starts_with('0')) return;

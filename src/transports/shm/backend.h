@@ -46,7 +46,7 @@ class Backend : public plugin::BackendBase {
 
   [[nodiscard]] const Settings& settings() const noexcept { return settings_; }
   [[nodiscard]] MappingCache& mappings() noexcept { return mappings_; }
-  // Where peers find a copy of our incarnation when they try process_vm.
+  // The copy of our incarnation that peers read when they try process_vm.
   [[nodiscard]] const uint64_t* cookie() const noexcept { return cookie_; }
   // Throws plugin::Failure unless the process at the other end of the socket may access the memory shared
   // here.

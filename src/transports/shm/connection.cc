@@ -300,7 +300,7 @@ void Connection::on_packet(Packet& packet) {
 
 void Connection::peer_gone(const char* how) noexcept {
   if (state_ == State::kUp && !paths_.in_framed()) {
-    // What it wrote before it went is still to be delivered.
+    // Everything that the peer wrote before it went is still delivered.
     for (uint32_t i = 0; i < direct::Paths::kMostDrainPasses && state_ == State::kUp; ++i)
       if (run_framed(host().now_ns()) == 0) break;
   }

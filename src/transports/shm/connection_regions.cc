@@ -1,4 +1,4 @@
-// How a connection reaches the peer's regions, and what it answers when the peer asks for ours.
+// Ways of a connection to the peer's regions, and answers to a peer that asks for ours.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -139,8 +139,8 @@ Status Connection::try_path(Import& import) {
   return Status::kUnsupported;
 }
 
-// Where this side moves the bytes the owner is asked first: what the peer's metadata says may be old, and who
-// comes after the owner has had its memory back would not be told.
+// If this side moves the bytes, it asks the owner first: the peer's metadata may be old, and the owner can't tell
+// this side any more once it has had its memory back.
 Status Connection::ask_owner(Import& import) {
   if (import.request == 0) {
     if (asking_.size() >= kMostRequests) return Status::kAgain;

@@ -89,7 +89,7 @@ int32_t DirectPath::copy_inline(Prepared& prepared, const towline_submit_args& a
     return jobs_.finish(prepared, args, {args.end});
   }
   const direct::Moved moved = moved_by(copy_with_process_vm(prepared, args));
-  // Where no lock is held there is only a status to give; else the part fails with the exact range.
+  // Without the lock this can only return a status; with it the part fails with the exact range.
   const bool any_thread = (prepared.flags & TOWLINE_PREPARED_CONCURRENT) != 0 && args.message_bytes == 0;
   if (moved.error != 0 && any_thread) return static_cast<int32_t>(moved.status);
   return jobs_.finish(prepared, args, moved);

@@ -1,6 +1,6 @@
-// Where peers try process_vm: 16 bytes that one of them writes and reads back. A peer may do so late, when the connection
-// is gone, so a cell is memory of its own that the process never frees. It is used again only after many others were, so
-// that a late write doesn't spoil another peer's proof.
+// Cells in which peers try process_vm: 16 bytes that one of them writes and reads back. A peer may do so late, when the
+// connection is gone, so a cell is memory of its own that the process never frees. It is used again only after many others
+// were, so that a late write doesn't spoil another peer's proof.
 #pragma once
 
 #include <cstdint>

@@ -260,8 +260,8 @@ TEST(ShmProcesses, AnUndumpableOwnerIsReachedThroughTheRing) {
   EXPECT_EQ(outer.receive_number(), 0);
 }
 
-// How the region of private memory is reached between two processes of an ordinary user, neither the other's
-// parent, whose owner has this setting. Empty: not at all.
+// The way to private memory between two processes of an ordinary user, neither the other's parent, when the owner
+// has this setting. Empty: none.
 std::string way_between_siblings(const std::string& ptracer) {
   Child outer([&](const Child::Pipes& pipes) {
     if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) _exit(8);

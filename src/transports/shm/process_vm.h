@@ -28,7 +28,7 @@ int try_range(pid_t pid, uint64_t address, uint64_t bytes) noexcept;
 Status status_from_process_vm(int error) noexcept;
 const char* process_vm_text(int error) noexcept;  // a few words for people; 0: "works"
 
-// How a plan reaches one remote region: through memory mapped here, or by process_vm.
+// The way of a plan to one remote region: through memory mapped here, or by process_vm.
 struct RegionWay {
   bool mapped = false;
   uint64_t delta = 0;  // added to the owner's addresses, modulo 2^64, when mapped

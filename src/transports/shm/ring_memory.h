@@ -18,7 +18,7 @@ class RingMemory {
  public:
   enum class Side { kConnector, kAcceptor };
 
-  // Of two rings of `ring_bytes` each: a power of two between the limits above. `fd` receives the descriptor
+  // Makes two rings of `ring_bytes` each: a power of two between the limits above. `fd` receives the descriptor
   // to send. Throws Error.
   static RingMemory create(uint32_t ring_bytes, UniqueFd& fd);
   // Memory that a peer says to be such. Throws Error when it is not: wrong size, not sealed, not plain shared

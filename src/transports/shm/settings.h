@@ -9,7 +9,7 @@
 
 namespace towline::shm {
 
-// How a peer's region can be reached.
+// The ways to a peer's region.
 enum class Path { kMapped, kProcessVm, kRing };
 
 struct Settings {

@@ -50,7 +50,7 @@ enum class PacketType : uint16_t {
   kExpress = 8,  // to ends with kFeatureExpress
 };
 
-// Where the other side can try process_vm: a copy of our incarnation to read, a cell of 16 bytes to write.
+// Memory on which the other side can try process_vm: a copy of our incarnation to read, a cell of 16 bytes to write.
 struct Proof {
   uint64_t cookie_address = 0;
   uint64_t probe_address = 0;
@@ -125,7 +125,7 @@ std::optional<Refuse> decode_refuse(std::span<const uint8_t> packet);
 std::optional<DescriptorRequest> decode_descriptor_request(std::span<const uint8_t> packet);
 std::optional<DescriptorAnswer> decode_descriptor_answer(std::span<const uint8_t> packet);
 
-// How others reach an instance: what address() writes into the metadata.
+// The address of an instance: address() writes it into the metadata.
 using packets::Address;
 
 std::vector<uint8_t> encode(const Address& address);

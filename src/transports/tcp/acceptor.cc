@@ -144,7 +144,7 @@ void Acceptor::pending_ready(void* argument, uint32_t) {
   pending.owner->hear(pending);
 }
 
-// What throws leaves `pending` in its list.
+// After an exception, `pending` is still in its list.
 void Acceptor::hear(Pending& pending) noexcept {
   try {
     read_hello(pending);

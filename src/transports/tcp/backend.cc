@@ -117,7 +117,7 @@ std::vector<SocketAddress> choose_candidates(const towline_identity& self, const
   if (same_host) append(unix_sockets);
   if (same_network) append(loopback);
   append(others);
-  // Of another network: only somebody who forwards ports can have meant it.
+  // The peer is on another network: a loopback address can only lead there if somebody forwards ports.
   if (candidates.empty()) append(loopback);
   return candidates;
 }

@@ -56,7 +56,7 @@ class Backend : public plugin::BackendBase {
   uint64_t next_fault_seed() noexcept { return fault_seeds_.fetch_add(1, std::memory_order_relaxed); }
 
  protected:
-  // Of another name, under which its settings are found, and with flows, or null; they outlive it.
+  // For a backend with another name, under which its settings are found, and with flows, or null; they outlive it.
   Backend(const plugin::Host& host, const char* name, Flows* flows);
 
  private:

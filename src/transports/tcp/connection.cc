@@ -411,7 +411,7 @@ void Connection::disconnect() noexcept {
 
 int32_t Connection::settle() noexcept {
   if (framed_ == nullptr || framed_->settled()) return TOWLINE_OK;
-  // What it would still begin is called off.
+  // Calls off everything that has not begun.
   if (!framed_->down()) framed_->fail(Status::kClosed, "the connection is being ended");
   activate();
   return TOWLINE_AGAIN;

@@ -140,7 +140,7 @@ void Connector::start_next(uint64_t now_ns) {
   }
 }
 
-// How telling an outcome is: what somebody said comes before what nobody said.
+// Keeps the outcome that tells most: an answer of the other side comes before silence.
 void Connector::remember(Status status, const std::string& text) {
   const int rank = status == Status::kUnreachable ? 0
                    : status == Status::kTimedOut  ? 1

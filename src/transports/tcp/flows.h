@@ -30,7 +30,7 @@ class Flows {
                                                    void* argument) = 0;
   // The addresses by which payload has to come in, on the network interface whose NIC receives it; empty: any.
   [[nodiscard]] virtual std::vector<SocketAddress> addresses() const { return {}; }
-  // How payload is received, a few words for people.
+  // Says in a few words how payload is received.
   [[nodiscard]] virtual std::string how() const = 0;
   // Gives a lane that make_lane() made its payload flow. Throws Error, and then the lane has none.
   virtual void attach(framing::Lane& lane, Stream payload) = 0;

@@ -72,8 +72,8 @@ void read_with(const std::string& key, const std::string& value, Read read) {
   }
 }
 
-// Of its own, or the hosts that the agent listens at, on other ports: one setting says who reaches the agent. A
-// Unix socket is reached from this host alone, and so is loopback.
+// The setting's own endpoints, or the hosts that the agent listens at, on other ports: so one setting says who reaches the
+// agent. A Unix socket is reached from this host alone, and so is loopback.
 std::vector<Endpoint> read_listen(const plugin::Host& host, const Key& key) {
   std::vector<Endpoint> endpoints;
   if (const std::string own = host.config(key("listen").c_str(), ""); !own.empty()) {

@@ -1,4 +1,4 @@
-// What tests of two agents in one process share.
+// A fixture for tests of two agents in one process.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What tcpx has never met, for people: `towline info` says it, and docs/tcpx.md has the same table (a test compares them).
+// The things that tcpx has never met: `towline info` lists them, and docs/tcpx.md has the same table (a test compares them).
 #pragma once
 
 #include <span>

@@ -14,7 +14,7 @@ namespace {
 
 std::string join(const std::vector<std::string>& names) { return fmt::format("{}", fmt::join(names, ", ")); }
 
-// How people read a distance.
+// A distance for people to read.
 std::string steps(uint32_t distance) {
   if (distance == UINT32_MAX) return "at an unknown distance";
   if (distance < 1000) return fmt::format("{} steps away on PCI", distance);

@@ -122,7 +122,7 @@ bool PayloadSocket::in_pool(uint64_t address) const noexcept {
   return false;
 }
 
-// What to_read_ names.
+// Reads the pieces that to_read_ names.
 IoResult PayloadSocket::read_pool(uint8_t* to) noexcept {
   if (to_read_.empty()) return IoResult::moved(0);
   uint64_t bytes = 0;

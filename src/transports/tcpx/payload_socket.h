@@ -1,6 +1,6 @@
 // The payload flow of a lane: a socket whose payload a source hands over as fragments.
 //
-// What may be held is bounded: a frame for GPU memory keeps its fragments until the GPU has copied them out, but at
+// Held fragments are bounded: a frame for GPU memory keeps its fragments until the GPU has copied them out, but at
 // most half of a source's tokens are held in that way. Beyond that, and when the pool runs dry, fragments are copied
 // to the frame's staging memory and released at once. So a small pool makes transfers slower and never stops them.
 #pragma once
@@ -87,7 +87,7 @@ class PayloadSocket final : public framing::PayloadFlow {
     uint8_t* staging = nullptr;
   };
 
-  // Where in the buffers the bytes of polled fragments are looked up next.
+  // The place in the buffers where the bytes of polled fragments are looked up next.
   struct Place {
     std::size_t linear = 0;
     std::size_t fetched = 0;

@@ -174,7 +174,7 @@ class PayloadSocketTest : public ::testing::Test {
     return bytes;
   }
 
-  // Of fragments that were lined up from page `first` on.
+  // The content of fragments that were lined up from page `first` on.
   [[nodiscard]] std::vector<uint8_t> content(uint32_t first, uint32_t count, uint32_t bytes) const {
     std::vector<uint8_t> all;
     for (uint32_t i = first; i < first + count; ++i) {

@@ -10,7 +10,7 @@
 
 namespace towline::tcpx {
 
-// Where payload is received into.
+// The memory into which payload is received.
 enum class PoolPlace : uint8_t {
   kAuto = 0,  // a GPU's memory where a NIC fills it, else the host's
   kGpu = 1,

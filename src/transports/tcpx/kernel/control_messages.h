@@ -34,8 +34,8 @@ struct Arrived {
   const char* wrong = nullptr;  // what the kernel can't have meant
 };
 
-// What one recvmsg() of `returned` bytes handed over. Bytes that no message speaks of are linear if there is no message
-// at all: packets that missed the pool's queue are received so. `pool`: the number that the kernel gave the memory;
+// The fragments that one recvmsg() of `returned` bytes handed over. Bytes that no message speaks of are linear if there is
+// no message at all: packets that missed the pool's queue are received so. `pool`: the number that the kernel gave the memory;
 // its fragments are of pool 0. `flags`: msg_flags after the call.
 [[nodiscard]] Arrived decode_fragments(const Dialect& dialect, std::span<const uint8_t> control, int flags,
                                        std::size_t returned, uint32_t pool, std::span<Fragment> out) noexcept;

@@ -1,5 +1,5 @@
-// What kernels and drivers answer: control messages, netlink datagrams, rules of a NIC. The first byte chooses. Nothing
-// outside of the input is read, and what was understood can be said again.
+// Fuzzes decoders of kernels' and drivers' answers: control messages, netlink datagrams, rules of a NIC. The first byte
+// chooses. Nothing outside of the input is read, and decoded values encode to the same again.
 #include <algorithm>
 #include <array>
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// What this process has changed at a NIC, in a file that outlives it: so what a killed process left behind is found and
-// undone by the next one that uses the NIC.
+// Records changes that this process has made to a NIC, in a file that outlives it: the next process that uses the NIC finds
+// and undoes the changes of a killed one.
 //
 // The folder holds, for each interface, <interface>.users, which every process with a ledger locks as a reader;
 // <interface>.turn, locked by the one that begins or ends; <interface>.before, what the NIC was like before its first

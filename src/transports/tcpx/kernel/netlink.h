@@ -61,7 +61,7 @@ struct Attribute {
 // The attributes of a generic netlink reply: the bytes after command and version. Empty if it has none.
 [[nodiscard]] std::span<const uint8_t> generic_attributes(const NetlinkReply& reply) noexcept;
 
-// How a request ended.
+// The outcome of a request.
 struct NetlinkEnd {
   int error = 0;          // errno; 0: it was done
   std::string_view text;  // the kernel's own words, into the message; often none

@@ -17,7 +17,7 @@ inline constexpr uint32_t kTakeRefills = 0;  // what a Control asks for
 inline constexpr unsigned kAreaShift = 48;   // from here on an offset names its area
 inline constexpr uint32_t kMostRefills = 32768;
 
-// How a page of the area is given back.
+// An entry of the refill ring: it gives a page of the area back.
 struct Refill {
   uint64_t offset;  // with the area's token
   uint32_t bytes;
@@ -25,7 +25,7 @@ struct Refill {
 };
 static_assert(sizeof(Refill) == 16);
 
-// Where the refill ring's parts lie in its region.
+// Offsets of the refill ring's parts in its region.
 struct Offsets {
   uint32_t head;
   uint32_t tail;

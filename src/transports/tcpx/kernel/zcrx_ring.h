@@ -18,7 +18,7 @@ struct ZcrxCompletion {
   uint64_t offset = 0;  // as the kernel says it
 };
 
-// Where in the area a completion's bytes lie. Empty: not in it.
+// The offset in the area of a completion's bytes. Empty: not in it.
 [[nodiscard]] std::optional<uint64_t> place_in_area(const ZcrxCompletion& completion,
                                                     uint64_t area_bytes) noexcept;
 

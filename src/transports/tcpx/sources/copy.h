@@ -8,7 +8,7 @@ namespace towline::tcpx {
 // recv() into the front of `linear`, as one linear fragment.
 [[nodiscard]] Polled receive_linear(int socket, uint8_t* linear, std::size_t most,
                                     std::span<Fragment> out) noexcept;
-// Of errno, after a call on a socket failed.
+// The result for errno, after a call on a socket failed.
 [[nodiscard]] framing::IoResult socket_failure(int error) noexcept;
 
 class CopySource final : public Source {

@@ -39,7 +39,7 @@ class DeviceMemorySource : public Source {
   }
   [[nodiscard]] const char* name() const noexcept override { return name_; }
   [[nodiscard]] uint64_t bad_releases() const noexcept override { return held_.bad(); }
-  // Of tokens that went back, how many the kernel knew.
+  // The number of returned tokens that the kernel knew.
   [[nodiscard]] uint64_t returned() const noexcept { return returned_count_; }
   [[nodiscard]] uint64_t freed() const noexcept { return freed_count_; }
 

@@ -1,4 +1,4 @@
-// Where the payload of a socket arrives: as fragments of a pool of memory, or as ordinary ("linear") bytes. One
+// A source receives a socket's payload: as fragments of a pool of memory, or as ordinary ("linear") bytes. One
 // interface for every way in which a kernel, or a test, hands them over.
 //
 // Each fragment of a pool is held by a token until it is released; a pool whose fragments are all held receives
@@ -78,7 +78,7 @@ class Source {
   [[nodiscard]] virtual const char* name() const noexcept = 0;
   // A descriptor that is readable when there may be something to poll for; -1: the socket itself.
   [[nodiscard]] virtual int wakes_by() const noexcept { return -1; }
-  // Of releases that named no held token.
+  // The number of releases that named no held token.
   [[nodiscard]] virtual uint64_t bad_releases() const noexcept { return 0; }
 };
 
@@ -91,7 +91,7 @@ class Provider {
   virtual ~Provider() = default;
 
   [[nodiscard]] virtual const char* name() const noexcept = 0;
-  // What memory it receives into, for people.
+  // Names the memory that it receives into, for people.
   [[nodiscard]] virtual std::string where() const { return "host memory"; }
   // Makes the source of a connected, non-blocking stream socket, which outlives it. Throws Error.
   virtual std::unique_ptr<Source> make(int socket) = 0;

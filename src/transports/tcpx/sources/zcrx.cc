@@ -13,7 +13,7 @@ namespace {
 
 uint64_t whole_pages(uint64_t bytes) noexcept { return bytes / ZcrxPump::kPageBytes * ZcrxPump::kPageBytes; }
 
-// Of this process, or of a GPU.
+// Memory of this process, or of a GPU.
 PoolMemory make_area(const NicOptions& options, const MakePoolMemory& make_memory) {
   check_nic_options(options);
   const uint64_t bytes = whole_pages(options.pool_bytes);

@@ -112,7 +112,7 @@ void completions(std::span<const uint8_t> bytes) {
   check(script.bad_refills == 0);
 }
 
-// Where the parts lie, then heads that the kernel writes.
+// The input gives the offsets of the parts, then heads that the kernel writes.
 void refills(std::span<const uint8_t> bytes) {
   zcrx::Offsets offsets = {};
   constexpr std::size_t kRegion = 1024;

@@ -278,7 +278,7 @@ TEST_F(ZcrxTest, AKernelThatRefusesIsNamedWithItsReason) {
   }
 }
 
-// Where this machine's kernel has it, this is a real ring; elsewhere the reason is said.
+// On kernels that have it this is a real ring; on others the test checks the reason given.
 TEST_F(ZcrxTest, TheKernelsOwnRingMovesBytesOrSaysWhyNot) {
   std::optional<ZcrxProvider> provider;
   try {
