@@ -65,7 +65,7 @@ static void stop(struct worker* worker) {
   towline_memory_free(worker->memory);
 }
 
-// What has happened, at least one event; the caller releases them.
+// Returns events, at least one; the caller releases them.
 static int32_t next_events(const struct worker* worker, towline_event_t* events, size_t capacity) {
   for (;;) {
     const int32_t count = towline_queue_next(worker->queue, events, capacity, sizeof *events);

@@ -1,4 +1,4 @@
-// What one rank does in a measurement.
+// The part of one rank in a measurement.
 #pragma once
 
 #include <cstdint>

@@ -225,7 +225,7 @@ def serve(rank: int, size: int, folder: str, arguments: argparse.Namespace, name
 
 
 def next_result(results, processes) -> tuple | None:
-    """What rank 0 tells next. A rank that ends before ends this program: the others would wait for it, and we for them."""
+    """Returns rank 0's next message. If a rank ends before, this program ends: otherwise all would wait."""
     waited = 0
     while True:
         try:

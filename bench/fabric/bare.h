@@ -189,7 +189,7 @@ void compare(int socket, const std::string& rail, int rounds, Make make) {
                  median(engine), median(raw), median(ratios));
     }
   }
-  // What both are made of goes with the process.
+  // Connections and memory of both end with the process.
   say(socket, "q", 1);
 }
 

@@ -96,7 +96,7 @@ void peers(uint32_t hosts) {
       static_cast<double>(allocated() - held) / connections / 1024);
 }
 
-// What peers that are known and never used cost.
+// Measures the cost of peers that are known and never used.
 void known(uint32_t count) {
   testing::World world;
   world.add_host(1);

@@ -55,7 +55,7 @@ std::vector<Way> ways_of(const CollectivesOptions& options) {
   return made;
 }
 
-// What the ranks of one run have in common. Times are those of the slower rank.
+// The data that the ranks of one run share. Times are those of the slower rank.
 struct Run {
   const CollectivesOptions& options;
   const Nccl& nccl;

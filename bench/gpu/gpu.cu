@@ -73,7 +73,7 @@ __global__ void compare_pages(const Pair* list, uint64_t pairs, uint64_t words, 
   }
 }
 
-// Of 19 whole numbers, another mix for each rank.
+// One of 19 whole numbers, in another mix for each rank.
 __device__ float number_of(uint32_t rank, uint64_t i) {
   const uint32_t mixed = static_cast<uint32_t>(i) * 2654435761u + rank * 2246822519u;
   return static_cast<float>(static_cast<int>((mixed >> 16) % 19) - 9);

@@ -66,10 +66,10 @@ class PageList {
 // Whole numbers, whose sums are exact: what ranks put into a collective of float32, and what comes of it.
 enum class Collective { kAllReduce, kAllGather, kReduceScatter, kAllToAll };
 void number(uint64_t address, uint64_t floats, int rank);
-// Of a rank's `floats` of output, in which each rank has a part (all_reduce: everything).
+// Counts the wrong ones among a rank's `floats` of output, in which each rank has a part (all_reduce: everything).
 uint64_t wrong_numbers(uint64_t address, uint64_t floats, Collective what, int rank, int size);
 
-// What a function puts into the stream of this thread, as a graph that is on the GPU. It lives as long as the thread's.
+// A graph on the GPU, recorded from what a function puts into this thread's stream. It must not outlive that stream.
 class Recording {
  public:
   explicit Recording(const std::function<void(void* stream)>& body);

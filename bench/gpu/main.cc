@@ -245,7 +245,7 @@ std::vector<std::string> run(const Cell& cell, const Options& options, const End
     post_s.push_back(posted);
     engine_s.push_back(c);
   }
-  // What only our last transfer wrote is compared.
+  // The comparison covers only bytes that our last transfer wrote.
   for (const gpu::Pair& pair : pairs)
     if (pairs.size() <= 4096) gpu::fill(pair.to, std::min<uint64_t>(cell.page, 4096), 0xee);
   (void)ours();

@@ -1,4 +1,4 @@
-// What the harness calls of NCCL's library, found at run time.
+// The functions of NCCL's library that the harness calls, found at run time.
 #pragma once
 
 #include <array>

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What collectives of ranks with a GPU each, paged copies and a product share; training, in turns with NCCL. Needs two GPUs or
-more, torch with NCCL, and Towline's package. Ends with an error after a wrong byte. `towline_bench_gpu --collectives` measures
-collectives alone.
+"""Measures how collectives of ranks with a GPU each, paged copies and a product share GPUs; and training, in turns with NCCL.
+Needs two GPUs or more, torch with NCCL, and Towline's package. Ends with an error after a wrong byte.
+`towline_bench_gpu --collectives` measures collectives alone.
 
     several.py [sharing] [training]
 """

@@ -23,7 +23,7 @@ namespace {
 constexpr uint64_t kPage = 32 << 10;
 constexpr uint64_t kPages = 4096;
 
-// Who moves bytes: a bit each.
+// The parts that move bytes: a bit each.
 enum Part : unsigned { kSmall = 1, kLarge = 2, kMoves = 4 };
 constexpr unsigned kPhases[] = {kSmall, kLarge, kMoves, kSmall | kLarge, kSmall | kLarge | kMoves};
 

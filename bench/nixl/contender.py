@@ -14,7 +14,7 @@ SIDE = pathlib.Path(__file__).with_name("side.py")
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """What is measured: a package in an interpreter, and how it is set up.
+    """A contender: a package in an interpreter, and how it is set up.
 
     Args:
         polls: its target has to call in while the initiator works, since no thread makes progress there.

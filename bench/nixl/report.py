@@ -1,4 +1,4 @@
-"""What was measured, as tables."""
+"""Tables of the measurements."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Contender {
   std::string name_;
 };
 
-// What contenders of this process share: the initiator's memory and the way to the target process.
+// Shared by the contenders of this process: the initiator's memory and the way to the target process.
 struct Session {
   std::size_t span;
   Memory local;

@@ -1,4 +1,4 @@
-"""What sharing one fsync saves: N writes of 4 KiB, each done when it is on the device.
+"""Measures what sharing one fsync saves: N writes of 4 KiB, each done when it is on the device.
 
 By Towline: N transfers to one file with sync="data", posted at once and waited for. By bare calls: N times pwrite and
 fdatasync, one after the other; the same by N threads, where the file system may join what comes together; and N

@@ -52,7 +52,7 @@ double seconds_since(Clock::time_point begun) {
   return std::chrono::duration<double>(Clock::now() - begun).count();
 }
 
-// What cuda offers to tcpx, of an agent that has both it and the backend in landing_service.cc.
+// The service that cuda offers to tcpx, taken from an agent that has both it and the backend in landing_service.cc.
 class Landing {
  public:
   explicit Landing(const Options& options)

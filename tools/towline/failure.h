@@ -1,4 +1,4 @@
-// What ends a command early.
+// Exceptions that end a command early.
 #pragma once
 
 #include <stdexcept>

@@ -39,7 +39,7 @@ std::string moves(const json& backend) {
   return text;
 }
 
-// What its parts have never met, and what else it tells, as it is.
+// The things that a backend's parts have never met, then everything else it tells, as it is.
 std::string never_met(json told) {
   std::string text;
   for (const json& entry : told.value("never_met", json::array()))

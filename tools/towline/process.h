@@ -16,7 +16,7 @@
 
 namespace tool {
 
-// Where a process of this command listens for the others: a name, so that no network is needed.
+// The address at which a process of this command listens for the others: a name, so that no network is needed.
 [[nodiscard]] std::string local_address(std::string_view label, uint32_t rank);
 
 // "host:port" for rank `rank` of those that begin at `first`: the port counts up, and 0 stays 0. Throws

@@ -92,7 +92,7 @@ class Stream {
   }
 };
 
-// What both sides do with a stream.
+// The messages that the two sides exchange over a stream.
 class Talk {
  public:
   Talk(std::unique_ptr<Stream> stream, std::byte* memory, std::size_t span)

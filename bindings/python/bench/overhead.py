@@ -1,4 +1,4 @@
-"""What Python adds: making, posting and polling a small transfer, and importing the package.
+"""Measures what Python adds: making, posting and polling a small transfer, and importing the package.
 
     build/venv/bin/python bindings/python/bench/overhead.py [--rounds 15] [--json]
 

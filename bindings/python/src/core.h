@@ -62,7 +62,7 @@ class Deadline {
     const uint64_t most = left();
     return most > kSliceNs ? kSliceNs : most;
   }
-  // Where the library ends the wait when its agent closes: only the main thread looks up before.
+  // For a wait that the library ends when its agent closes: only the main thread wakes up before.
   [[nodiscard]] uint64_t signal_slice() const noexcept { return sees_signals() ? slice() : left(); }
   // The end of a signal_slice(), on CLOCK_MONOTONIC.
   [[nodiscard]] uint64_t slice_end() const noexcept {

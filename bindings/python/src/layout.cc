@@ -65,7 +65,7 @@ nb::object select(const BlockList& list, nb::tuple choices) {
   return nb::steal(PyMemoryView_FromObject(room.ptr())).attr("cast")("I");
 }
 
-// What stands for the list where plans are kept: its region, or itself.
+// The key of a list where plans are kept: its region, or the list itself.
 nb::object identity(nb::handle_t<BlockList> self) {
   const BlockList& list = nb::cast<BlockList&>(self);
   if (list.region_key == 0) return nb::steal(PyLong_FromVoidPtr(self.ptr()));

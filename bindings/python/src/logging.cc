@@ -25,7 +25,7 @@ struct Log {
   bool stopped = false;
 };
 
-// Of this process; never freed, since a thread may log as long as it runs.
+// This process's log; never freed, since a thread may log as long as it runs.
 Log* current = nullptr;
 
 void keep(void* context, uint32_t level, const char* message, size_t bytes) {

@@ -239,7 +239,7 @@ void Region::let_go() noexcept {
 
 namespace {
 
-// What keeps the memory of a dropped region where it is.
+// Keeps the memory of a dropped region where it is.
 struct Kept {
   PyObject* owner;
   PyObject* exported;

@@ -304,7 +304,7 @@ def told_by_hooks(world) -> list:
 
 
 def mistakes(world) -> list:
-    """What one rank can see to be wrong raises there, and breaks nothing."""
+    """A mistake that one rank can see raises there, and breaks nothing."""
     array, cases = np.zeros((4, 4), np.float32), []
 
     def attempt(call) -> None:

@@ -1,4 +1,4 @@
-"""What is easy to get wrong: errors that say with whom, waits that gave up, copies nobody asked about, ends of blocks."""
+"""Easily wrong details: errors that say with whom, waits that gave up, copies nobody asked for, ends of blocks."""
 
 from __future__ import annotations
 

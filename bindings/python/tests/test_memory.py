@@ -1,4 +1,4 @@
-"""What can be registered, and who keeps whom alive."""
+"""Registration of memory, and the objects that keep it alive."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _ranks.set_forkserver_preload(["torch.distributed", "towline.torch_distributed",
 
 
 class Rank:
-    """What a job's program is given, as names of its own."""
+    """The arguments of a job's program, as names of its own."""
 
     def __init__(self, rank: int, size: int, folder: str) -> None:
         self.rank, self.size, self.folder = rank, size, folder

@@ -1,4 +1,4 @@
-"""What the ranks of a torch.distributed job are asked to do. Beside our group each has one of gloo, to compare with."""
+"""The ranks of torch.distributed jobs in tests. Beside our group each has one of gloo, to compare with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do in tests of kernels written in Triton, on GPUs or on models of them."""
+"""The ranks of tests of kernels written in Triton, on GPUs or on models of them."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ class Agent(_core.Agent):
         return _core._register_storage(self, uri, descriptor, access, flags, sync, mode, nbytes)
 
     def query_storage(self, what: str | os.PathLike[str]) -> StorageInfo | None:
-        """What is at a path or URI; None when nothing is."""
+        """Looks at a path or URI; None when nothing is there."""
         uri, _ = place_of(what)
         if uri is None:
             raise _errors.InvalidArgument("query_storage: a path or a URI, not an open file")

@@ -615,7 +615,7 @@ _HEALTH = ("unknown", "alive", "suspect", "lost")
 
 
 class HealthChanges:
-    """What becomes of an agent's peers, for `async for`."""
+    """Changes of the health of an agent's peers, for `async for`."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent

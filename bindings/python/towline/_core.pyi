@@ -115,7 +115,7 @@ class Agent:
         """32 hexadecimal digits, new for every agent made."""
     @property
     def address(self) -> str:
-        """What peers connect to; empty when the agent does not listen."""
+        """The addresses that peers connect to; empty when the agent does not listen."""
     @property
     def hosted(self) -> bool:
         """Towline's own threads make progress; else the application's calls do."""
@@ -128,7 +128,7 @@ class Agent:
     def progress(self) -> int:
         """One pass of every worker; the number of things done. Needed only with progress="caller"."""
     def metadata(self, regions: Iterable[Region] | None = None) -> bytes:
-        """What peers need to know of this agent: addresses, and all regions or these."""
+        """The metadata that peers need: this agent's addresses, and all regions or these."""
     def set_limit(self, bytes_per_s: int, priority: Literal["all", "bulk", "latency"] = "all") -> None:
         """Limits what this agent's posts move together, or those of one priority; 0: no limit."""
     def add_backend(self, plugin: str | bytes | os.PathLike[str]) -> None:
@@ -179,7 +179,7 @@ class Memory(Buffer):
 
     @property
     def address(self) -> int:
-        """Where it begins, in this process; a multiple of the page size."""
+        """Its address in this process; a multiple of the page size."""
     def __len__(self) -> int: ...
     def numpy(self, dtype: Any = "uint8", shape: Any = None) -> Any:
         """A NumPy array of it, which keeps it alive."""
@@ -200,13 +200,13 @@ class Region:
 
     @property
     def key(self) -> int:
-        """What it is known by among the regions of its agent, until it is deregistered."""
+        """Its number among the regions of its agent, until it is deregistered."""
     @property
     def address(self) -> int:
-        """Where it begins in this process; of a file or object 0."""
+        """Its address in this process; 0 for a file or object."""
     @property
     def kind(self) -> Kind:
-        """Where its bytes are."""
+        """The kind of its memory."""
     @property
     def device(self) -> int:
         """The number that blocks of it name: of a file, one that the agent gave it."""
@@ -216,7 +216,7 @@ class Region:
     def blocks(self, offset: int, length: int, *dims: tuple[int, int]) -> Blocks:
         """Blocks of the region, from a number of bytes into it: for block_list()."""
     def commit(self, timeout: float | None = None) -> None:
-        """Of a file: waits for transfers in flight, 30 s by default, and makes all that was written durable; with
+        """For a file: waits for transfers in flight, 30 s by default, and makes all that was written durable; with
         replace=True the new file then takes the old one's place, once. Raises IoError, NoSpace, TimedOut or Stale."""
     def commit_async(self, timeout: float | None = None) -> Coroutine[Any, Any, None]:
         """The same for event loops. It goes on if the task is cancelled."""
@@ -254,13 +254,13 @@ class RegionInfo:
 
     @property
     def key(self) -> int:
-        """What its owner knows it by."""
+        """Its number at its owner."""
     @property
     def name(self) -> str | None:
         """By which it is found; None without one."""
     @property
     def address(self) -> int:
-        """Where it begins in its owner's process."""
+        """Its address in its owner's process."""
     @property
     def nbytes(self) -> int:
         """Its size in bytes."""
@@ -269,10 +269,10 @@ class RegionInfo:
         """The number of its GPU in its owner's process, or of its file."""
     @property
     def kind(self) -> Kind:
-        """Where its bytes are."""
+        """The kind of its memory."""
     @property
     def access(self) -> Literal["none", "read", "write", "all"]:
-        """What its owner allows peers."""
+        """The access that its owner gives peers."""
     @property
     def guarded(self) -> bool:
         """Its owner checks each access."""
@@ -292,13 +292,13 @@ class Blocks:
         """The first block's address, in the peer for its lists; in a file or object the offset in bytes."""
     @property
     def length(self) -> int:
-        """Of each block, in bytes."""
+        """The length of each block, in bytes."""
     @property
     def dims(self) -> tuple[tuple[int, int], ...]:
         """(count, stride in bytes) of each dimension, outermost first."""
     @property
     def kind(self) -> Kind:
-        """Where they are."""
+        """The kind of memory that they are in."""
     @property
     def device(self) -> int:
         """The GPU or file that they are on."""
@@ -313,10 +313,10 @@ class BlockList:
         """How many there are."""
     @property
     def nbytes(self) -> int:
-        """Of all of them, in bytes."""
+        """The length of all of them together, in bytes."""
     @property
     def peer(self) -> Peer | None:
-        """Whose memory it is; None: this agent's."""
+        """The peer that owns the memory; None: this agent."""
     @property
     def layout(self) -> Layout | None:
         """The layout of the region that all of it was made from; None: it was made from blocks."""
@@ -342,7 +342,7 @@ class Peer:
     def health(self) -> Literal["unknown", "alive", "suspect", "lost"]:
         """"unknown": never connected. "suspect": silent for a while. "lost": gone for good."""
     def regions(self) -> list[RegionInfo]:
-        """What it has registered for others, in that order, as far as known: refresh() fetches new ones."""
+        """The regions that it has registered for others, in that order, as far as known: refresh() fetches new ones."""
     def region(self, name: str) -> View:
         """The elements of its region with this name. Raises NotFound, with the names there are; refresh() fetches new ones."""
     def __getitem__(self, name: str) -> View:
@@ -383,7 +383,7 @@ class Transfer:
 
     @property
     def nbytes(self) -> int:
-        """What it moves, in bytes."""
+        """The bytes that it moves."""
     @property
     def posted(self) -> bool:
         """It was posted at least once."""
@@ -392,7 +392,7 @@ class Transfer:
         """Seconds that each post has."""
     @property
     def result(self) -> Result:
-        """How the last post ended, and what it moved."""
+        """The last post's outcome, and what it moved."""
     def post(self) -> Status:
         """Starts it. OK: done already. IN_PROGRESS: accepted. AGAIN: no credit or space now. Anything else raises."""
     def poll(self) -> Status:
@@ -410,10 +410,10 @@ class Transfer:
         outcome like any post. OK: the stream is being captured, and each replay of the graph moves the bytes. AGAIN: no
         credit or connection yet. Anything else raises."""
     def wait_on(self, stream: Any) -> Status:
-        """What the stream is given from here on comes after the last post, without this thread waiting for anything."""
+        """Makes everything that is put into the stream from here on wait for the last post. This thread waits for nothing."""
     @property
     def replays(self) -> Replays:
-        """How captured posts fared."""
+        """Counts of captured posts."""
     def cancel(self) -> None:
         """Ends it with CANCELLED if it has no outcome yet. Wait for the fence before reusing the memory."""
     def set_notice(self, notice: Buffer | None) -> None:
@@ -478,7 +478,7 @@ class Post:
 
     @property
     def nbytes(self) -> int:
-        """What it moves, in bytes."""
+        """The bytes that it moves."""
     @property
     def awaitable(self) -> bool:
         """Its end is told to event loops at once."""
@@ -512,7 +512,7 @@ class Post:
 
 @final
 class GroupResult:
-    """What became of a group."""
+    """The outcome of a group."""
 
     @property
     def status(self) -> Status:
@@ -528,10 +528,10 @@ class GroupResult:
         """How many have joined, refused ones included."""
     @property
     def nbytes(self) -> int:
-        """What has certainly been moved."""
+        """The bytes that have certainly been moved."""
     @property
     def total_nbytes(self) -> int:
-        """Of all members, in bytes."""
+        """The bytes of all members."""
     @property
     def failed_member(self) -> int | None:
         """The first to fail, in the order of joining."""
@@ -562,10 +562,10 @@ class Replays:
         """How often replayed graphs have reached the transfer."""
     @property
     def ended(self) -> int:
-        """Of those, how many have ended."""
+        """How many of them have ended."""
     @property
     def refused(self) -> int:
-        """Of those that ended: nothing was moved."""
+        """How many of those that ended moved nothing."""
     @property
     def status(self) -> Status:
         """OK, or why replays are refused from now on."""
@@ -625,7 +625,7 @@ class Counter:
 
     @property
     def key(self) -> int:
-        """What peers name it by; it travels to them with the application's own data."""
+        """The name that peers use for it; it travels to them with the application's own data."""
     @property
     def value(self) -> int:
         """As it is now."""
@@ -642,7 +642,7 @@ class Counter:
 
 @final
 class Directory:
-    """Where agents find one another by name. Keys are relative to its namespace; an agent's are name/label.
+    """Agents find one another here by name. Keys are relative to its namespace; an agent's are name/label.
 
     Its end, or close(), takes back what was published or put leased, unless another one of the same address is open.
     """
@@ -675,7 +675,7 @@ class Directory:
     ) -> DirectoryCall:
         """Gives the Peer that published itself as name. follow: the peer is forgotten once its key is gone."""
     def watch(self, prefix: str = "") -> Watch:
-        """What changes below a prefix from now on, after what is there."""
+        """Changes below a prefix from now on, after the present entries."""
     def close(self, timeout: float | None = None) -> None:
         """Takes back what was leased or published, and waits for that, 2 s by default."""
     def _info(self) -> str: ...

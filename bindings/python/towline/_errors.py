@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Error(RuntimeError):
-    """What Towline raises. `status` says what kind of failure it is, the text what was tried and with which values."""
+    """The base of Towline's exceptions. `status` is the kind of failure; the text says what was tried and with which values."""
 
     status = Status.INTERNAL
     peer: Any = None
@@ -163,7 +163,7 @@ class Short(Error, ValueError):
 
 
 class ProtocolError(Error, ValueError):
-    """What was given as metadata, or came from a peer or server, is not in the format that was expected."""
+    """Metadata, or data from a peer or server, is not in the format that was expected."""
 
     status = Status.PROTOCOL
 

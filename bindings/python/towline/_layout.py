@@ -63,7 +63,7 @@ class View:
 
     @property
     def name(self) -> str:
-        """Of the region."""
+        """The region's name."""
         return self._name
 
     @property
@@ -73,7 +73,7 @@ class View:
 
     @property
     def peer(self) -> _core.Peer | None:
-        """Whose memory it is; None: this agent's."""
+        """The peer that owns the memory; None: this agent."""
         return self._list.peer
 
     @property
@@ -95,7 +95,7 @@ class View:
 
     @property
     def nbytes(self) -> int:
-        """Of the picked elements together."""
+        """The bytes of the picked elements together."""
         return self.blocks * (self._list.nbytes // max(len(self._list), 1))
 
     @property

@@ -136,7 +136,7 @@ class Group:
 
     @property
     def result(self) -> _core.GroupResult:
-        """What has become of it so far."""
+        """Its result so far."""
         return self._native.result
 
     def __await__(self) -> Generator[Any, None, None]:

@@ -1,4 +1,4 @@
-"""What calls give that have several values: named tuples."""
+"""Named tuples, for calls that return several values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         modified_ns: int  # since 1970
 
     class StoredObject(NamedTuple):
-        """Of list_storage()."""
+        """An entry of list_storage()."""
 
         uri: str
         info: StorageInfo

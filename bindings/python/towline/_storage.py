@@ -1,4 +1,4 @@
-"""What names a file or an object, and what is known of one."""
+"""Names of files and objects, and what is known of one."""
 
 from __future__ import annotations
 

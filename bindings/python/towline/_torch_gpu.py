@@ -45,7 +45,7 @@ class Gpu:
         return torch._C._cuda_getCurrentRawStream(index)
 
     def settle(self, index: int) -> None:
-        """What follows is in the order of the current stream, which is all that torch's own operations need."""
+        """Does nothing: later work is in the order of the current stream, which is all that torch's own operations need."""
 
     def synchronize(self, index: int) -> None:
         torch.cuda.current_stream(index).synchronize()

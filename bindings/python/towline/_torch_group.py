@@ -94,7 +94,7 @@ class _Work(AskedWork):
         return self._outputs
 
     def source_rank(self) -> int:
-        """Of a receive that has ended: the rank that it is from."""
+        """The sender's rank, once a receive has ended."""
         source = self._work.source if self._work is not None else None
         if source is None:
             raise _errors.InvalidArgument("a source rank is of receives that have ended")
@@ -145,7 +145,7 @@ def _reduction(options: Any) -> tuple[int, float | None]:
 
 
 def _dense(tensor: Any) -> Any:
-    """What travels instead of a tensor with holes or of complex numbers: perhaps a copy."""
+    """The tensor that travels instead of one with holes or of complex numbers: perhaps a copy."""
     if isinstance(tensor, (list, tuple)):
         return [_dense(one) for one in tensor]
     if not isinstance(tensor, torch.Tensor):
@@ -191,7 +191,7 @@ def _flat(outputs: Any) -> list[Any]:
 
 
 class Operations:
-    """What torch calls a group for, done by communicators: `self._comm` for memory of the host, `self._gpus` for GPUs'."""
+    """The methods that torch calls on a group, done by communicators: `self._comm` for host memory, `self._gpus` for GPUs'."""
 
     _comm: collectives.Communicator
     _gpus: Communicators
@@ -460,11 +460,11 @@ class Operations:
 
     @property
     def communicator(self) -> collectives.Communicator:
-        """What the group runs on, in the host's memory."""
+        """The communicator for the host's memory."""
         return self._comm
 
     def gpu_communicator(self, index: int) -> collectives.Communicator:
-        """What it runs on on a GPU. Collective, if none has been used yet."""
+        """The communicator for a GPU. Collective, if none has been used yet."""
         return self._gpus.of_all(index)
 
     # As torch called them before 2.15.
@@ -506,7 +506,7 @@ class PythonBackend(Operations, c10d.Backend):
         _kept.discard(self)
 
     def _set_group_uid(self, uid: str) -> None:
-        """What torch calls when it has made a group, and registered it for its devices."""
+        """torch calls this when it has made a group, and registered it for its devices."""
         super()._set_group_uid(uid)
         group, self._group = self._group, None
         asked = [

@@ -46,7 +46,7 @@ atexit.register(_collectives._close_all)
 
 
 class ReduceOp(IntEnum):
-    """How elements of all ranks become one. Operations take these or their names in lower case."""
+    """The reductions: how elements of all ranks become one. Operations take these or their names in lower case."""
 
     SUM = 0
     PRODUCT = 1
@@ -79,7 +79,7 @@ for _kind in (Batch, Communicator, Hook, Window, WindowMemory, Work):
 
 
 def _wait_for(work: Work) -> Generator[object, None, None]:
-    """What `await work` does."""
+    """Carries out `await work`."""
     import asyncio
 
     loop = asyncio.get_running_loop()

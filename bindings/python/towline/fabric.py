@@ -84,7 +84,7 @@ class Memory:
         self.address, self.nbytes = address, nbytes
 
     def descriptor(self) -> bytes:
-        """What a peer needs to use it: `Remote(descriptor)`."""
+        """The descriptor that a peer needs to use it: `Remote(descriptor)`."""
         return self._engine._native.descriptor(self._use())
 
     def deregister(self) -> None:
@@ -130,7 +130,7 @@ class Transfer:
         self._engine._native.cancel(self._number)
 
     def received(self) -> tuple[int, int]:
-        """Of a receive that ended well: the peer, and how many bytes came."""
+        """After a receive has ended well: the peer, and how many bytes came."""
         return self._engine._native.received(self._number)
 
     def future(self) -> concurrent.futures.Future:
@@ -326,7 +326,7 @@ class Engine:
         return word
 
     def rails(self) -> list[dict]:
-        """Of each rail: name, bytes, requests, connections, breaks, retried requests, and so on."""
+        """Figures of each rail: name, bytes, requests, connections, breaks, retried requests, and so on."""
         return self._native.rails()
 
     # --- Inside ---

@@ -18,7 +18,7 @@ __all__ = ["NAME", "register"]
 
 
 def _devices() -> list[str]:
-    """Where the name alone means us. torch is not asked, since its answer would start CUDA in a process that may fork."""
+    """The devices for which the name alone means us. Asking torch would start CUDA in a process that may fork."""
     return ["cpu", "cuda"] if any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))) else ["cpu"]
 
 

@@ -1,4 +1,4 @@
-"""What kernels written in Triton do with the memory of all ranks of a host: put, get, signal, wait, barrier, reduce.
+"""Functions for kernels written in Triton on the memory of all ranks of a host: put, get, signal, wait, barrier, reduce.
 
     table = gpu_memory.Table(window)                # window: of a communicator of the backend "gpu"
     pointers = table.pointers()                     # an int64 tensor on the GPU, for the kernels

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-// What libnixl.so exports.
+// Marks the exports of libnixl.so.
 #define TOWLINE_NIXL_API __attribute__((visibility("default")))
 
 class nixlSerDes;

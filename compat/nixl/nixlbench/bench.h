@@ -44,7 +44,7 @@ class Bench {
   [[nodiscard]] nixlXferReqH* make_request(nixl_xfer_op_t operation, uint64_t thread, uint64_t block,
                                            uint64_t batch, uint64_t slot) const;
   void await(nixlXferReqH* request) const;
-  // Where block `index` of a thread begins in its share.
+  // The offset of a thread's block `index` in its share.
   [[nodiscard]] uint64_t offset_of(uint64_t index, uint64_t block) const;
   void fill(uint64_t block, uint64_t count, unsigned char value) const;
   [[nodiscard]] bool holds(uint64_t block, uint64_t count, unsigned char value) const;

@@ -18,7 +18,7 @@ constexpr uint64_t kLargeBlock = 1 << 20;
 
 using Target = std::variant<std::string*, bool*, uint64_t*>;
 
-// What NIXL's nixlbench takes and Towline decides by itself, or has no counterpart of.
+// Options of NIXL's nixlbench that Towline decides by itself, or has no counterpart of.
 constexpr const char* kIgnored[] = {"reregister_mem",
                                     "num_initiator_dev",
                                     "num_target_dev",

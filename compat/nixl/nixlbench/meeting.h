@@ -1,4 +1,4 @@
-// Where the two processes of a run meet: at an address, or at an etcd server. The first to come is rank 0, the initiator.
+// The two processes of a run meet at an address, or at an etcd server. The first to come is rank 0, the initiator.
 // They exchange texts over a Towline agent of their own, apart from the one that is measured.
 #pragma once
 

@@ -52,7 +52,7 @@ towline_tcpx::Settings plain_settings(const Given& given) {
   return {{given("listen").empty() ? kAnywhere : given("listen")}, given("transports"), ""};
 }
 
-// Of what the parameters of TCPX say, and the variables that such programs know.
+// Settings from the parameters of TCPX, and from the variables that such programs know.
 template <class Given>
 towline_tcpx::Settings tcpx_settings(const Given& given) {
   const std::string listen = !given("listen").empty()     ? given("listen")

@@ -1,4 +1,4 @@
-// What libplugin_TOWLINE.so exports, and libplugin_TCPX.so: TOWLINE_NIXL_NAME says which.
+// The exports of libplugin_TOWLINE.so and libplugin_TCPX.so: TOWLINE_NIXL_NAME says which.
 #include <cstdio>
 
 #include "engine.h"

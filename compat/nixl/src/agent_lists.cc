@@ -83,7 +83,7 @@ nixl_status_t fail_list(const Remote* remote, int32_t status, const char* call) 
   return fail(list_to_nixl(towline::Status{status}), "{}: {}", call, towline_last_error());
 }
 
-// Of as many rows.
+// Both have the same number of rows.
 bool same_lengths(const Rows& a, const Rows& b) noexcept {
   uint64_t different = 0;
   for (size_t i = 0; i < std::max(a.differing(), b.differing()); ++i) different |= a.length(i) ^ b.length(i);
@@ -564,7 +564,7 @@ nixl_status_t create_by(nixlAgentData& data, nixlBackendH* backend, const Wanted
   });
 }
 
-// Where plugins' engines are among the backends: by the first one that knows the memory.
+// For backends that are plugins' engines: makes the request by the first one that knows the memory.
 nixl_status_t create_by_any(nixlAgentData& data, const Wanted& wanted, nixlXferReqH*& request,
                             const nixl_opt_args_t* extra_params) {
   const bool others = wanted.remote_agent != data.name;

@@ -44,7 +44,7 @@ struct Library {
   std::string settings;   // "?transports=tcp&options=...", or ""
   bool required = false;  // else the best transport is used where it is not here
 };
-// What these parameters of this type ask for. `real_ucx`: the user wants UCX for "UCX".
+// The library that a backend of this type with these parameters asks for. `real_ucx`: the user wants UCX for "UCX".
 [[nodiscard]] Library library_for(const BackendType& type, const nixl_b_params_t& parameters, bool real_ucx,
                                   const std::string& ucx_tls);
 

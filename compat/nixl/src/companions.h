@@ -13,7 +13,7 @@ inline constexpr int kMostCompanions = 32;  // of one plugin
 // folder, or a folder there with nixl in its name. It stays. False: it is not there, or nothing is said to be missing.
 bool load_companion(const std::string& plugin, const std::string& loader_text);
 
-// What to tell the user: which library `plugin` needs and where it was looked for, or the loader's text as it is.
+// The message for the user: which library `plugin` needs and where it was looked for, or the loader's text as it is.
 [[nodiscard]] std::string explain_missing(const std::string& plugin, const std::string& loader_text);
 
 }  // namespace towline::nixl_plugins

@@ -21,7 +21,7 @@
 
 namespace towline::nixl {
 
-// What an engine knows of an agent. Its metadata is unloaded when the last list and request of it are gone.
+// An agent as an engine knows it. Its metadata is unloaded when the last list and request of it are gone.
 class EnginePeer {
  public:
   EnginePeer(nixlBackendEngine& engine, std::mutex& mutex, std::string info)
@@ -93,7 +93,7 @@ class Engine {
   nixl_status_t query(const nixl_reg_dlist_t& descs, std::vector<nixl_query_resp_t>& answers) const;
 
   // ---- Peers
-  // What peers need: of all memory, or of these descriptors, as far as they are registered here.
+  // The metadata that peers need: of all memory, or of these descriptors, as far as they are registered here.
   [[nodiscard]] FrameEngine describe_for_peers(const nixl_reg_dlist_t* descs, bool addresses) const;
   // NIXL_ERR_NOT_ALLOWED if the agent's addresses or memory differ from what is loaded.
   nixl_status_t load(const std::string& agent, const FrameEngine& given);

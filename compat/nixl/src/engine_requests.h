@@ -18,7 +18,7 @@ nixl_status_t create_engine_request(nixlAgentData& data, nixl_xfer_op_t operatio
                                     const char* call);
 nixl_status_t post_engine_request(nixlXferReqH& request, const nixl_opt_args_t* extra_params);
 nixl_status_t check_engine_request(nixlXferReqH& request) noexcept;
-// Of an agent with telemetry.
+// For an agent with telemetry.
 void note_engine_end(nixlXferReqH& request) noexcept;
 // At least 1.
 [[nodiscard]] int64_t us_since(chrono_point_t begin) noexcept;

@@ -15,7 +15,7 @@ namespace towline::nixl {
   return kind == FILE_SEG || kind == BLK_SEG;
 }
 
-// What towline_transfer_route says that the transfer takes.
+// The price that towline_transfer_route gives for the transfer.
 struct RoutePrice {
   std::chrono::nanoseconds duration;
   std::chrono::nanoseconds error;  // by how much transfers like it differed; nothing measured: the duration

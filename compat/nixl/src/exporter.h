@@ -18,7 +18,7 @@ using SharedExporter = std::shared_ptr<towline_exporter_t>;
 [[nodiscard]] SharedExporter start_exporter(const std::string& address, towline_metric_source_t source,
                                             void* context);
 
-// What one process serves at one address: its agents' counts under NIXL's names, and Towline's of the whole host.
+// The page that a process serves at one address: its agents' counts under NIXL's names, and Towline's of the whole host.
 class PageOfProcess {
  public:
   // The page of that address, which the agents of a process share. Null, with a line in the log, if the address can't be

@@ -1,4 +1,4 @@
-// What plugins take from the helper headers: files by path, the host's devices, settings.
+// The functions behind the helper headers for plugins: files by path, the host's devices, settings.
 #include <common/configuration.h>
 #include <common/hw_info.h>
 #include <fcntl.h>

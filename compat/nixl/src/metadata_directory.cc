@@ -74,7 +74,7 @@ class StoreDirectory final : public MetadataDirectory {
   StoreDirectory(const Agent& agent, const Settings& settings)
       : name_(agent.name()),
         store_(settings.tcp_store, settings.tcp_store_connect_timeout, settings.tcp_store_timeout) {}
-  // What an agent published goes with it.
+  // Takes back everything that the agent published.
   ~StoreDirectory() override {
     try {
       withdraw();

@@ -1,4 +1,4 @@
-// Where agents publish metadata under their names: etcd, through Towline's directories, or torch's TCPStore.
+// The directory in which agents publish metadata under their names: etcd, through Towline's directories, or torch's TCPStore.
 //
 // Keys are {namespace}/{agent}/{label}, the values frames. Calls that throw also block, up to their deadline:
 // they are made on the threads of MetadataCalls.

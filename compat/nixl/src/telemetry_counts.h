@@ -1,4 +1,4 @@
-// What an agent's telemetry has counted since the agent was made: by event, under the names that NIXL's exporters use.
+// The counts of an agent's telemetry since the agent was made: by event, under the names that NIXL's exporters use.
 //
 // The counts lie in memory that any thread adds to without a lock. With the exporter prometheus_mp that memory is a
 // file, which the process that serves reads: as numbers and short names of a fixed layout, none of which it trusts.

@@ -285,7 +285,7 @@ TEST(Messages, LongNotificationsWaitForBothTheirPiecesAndTheirEnd) {
   read(end);
   read(end);
   EXPECT_EQ(texts.size(), 4U);
-  // What another incarnation left behind is dropped.
+  // Pieces that another incarnation left behind are dropped.
   for (const std::string& piece : pieces) read(piece);
   read(end, "2");
   EXPECT_EQ(texts.size(), 4U);

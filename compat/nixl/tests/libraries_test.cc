@@ -86,7 +86,7 @@ TEST(LibrariesRefused, WithTheLibrarysReason) {
   EXPECT_NE(towline::nixl::last_error().find("nosuch"), std::string::npos) << towline::nixl::last_error();
   EXPECT_NE(agent.createBackend("UCX_MO", {{"num_ucx_engines", "none"}}, backend), NIXL_SUCCESS);
   EXPECT_NE(towline::nixl::last_error().find("num_ucx_engines"), std::string::npos);
-  // What only tunes UCX is no reason to fail: the best transport does it.
+  // A setting that only tunes UCX is no reason to fail: the best transport does it.
   ASSERT_EQ(agent.createBackend("UCX", {{"engine_config", "RNDV_THRESH=often"}}, backend), NIXL_SUCCESS);
 }
 

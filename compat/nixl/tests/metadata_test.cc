@@ -26,7 +26,7 @@ nixl_reg_dlist_t pieces(const Side& side, size_t first, size_t count) {
   return list;
 }
 
-// What became of the agent's latest call, once it has ended.
+// The result of the agent's latest call, once it has ended.
 towline::nixl::MetadataCall outcome(const nixlAgent& agent) {
   EXPECT_TRUE(eventually([&] { return towline::nixl::metadata_calls(agent).back().status != NIXL_IN_PROG; }));
   return towline::nixl::metadata_calls(agent).back();

@@ -7,7 +7,7 @@
 namespace compat {
 namespace {
 
-// What of a child this process needs for transfers.
+// The data of a child that this process needs for transfers.
 struct Target {
   explicit Target(Side& side, Child& child) {
     std::string loaded;

@@ -280,7 +280,7 @@ TEST(Transfers, EstimatesComeFromMeasuredTransfers) {
   const auto began = std::chrono::steady_clock::now();
   for (int i = 0; i < kPosts; ++i) ASSERT_EQ(run(*pair.a.agent, made), NIXL_SUCCESS);
   const auto each = (std::chrono::steady_clock::now() - began) / kPosts;
-  // Of another request: it has not run.
+  // Another request has not run, and has a measured price.
   nixlXferReqH* other =
       request(pair.a, NIXL_WRITE, pair.a.blocks(1, 1024), pair.b.blocks(1, 1024), "transfers-b");
   std::string route;

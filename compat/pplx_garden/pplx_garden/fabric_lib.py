@@ -196,7 +196,7 @@ class UvmWatcher:
 
 
 class FabricEngine:
-    """What an engine is made of."""
+    """The parts of an engine."""
 
     def __init__(self, engine: fabric.Engine) -> None:
         self._engine = engine

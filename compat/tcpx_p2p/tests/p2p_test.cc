@@ -256,7 +256,7 @@ TEST(P2p, PortsKeepTheirKnownVariableAndAreTriedInTurn) {
   ASSERT_EQ(unsetenv("UCCL_TCPX_OOB_PORT"), 0);
 }
 
-// What GPUDirect-TCPX's programs set. An option comes before its variable.
+// Programs of GPUDirect-TCPX set this variable. An option comes before it.
 TEST(P2p, TheNicKeepsItsKnownVariable) {
   ASSERT_EQ(setenv("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME", "lo", 1), 0);
   ASSERT_EQ(setenv("NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX", "/nowhere/daemon", 1), 0);

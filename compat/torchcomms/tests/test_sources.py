@@ -1,4 +1,4 @@
-"""What can be told without torch."""
+"""Tests that need no torch."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a backend's name stands for: communicators of ours, and Python classes that were registered."""
+"""Backends by name: communicators of ours, and Python classes that were registered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from towline import _torch_group, collectives
 from ._ranks import rank_and_size
 from ._types import CommOptions, ReduceOp, RedOpType
 
-# What programs may ask of a name beyond the operations. "gloo" and "mccl" can do what those of torchcomms can.
+# Features that a name offers beyond the operations. "gloo" and "mccl" can do what those of torchcomms can.
 FEATURES = {
     "towline": set(),
     "gloo": {"reconfigure", "init_handle"},
@@ -201,7 +201,7 @@ class Native:
         return self.comm
 
     def calls(self) -> Any:
-        """What has the operations."""
+        """The object that has the operations."""
         return self.use()
 
     def split(self, ranks: list[int], name: str, options: CommOptions) -> Any:

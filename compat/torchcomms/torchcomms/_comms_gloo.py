@@ -1,4 +1,4 @@
-"""What programs import to name the implementation behind "gloo": here, ours."""
+"""Programs import this to name the implementation behind "gloo": here, ours."""
 
 from ._backends import Native as TorchCommGloo
 

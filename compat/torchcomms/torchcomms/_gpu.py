@@ -10,7 +10,7 @@ from towline import _torch_gpu, collectives
 from ._backends import Native
 from ._types import CommOptions
 
-# What torchcomms' own backends for GPUs are called; all are ours here.
+# The names of torchcomms' own backends for GPUs; all are ours here.
 NAMES = ("towline", "nccl", "ncclx")
 
 

@@ -178,7 +178,7 @@ class RdmaTransport:
         return True
 
     def bind(self) -> bytes:
-        """What the peer's connect() takes."""
+        """The address that the peer's connect() takes."""
         return self._engines.reached.address()
 
     def connect(self, peer_url: bytes) -> int:
@@ -223,5 +223,5 @@ class RdmaTransport:
 
 
 def attach_rdma_memory_hook(reg: object, dereg: object) -> None:
-    """Of the caching allocator of GPUs, whose memory is not registered here."""
+    """Would register the memory of torch's caching allocator for GPUs; not supported here."""
     raise RuntimeError("attach_rdma_memory_hook is for GPU memory, which RdmaMemory does not take here")

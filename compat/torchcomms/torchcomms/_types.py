@@ -1,4 +1,4 @@
-"""What is only data: reductions, options, states, and what hooks are given."""
+"""Plain data: reductions, options, states, and the arguments of hooks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RedOpType(Enum):
 
 
 class ReduceOp:
-    """How elements of all ranks become one."""
+    """A reduction: how elements of all ranks become one."""
 
     __slots__ = ("_type", "factor", "native")
 
@@ -93,7 +93,7 @@ class P2POp:
 
 
 class CommOptions:
-    """What a communicator was made with."""
+    """The options that a communicator was made with."""
 
     def __init__(self) -> None:
         self.abort_process_on_timeout_or_error = True
@@ -146,7 +146,7 @@ OpName = Enum("OpName", {name: name for name in OPERATIONS}, module="torchcomms.
 
 
 class CollectivePostHookArgs:
-    """What post hooks are given: the work of an operation."""
+    """The argument of post hooks: the work of an operation."""
 
     def __init__(self, work: Any = None) -> None:
         self.work = work

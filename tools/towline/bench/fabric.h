@@ -39,12 +39,12 @@ struct FabricBenchOptions {
                                                  const std::vector<uint64_t>& sizes,
                                                  const std::vector<uint64_t>& batches, uint64_t span_bytes);
 
-// What memory at this offset holds, by seed.
+// Fills memory with the pattern that belongs to this offset and seed.
 void fill_pattern(std::span<std::byte> memory, uint64_t offset, uint64_t seed);
 // The bytes that differ from it.
 [[nodiscard]] uint64_t wrong_bytes(std::span<const std::byte> memory, uint64_t offset, uint64_t seed);
 
-// What an owner needs to hand over: its engine's address and its memory's descriptor.
+// The data that an owner hands over: its engine's address and its memory's descriptor.
 struct FabricInvitation {
   std::vector<uint8_t> address;
   std::vector<uint8_t> descriptor;

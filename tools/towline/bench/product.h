@@ -18,7 +18,7 @@ class Product {
     uint32_t sms = 0;
     bool rest = false;
   };
-  // Of square matrices of `size` x `size` in bf16. `cublas`: its file; empty: as the loader finds it. Throws Failure
+  // For square matrices of `size` x `size` in bf16. `cublas`: its file; empty: as the loader finds it. Throws Failure
   // that says what is missing.
   Product(int gpu, const std::string& cublas, int size, Share share);
   Product(const Product&) = delete;

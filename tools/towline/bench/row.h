@@ -23,7 +23,7 @@ enum class Pattern { kPairwise, kManyToOne, kOneToMany, kTensorParallel };
 // Throws Failure if the pattern does not allow these numbers of processes.
 void check_pattern(Pattern pattern, uint32_t initiators, uint32_t targets);
 
-// How an initiator's blocks lie against those of one target.
+// The places of an initiator's blocks against those of one target.
 struct Share {
   uint32_t target = 0;
   uint64_t local_block = 0;   // bytes from one block to the next, here

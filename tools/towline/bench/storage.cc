@@ -31,7 +31,7 @@ using towline::Status;
 constexpr uint64_t kEpoch = 1;
 constexpr uint32_t kMostDepth = 1024;
 
-// What --storage names: a folder, a folder of a backend of its own ("gds:/data"), or a prefix of objects.
+// The value of --storage: a folder, a folder of a backend of its own ("gds:/data"), or a prefix of objects.
 struct Place {
   std::string text;
   std::string scheme;  // empty: a plain folder

@@ -1,4 +1,4 @@
-// What prefill and decode ranks tell each other in notices. Messages may arrive twice, and in any order
+// Messages between prefill and decode ranks, sent in notices. They may arrive twice, and in any order
 // between different requests: a rank that gets no answer sends its message again.
 //
 //   decode  -> prefill 0  hello    JSON: who I am

@@ -35,7 +35,7 @@ struct Consumer {
   std::unique_ptr<PoolPair> pools;
 };
 
-// What one consumer still has to do for a request.
+// The work that is left for one consumer of a request.
 struct Handover {
   Assembly<Nothing> done_parts;
   bool done = false;

@@ -166,7 +166,7 @@ void issue(Window& window, uint32_t op, int rank, uint64_t offset, nb::handle te
   });
 }
 
-// Of towline/device/symmetric.cuh; the library refuses another size.
+// The size of the struct in towline/device/symmetric.cuh; the library refuses another.
 constexpr size_t kSymmetricBytes = 2 * 16 * sizeof(uint64_t) + sizeof(uint64_t) + 4 * sizeof(uint32_t);
 
 nb::bytes symmetric(Window& window) {

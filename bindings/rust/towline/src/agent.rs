@@ -18,7 +18,7 @@ use crate::queue::watch_descriptor;
 use crate::region::{Region, RegionOptions};
 use crate::text;
 
-/// How an agent is made. Empty texts and zeros are the library's defaults.
+/// Options of an agent. Empty texts and zeros are the library's defaults.
 #[derive(Clone, Debug)]
 pub struct AgentOptions {
     /// Hosted: Towline's own threads make progress. Caller: only calls of the application do.

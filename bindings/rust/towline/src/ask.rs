@@ -234,7 +234,7 @@ pub(crate) async fn outcome(question: Result<Question>) -> Result<()> {
     question?.answer().await?.take_result()
 }
 
-/// What the first of two futures gives.
+/// Gives the output of whichever future ends first.
 pub(crate) async fn first<T>(one: impl Future<Output = T>, other: impl Future<Output = T>) -> T {
     let (mut one, mut other) = (pin!(one), pin!(other));
     poll_fn(|context| match one.as_mut().poll(context) {

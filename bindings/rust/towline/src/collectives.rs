@@ -15,7 +15,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// What collectives move and reduce.
+/// Element types that collectives move and reduce.
 pub trait Element: sealed::Sealed + Copy + Send + 'static {
     /// Its type in the library.
     const DATATYPE: Datatype;
@@ -31,7 +31,7 @@ macro_rules! elements {
 }
 elements!(f32: FLOAT32, f64: FLOAT64, i8: INT8, u8: UINT8, i16: INT16, u16: UINT16, i32: INT32, u32: UINT32, i64: INT64, u64: UINT64);
 
-/// How a communicator is made. Every rank gives the same name.
+/// Options of a communicator. Every rank gives the same name.
 #[derive(Clone, Debug, Default)]
 pub struct CommunicatorOptions {
     /// Default: "world".
@@ -40,11 +40,11 @@ pub struct CommunicatorOptions {
     pub backend: String,
     /// Rank and size. Default: from torchrun's, MPI's or Slurm's environment.
     pub rank: Option<(i32, i32)>,
-    /// Where ranks meet: "tcp://host:port", "file:/path", "etcd://..". Default: MASTER_ADDR and MASTER_PORT.
+    /// The place where ranks meet: "tcp://host:port", "file:/path", "etcd://..". Default: MASTER_ADDR and MASTER_PORT.
     pub bootstrap: String,
     /// For a bootstrap by a directory.
     pub agent: Option<Agent>,
-    /// Of forming and of operations. Default: 600 s.
+    /// The timeout of forming and of operations. Default: 600 s.
     pub timeout: Option<Duration>,
     /// TOML text over environment and file.
     pub config: String,

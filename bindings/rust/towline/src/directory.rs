@@ -38,7 +38,7 @@ impl Drop for Inner {
     }
 }
 
-/// How a key is put.
+/// Options for putting a key.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PutOptions {
     /// The key is removed when this agent ends, and put again if the directory loses it.
@@ -54,7 +54,7 @@ pub struct Entry {
     pub key: String,
     /// Its value.
     pub value: Vec<u8>,
-    /// Of the directory when the key was last put.
+    /// The directory's revision when the key was last put.
     pub revision: u64,
 }
 
@@ -267,7 +267,7 @@ impl<T> Drop for DirectoryCall<T> {
     }
 }
 
-/// What a watch tells.
+/// A change that a watch tells of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// The key exists with this value.

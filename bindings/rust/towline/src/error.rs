@@ -7,7 +7,7 @@ use crate::text;
 /// The result of every call that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What failed: a status to branch on, and a message with what was tried, the values, and what to do.
+/// A failure: a status to branch on, and a message with what was tried, the values, and what to do.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error {
     status: Status,

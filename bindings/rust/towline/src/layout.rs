@@ -93,7 +93,7 @@ impl Peer {
         Ok(unsafe { BlockList::from_native(self.agent(), Some(self.handle()), list) })
     }
 
-    /// What is known of the peer's region with this name.
+    /// The peer's region with this name, as far as it is known.
     pub fn region(&self, name: &str) -> Result<RegionInfo> {
         let name = text::owned("the region's name", name)?;
         let mut info = sys::towline_region_info_t::default();

@@ -11,7 +11,7 @@ use crate::error::{check, Result};
 /// `address()` and `bytes()` must name the same allocated memory, readable and writable, for as long as the value lives,
 /// wherever the value itself is moved. Nobody else may hold a Rust reference into it while a region owns the value.
 pub unsafe trait MemoryOwner: Send + 'static {
-    /// Where the memory begins.
+    /// The address of the memory.
     fn address(&self) -> NonNull<u8>;
     /// How many bytes it has.
     fn bytes(&self) -> usize;

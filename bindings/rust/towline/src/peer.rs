@@ -41,7 +41,7 @@ impl Drop for Inner {
     }
 }
 
-/// What a peer has registered.
+/// A region that a peer has registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionInfo {
     /// The key by which it is named.

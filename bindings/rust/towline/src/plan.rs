@@ -18,18 +18,18 @@ use crate::text;
 use crate::transfer::{Fence, Outcome};
 use crate::wake::{self, Shared};
 
-/// How a plan is made.
+/// Options of a plan.
 #[derive(Clone, Debug, Default)]
 pub struct PlanOptions {
-    /// Of posts without a deadline. Default: the agent's.
+    /// The timeout of posts without a deadline. Default: the agent's.
     pub timeout: Option<Duration>,
     /// Forces one backend by name; empty: the planner chooses.
     pub backend: String,
-    /// Of a post, for the choice of the backend; 0: 1 MiB, or the smaller list.
+    /// The usual size of a post, for the choice of the backend; 0: 1 MiB, or the smaller list.
     pub usual_bytes: u64,
 }
 
-/// What one post of a plan brings.
+/// Options of one post of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct PostOptions<'a> {
     /// Blocks of the list that bytes come from.
@@ -42,7 +42,7 @@ pub struct PostOptions<'a> {
     pub count: Option<(u64, u64)>,
     /// Default: the plan's timeout.
     pub timeout: Option<Timeout>,
-    /// Of the notice, which the peer's queues can subscribe to; 0: none.
+    /// The tag of the notice, which the peer's queues can subscribe to; 0: none.
     pub tag: u64,
     /// The group that it joins.
     pub group: Option<&'a Group>,
@@ -339,18 +339,18 @@ impl Drop for CancelOnDrop<'_> {
     }
 }
 
-/// How a group is made.
+/// Options of a group.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupOptions<'a> {
     /// To each peer of its members, after the last byte of the last member, if all succeeded; empty: none.
     pub notice: &'a [u8],
     /// The peers' counter to add to then, by its key, and how much.
     pub count: Option<(u64, u64)>,
-    /// Of the group and every member. Default: the agent's.
+    /// The timeout of the group and every member. Default: the agent's.
     pub timeout: Option<Timeout>,
-    /// Of every member.
+    /// The priority of every member.
     pub priority: Priority,
-    /// Of the notice, which the peers' queues can subscribe to; 0: none.
+    /// The tag of the notice, which the peers' queues can subscribe to; 0: none.
     pub tag: u64,
 }
 

@@ -20,7 +20,7 @@ use crate::transfer::Fence;
 
 const AT_ONCE: usize = 64;
 
-/// How a queue is made.
+/// Options of a queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QueueOptions {
     /// Events that it holds at once, to come or waiting, besides notices. 0: 16,384.
@@ -190,7 +190,7 @@ pub(crate) fn watch_descriptor<'a, 'b>(
     Ok(events.get_or_init(|| made))
 }
 
-/// What came. It gives back what it holds when it is dropped: a notice's bytes and the sender's credit.
+/// An event. When it is dropped, it gives back what it holds: a notice's bytes and the sender's credit.
 pub struct Event {
     native: sys::towline_event_t,
     queue: QueueHandle,
@@ -201,7 +201,7 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// What it tells of.
+    /// The kind of event.
     pub fn kind(&self) -> EventKind {
         EventKind(self.native.kind)
     }
@@ -211,7 +211,7 @@ impl Event {
         Status(self.native.status)
     }
 
-    /// Of the call that asked for it; of a notice or a peer's health, the queue's.
+    /// The token of the call that asked for it; for a notice or a peer's health, the queue's.
     pub fn token(&self) -> u64 {
         self.native.user_data as u64
     }
@@ -221,7 +221,7 @@ impl Event {
         self.native.value
     }
 
-    /// Of a notice.
+    /// The tag of a notice.
     pub fn tag(&self) -> u64 {
         self.native.tag
     }

@@ -13,7 +13,7 @@ use crate::memory::MemoryOwner;
 use crate::reaper::{self, Corpse};
 use crate::text;
 
-/// What peers may do with a region.
+/// The access that peers have to a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access(pub(crate) u32);
 
@@ -36,16 +36,16 @@ impl std::ops::BitOr for Access {
     }
 }
 
-/// How memory is registered. By default peers can't reach it.
+/// Options of a registration. By default peers can't reach the memory.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionOptions<'a> {
-    /// What peers may do.
+    /// The access that peers have.
     pub access: Access,
     /// Reached only through paths where this agent checks every access.
     pub guarded: bool,
     /// By which peers find it; empty: none. `ALREADY_EXISTS`: another region of the agent has it.
     pub name: &'a str,
-    /// Of a region with a name: its elements, which become the blocks of its lists.
+    /// For a region with a name: its elements, which become the blocks of its lists.
     pub layout: Option<Layout>,
 }
 
@@ -125,7 +125,7 @@ impl Region {
         Region { parts: ManuallyDrop::new(Parts { handle, address, bytes, _owner: owner, agent: agent.clone() }) }
     }
 
-    /// Where the memory begins, for [`Blocks`](crate::Blocks); 0 for storage. Peers may access it at any time.
+    /// The address of the memory, for [`Blocks`](crate::Blocks); 0 for storage. Peers may access it at any time.
     pub fn address(&self) -> u64 {
         self.parts.address as u64
     }

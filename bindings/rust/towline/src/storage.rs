@@ -11,10 +11,10 @@ use crate::peer::RegionInfo;
 use crate::region::{Access, Region};
 use crate::text;
 
-/// How a file, device or object is opened.
+/// Options for opening a file, device or object.
 #[derive(Clone, Copy, Debug)]
 pub struct StorageOptions {
-    /// What transfers may do. `None`: READ, and with `create`, `truncate` or `replace` both.
+    /// The access that transfers have. `None`: READ, and with `create`, `truncate` or `replace` both.
     pub access: Option<Access>,
     /// Creates the file if it does not exist.
     pub create: bool,
@@ -50,7 +50,7 @@ impl Default for StorageOptions {
     }
 }
 
-/// What is known of a file or object.
+/// Properties of a file or object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StorageInfo {
     /// Its URI.

@@ -16,7 +16,7 @@ use crate::reaper::{self, Corpse};
 use crate::text;
 use crate::wake::{self, Shared};
 
-/// How a transfer is made.
+/// Options of a transfer.
 #[derive(Clone, Debug, Default)]
 pub struct TransferOptions {
     /// Delivered to the peer after the data; `Some` of nothing is a notice without bytes.

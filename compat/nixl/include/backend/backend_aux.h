@@ -24,7 +24,7 @@ struct nixlBackendOptionalArgs {
 };
 using nixl_opt_b_args_t = nixlBackendOptionalArgs;
 
-// What an engine is made from. An aggregate.
+// An engine is made from this. An aggregate.
 class nixlBackendInitParams {
  public:
   std::string localAgent;

@@ -1,4 +1,4 @@
-// Where plugins include it from.
+// Plugins include the header by this path.
 #pragma once
 
 #include "../utils/common/nixl_time.h"

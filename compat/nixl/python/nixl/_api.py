@@ -37,7 +37,7 @@ _XferList = _bindings.nixlXferDList
 # A backend's number in the binding; callers name backends.
 nixl_backend_handle = int
 
-# What each backend calls its number of threads.
+# The name of each backend's parameter for its number of threads.
 _THREADS_PARAMETER = {
     "UCX": "num_threads",
     "OBJ": "num_threads",
@@ -110,7 +110,7 @@ class nixl_agent:
         return self.plugin_mem_types.get(backend, [])
 
     def get_plugin_params(self, backend: str) -> dict[str, str]:
-        """What a backend can be created with, and the defaults; empty, and a warning, when there is no such plugin."""
+        """A backend's parameters for creation, with defaults; empty, and a warning, when there is no such plugin."""
         self._load_plugin(backend)
         return self.plugin_b_options.get(backend, {})
 
@@ -119,7 +119,7 @@ class nixl_agent:
         return self._created(backend, self.backend_mems, [])
 
     def get_backend_params(self, backend: str) -> dict[str, str]:
-        """What a created backend runs with; empty, and a warning, when it was not created."""
+        """The parameters that a created backend runs with; empty, and a warning, when it was not created."""
         return self._created(backend, self.backend_options, {})
 
     def create_backend(self, backend: str, initParams: dict[str, str] = {}) -> None:
@@ -164,7 +164,7 @@ class nixl_agent:
     def query_memory(
         self, reg_list: Any, backend: str, mem_type: Optional[str] = None
     ) -> list[Optional[dict[str, str]]]:
-        """What a backend knows of each descriptor, a file's size for example; None where it finds nothing.
+        """Asks a backend about each descriptor, a file's size for example; None where it finds nothing.
 
         Raises:
             ValueError: the backend was not created.
@@ -326,7 +326,7 @@ class nixl_agent:
 
     @_quick
     def check_xfer_state(self, handle: nixl_xfer_handle) -> str:
-        """How a request stands: "DONE" or "PROC".
+        """The state of a request: "DONE" or "PROC".
 
         Raises:
             nixlNotPostedError: it was never started.
@@ -422,7 +422,7 @@ class nixl_agent:
     # ---- metadata
 
     def get_agent_metadata(self) -> bytes:
-        """What peers need to reach this agent and all its registered memory."""
+        """The metadata that peers need to reach this agent and all its registered memory."""
         return self.agent.getLocalMD()
 
     def get_partial_agent_metadata(

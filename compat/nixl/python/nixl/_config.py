@@ -1,4 +1,4 @@
-"""How an agent is set up."""
+"""Options of an agent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEFAULT_COMM_PORT = _bindings.DEFAULT_COMM_PORT
 
 
 class nixl_thread_sync_t(Enum):
-    """How an agent is locked against several threads. Towline's agents may be called from any thread, whatever is set
+    """The locking of an agent against several threads. Towline's agents may be called from any thread, whatever is set
     here; the value is kept for programs that look at it."""
 
     NIXL_THREAD_SYNC_NONE = _bindings.NIXL_THREAD_SYNC_NONE
@@ -21,7 +21,7 @@ class nixl_thread_sync_t(Enum):
 
 
 class nixl_agent_config:
-    """What nixl_agent takes.
+    """Options of nixl_agent.
 
     Args:
         enable_prog_thread: whether a thread of the agent makes progress, so that peers are served, and notifications

@@ -1,5 +1,5 @@
-"""What callers describe memory with, as descriptor lists. NumPy and torch are looked at, never imported: whose objects
-they are has imported them."""
+"""The forms in which callers describe memory, as descriptor lists. NumPy and torch are looked at, never imported: a caller
+with objects of theirs has imported them."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ using RemoteList = Shared<nixl_remote_dlist_t>;
 class XferList {
  public:
   explicit XferList(nixl_xfer_dlist_t&& from);
-  // Of an N x 3 array; of a list or tuple of tuples.
+  // From an N x 3 array; from a list or tuple of tuples.
   static XferList of_array(nixl_mem_t type, nb::handle array);
   static XferList of_tuples(nixl_mem_t type, nb::handle sequence);
   [[nodiscard]] nixl_mem_t type() const noexcept { return alike_ ? alike_->type : list_->getType(); }

@@ -24,7 +24,7 @@ class Room {
   size_t capacity_ = 0;
 };
 
-// Of Rooms or vectors.
+// Recycles Rooms or vectors.
 template <class Array>
 class Recycler {
  public:

@@ -1,4 +1,4 @@
-"""What hurts with NIXL, and is promised here. Each test fails on nixl 1.5.1, or crashes it."""
+"""Promises where NIXL hurts. Each test fails on nixl 1.5.1, or crashes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can't be done raises the exception of its status, and says why."""
+"""Calls that can't succeed raise the exception of their status, and say why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be imported under which name, and what importing costs."""
+"""Names under which packages can be imported, and the cost of importing."""
 
 from __future__ import annotations
 

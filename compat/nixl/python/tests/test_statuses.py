@@ -106,7 +106,7 @@ def test_a_request_to_a_peer_that_hangs_may_be_released(make_agent, start_far, m
 
 
 def test_a_release_that_runs_out_of_time_leaves_the_request_cancelled(make_agent, start_far, monkeypatch):
-    """Of a WRITE, bytes may still be on their way from here: the request stays until the peer has counted them."""
+    """Bytes of a WRITE may still be on their way from here: the request stays until the peer has counted them."""
     monkeypatch.setenv("TOWLINE_NIXL_BACKENDS", "tcp")
     monkeypatch.setenv("TOWLINE_NIXL_TIMEOUT", "4s")
     far = start_far(pages=4, page_bytes=LARGE)

@@ -51,7 +51,7 @@ from ._operations import (
     send,
 )
 
-# Where torch was built with them.
+# These exist if torch was built with them.
 ProcessGroupGloo = getattr(_dist, "ProcessGroupGloo", None)
 ProcessGroupNCCL = getattr(_dist, "ProcessGroupNCCL", None)
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from .._comms import new_comm
 from .utils import Known, get_group, get_rank_and_world_size, hints_of, known, name_for_torch, parse_backend_string, state
 
-# Of torch.distributed, which must not be called beside the communicators that do the work.
+# Functions of torch.distributed that must not be called beside the communicators that do the work.
 BLOCKED = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "broadcast", "all_reduce", "reduce", "barrier")
 BLOCKED += ("all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor")
 BLOCKED += ("all_to_all", "all_to_all_single", "all_gather_object", "gather_object", "scatter_object_list")

@@ -1,4 +1,4 @@
-"""What distwrap knows of each process group, and how backends are named."""
+"""The state that distwrap keeps of each process group, and the names of backends."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def name_for_torch(backends: dict[str, str]) -> str:
 
 
 def get_rank_and_world_size(rank: int, world_size: int) -> tuple[int, int]:
-    """What is given, else what the environment says."""
+    """The arguments if they are given, else the values in the environment."""
 
     def found(value: int, variables: list[str], what: str) -> int:
         if value != -1:

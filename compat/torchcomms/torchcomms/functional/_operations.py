@@ -78,7 +78,7 @@ def _find(key: str) -> TorchComm:
 
 
 def _run(name: str) -> Callable[..., None]:
-    """What an operator does."""
+    """Returns the function that carries out an operator."""
     tensors = _TENSORS.get(name, 2)
 
     def run(*arguments: Any) -> None:

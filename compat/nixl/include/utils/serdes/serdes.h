@@ -1,4 +1,4 @@
-// Where NIXL's installation has this header.
+// NIXL's installation has this header here.
 #pragma once
 
 #include <serdes/serdes.h>
