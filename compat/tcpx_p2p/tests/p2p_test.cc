@@ -276,9 +276,9 @@ TEST(P2p, TheNicKeepsItsKnownVariable) {
 TEST(P2p, NobodyThere) {
   const Session alone(options());
   EXPECT_THROW((void)alone.accept(50ms), tcpx::Error);
-  const Session deaf(options());
+  const Session silent(options());
   try {
-    (void)alone.connect(deaf.address(), 2s);  // nobody accepts
+    (void)alone.connect(silent.address(), 2s);  // nobody accepts
     FAIL() << "it was connected";
   } catch (const tcpx::Error& error) {
     EXPECT_EQ(error.status(), TOWLINE_TIMED_OUT) << error.what();

@@ -26,8 +26,8 @@ struct GidChoice {
   std::string reason;
 };
 
-// The best GID. Of a RoCE port: version 2 before 1, an address that routers know before one of the link, IPv4 before
-// IPv6, then the lowest index. Of an InfiniBand port: index 0. `wanted`: this index, whatever it is. None: there is no
+// The best GID. RoCE ports: version 2 before 1, an address that routers know before one of the link, IPv4 before
+// IPv6, then the lowest index. InfiniBand ports: index 0. `wanted`: this index, whatever it is. None: there is no
 // such GID.
 std::optional<GidChoice> choose_gid(const std::vector<Gid>& table, bool roce, int wanted);
 

@@ -565,7 +565,7 @@ class FakeDevice final : public Device {
   std::unique_ptr<CopyQueue> make_queue(uint32_t gpu, bool after_default, const ReserveWish& wish) override {
     return std::make_unique<FakeQueue>(gpu, after_default ? 0 : reserve(gpu, wish).sms);
   }
-  // Of the fake's four multiprocessors, each is an application's or ours.
+  // Each of the fake's four multiprocessors is an application's or ours.
   [[nodiscard]] Reserve reserve(uint32_t gpu, const ReserveWish& wish) override {
     if (!wish.any()) return {0, "not asked for"};
     const uint32_t all = gpus_[gpu].multiprocessors;

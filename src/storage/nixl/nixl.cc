@@ -121,7 +121,7 @@ void Nixl::detach(const calls::PlainFile&, void* handle) noexcept {
   try {
     const auto engine = engine_->lock();
     engine_->abandon({kept, [](void*) {}});
-  } catch (const std::bad_alloc&) {  // it stays all the same
+  } catch (const std::bad_alloc&) {  // not on the list, but `kept` stays anyway
   }
 }
 

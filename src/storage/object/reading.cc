@@ -59,7 +59,7 @@ Status Reading::verify() const {
   const Version& version = looked.looked ? looked : learned_;
   const auto wanted = crc32c_value(version.crc32c);
   if (!wanted || overlaps_ || stretches_.size() != 1) return Status::kOk;
-  // The checksum is of one version; for any other there is none.
+  // The checksum is known for one version only.
   if (pinned_.size() != 1 || pinned_[0].etag != version.etag) return Status::kOk;
   const auto& [begin, all] = *stretches_.begin();
   return begin == 0 && all.bytes == version.bytes && all.crc != *wanted ? Status::kCorrupt : Status::kOk;

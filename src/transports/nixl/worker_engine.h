@@ -131,7 +131,7 @@ class WorkerEngine {
   nixl_status_t post(Job& job) noexcept;
   void end_request(Job& job, nixl_status_t status) noexcept;
   void give_up(Job& job, Status status) noexcept;
-  // `over`: the engine has told its end. If it has not, and does not let go of it, the engine stays for good.
+  // `over`: the engine has told its end. If it has not and does not release the request, the engine is never freed.
   void release(std::shared_ptr<Request>& request, bool over) noexcept;
   bool look_after(Job& job, uint64_t now_ns);
   // False: the carrier has no room for its message yet.

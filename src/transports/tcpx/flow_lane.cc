@@ -24,7 +24,7 @@ framing::IoResult FlowLane::write(std::span<const iovec> pieces) noexcept {
   return result;
 }
 
-// Each socket is watched only for events that the lane waits for: payload without its header would wake in vain, and so
+// Each socket is watched only for events that the lane waits for: payload without its header would wake it for nothing, and so
 // would a socket that has room when the other has not.
 bool FlowLane::arm(bool want_write) noexcept {
   if (stream_.arm(want_write && stream_wants_write_)) return true;

@@ -85,7 +85,9 @@ NicChoice choose_nic(const std::vector<std::string>& wanted, const std::string& 
   if (!gpu.empty() && !place) return {"", fmt::format("this host has no GPU at {} (tuning.tcpx.gpu)", gpu)};
   if (wanted.size() == 1 && wanted[0] != "auto") return take_named(wanted[0], place, root);
   const std::vector<NetworkInterface> nics = candidates_of(wanted, root);
-  if (nics.empty()) return {"", fmt::format("of {} there is none", join(wanted))};
+  if (nics.empty())
+    return {"", wanted.size() == 1 ? "this host has no interface on PCI that is up"
+                                   : fmt::format("this host has no interface named {}", join(wanted))};
   if (nics.size() == 1) return {nics[0].name, "it is the only one"};
   if (!place)
     return {"",

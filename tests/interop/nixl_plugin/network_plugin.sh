@@ -2,7 +2,7 @@
 # network_plugin.sh TOWLINE [WHEEL]: NVIDIA's UCX plugin as a transport of Towline, between two processes, every byte checked.
 #
 # TOWLINE is the command, WHEEL the folder that `pip install --target` made of nixl-cu12 or nixl-cu13 (else TOWLINE_NIXL_WHEEL).
-# Exits 77, with the reason, where there is none.
+# Exits 77, with the reason, if there is no plugin.
 set -euo pipefail
 towline=$1
 wheel=${2:-${TOWLINE_NIXL_WHEEL:-}}

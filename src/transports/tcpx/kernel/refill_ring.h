@@ -1,5 +1,5 @@
 // The ring by which pages of a zero-copy receive area go back to the kernel: we write entries and the tail, the kernel
-// reads them and writes the head. What the kernel wrote is copied once and bounded before it is used.
+// reads them and writes the head. A value from the kernel is copied once and bounded before it is used.
 //
 // One thread.
 #pragma once

@@ -1,6 +1,6 @@
-// A NIC that there is not: payload is received into pages of a pool of host memory in random order, in fragments of odd
+// An emulated NIC: payload is received into pages of a pool of host memory in random order, in fragments of odd
 // lengths at odd offsets, with linear pieces between them and now and then only a few of them at a time, as a short
-// control buffer would. What comes is decided by a seed. For tests, and for machines whose NIC can't do it.
+// control buffer would. A seed decides what comes. For tests, and for machines whose NIC can't do it.
 #pragma once
 
 #include <sys/uio.h>
