@@ -111,7 +111,7 @@ void add_cp_command(CLI::App& app, CommonOptions& common) {
       "Examples:\n"
       "  towline cp peer:10.0.0.7:7700 /data/kv.bin --verify   save a peer's memory\n"
       "  towline cp /data/kv.bin peer:10.0.0.7:7700/kv         load it into its region kv    \n"
-      "  towline cp peer:10.0.0.7:7700 s3://cache/kv           straight to an object\n"
+      "  towline cp peer:10.0.0.7:7700 s3://cache/kv           directly to an object\n"
       "  towline cp a.bin b.bin --rate 200MB                   a file, without taking the whole disk");
   command->callback([options, texts, &common] {
     const auto size = [&](const char* name, uint64_t& value) {
