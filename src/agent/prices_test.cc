@@ -34,7 +34,7 @@ TEST(Prices, AreTheMeanOfWhatWasReportedForThatSizeAndDirection) {
   EXPECT_NEAR(price.ns, 10'000, 500);
   EXPECT_NEAR(price.error_ns, 1'000, 300);
   EXPECT_EQ(price.samples, 100u);
-  // Others of the class go by the same factor, and other classes say so.
+  // The same factor serves other sizes of the class. Other classes have no samples.
   EXPECT_GT(row.of(256 << 10).ns, 2 * price.ns);
   EXPECT_FALSE(row.of(256 << 10).nearby);
   EXPECT_EQ(row.of(1 << 30).samples, 0u);
@@ -54,7 +54,7 @@ TEST(Prices, FollowAChangeAndForgetAPause) {
   for (int i = 0; i < 100; ++i) row.report(4096, 3'000);
   EXPECT_NEAR(row.of(4096).ns, 3'000, 100);
   PriceRow& first = row_of("prices-first", 20);
-  first.report(4096, 50'000'000);  // it was the first
+  first.report(4096, 50'000'000);  // a first report that is far off
   for (int i = 0; i < 150; ++i) first.report(4096, 1'000);
   EXPECT_LT(first.of(4096).ns, 1'500);
 }

@@ -39,7 +39,7 @@ bool Queues::unsubscribe(EventQueue& queue, uint64_t tag, uint64_t mask) {
   return true;
 }
 
-// Without memory its subscriptions stay published: the queue is closed, and throws away what comes.
+// If publish() gets no memory, the subscriptions stay published. The queue is closed, and drops the notices that come.
 void Queues::remove(EventQueue& queue) noexcept {
   const std::lock_guard lock(mutex_);
   std::erase(all_, &queue);
@@ -60,7 +60,7 @@ void Queues::deliver(NoticeNode* node) noexcept {
       for (const Subscription& entry : *look)
         if (((node->tag ^ entry.tag) & entry.mask) == 0) return entry.queue.get()->push(node);
     }
-  } catch (const std::bad_alloc&) {  // of a thread that looks for the first time
+  } catch (const std::bad_alloc&) {  // a thread's first Look allocates
   }
   own_.push(node);
 }

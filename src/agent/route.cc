@@ -34,7 +34,7 @@ void Route::establish(Post& post, std::string_view forced_backend, LateDeadline 
     backend_.store(backend, std::memory_order_release);
     const Status status = post.prepare_on(*backend, deadline, taken_as_it_is, reason);
     if (status == Status::kOk) {
-      // Checked here, since a worker that needs them holds its lock.
+      // The next candidates are checked here, since a worker that needs them holds its lock.
       while (Backend* const next = taken_as_it_is ? candidates.next() : nullptr)
         others().next.push_back(next);
       if (others_ != nullptr) {
@@ -77,7 +77,9 @@ void Route::take_legs(Post& post, const StagingPlace& staging, LateDeadline dead
     std::string reasons;
     for (const auto& [backend, reason] : others_->rejected)
       reasons += fmt::format("\n  {}: {}", backend->name, reason);
-    fail(error.code(), "no backend moves it in one step:{}\nand not in two, through staging memory: {}",
+    fail(error.code(),
+         "no backend moves the blocks in one step:{}\nand no two backends do in two steps, through staging "
+         "memory: {}",
          reasons, error.message());
   }
 }
@@ -100,7 +102,7 @@ Backend* Route::after(const Backend& failed, std::string reason) noexcept {
   try {
     const std::lock_guard lock(agent_->transfer_details_mutex());
     Backend* const chosen = backend_.load(std::memory_order_relaxed);
-    if (chosen != &failed) return chosen;  // another post has gone on before
+    if (chosen != &failed) return chosen;  // another post has moved on already
     if (!may_go_on()) return nullptr;
     std::vector<Backend*>& next = others_->next;
     others_->rejected.emplace_back(&failed, std::move(reason));

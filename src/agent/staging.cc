@@ -25,13 +25,12 @@ StagingSettings read_staging_settings(const Config& config) {
       config.get_bool("tuning.staging.straight", true)};
   if (settings.chunk_bytes < kPageBytes || settings.chunk_bytes > kLargestChunk ||
       settings.chunk_bytes % kPageBytes != 0)
-    fail(Status::kInvalidArgument, "tuning.staging.chunk is {} bytes: it is a multiple of {} up to {}",
+    fail(Status::kInvalidArgument, "tuning.staging.chunk is {} bytes: it must be a multiple of {} up to {}",
          settings.chunk_bytes, kPageBytes, kLargestChunk);
   if (settings.bytes / settings.chunk_bytes < settings.depth)
     fail(Status::kInvalidArgument,
-         "tuning.staging.bytes is {}, less than tuning.staging.depth ({}) chunks of tuning.staging.chunk ({} "
-         "bytes): a transfer "
-         "needs so many",
+         "tuning.staging.bytes is {}: one transfer needs tuning.staging.depth ({}) chunks of "
+         "tuning.staging.chunk ({} bytes), so set more",
          settings.bytes, settings.depth, settings.chunk_bytes);
   return settings;
 }

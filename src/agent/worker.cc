@@ -22,20 +22,19 @@ constexpr std::size_t kQueueCapacity = 4096;
 // How long the hosted thread pauses while applications drive, before it checks whether they still do.
 constexpr uint64_t kShortestParkNs = 50 * kMicrosecondNs;
 constexpr uint64_t kLongestParkNs = kMillisecondNs;
-constexpr uint64_t kMaintenanceNs =
-    2 * kMillisecondNs;  // heartbeats, teardown and the like are looked at so often
+constexpr uint64_t kMaintenanceNs = 2 * kMillisecondNs;  // the interval for heartbeats, teardown and the like
 // A busy worker polls epoll after this many passes and this time, since the system call takes as long as ten
 // empty passes.
 constexpr uint32_t kPassesPerPoll = 64;
 constexpr uint64_t kPollNs = 20 * kMicrosecondNs;
 constexpr uint32_t kPassesBeforePoll = 4;  // after a sleep
-// Crowds of strangers cause many events. Peers in the middle of transfers are served after a part of them. Each event that
-// was fetched must be handled, since some are edge-triggered: so few are fetched at once.
+// Crowds of strangers cause many events. After some of them, peers in the middle of transfers have their turn. Every fetched
+// event must be handled, since some are edge-triggered: so only a few are fetched at once.
 constexpr std::size_t kEventsAtOnce = 2;
 constexpr std::size_t kMostEvents = 64;
 constexpr uint64_t kMostEventsNs = 50 * kMicrosecondNs;
 constexpr uint32_t kPassesOfInterest = 64;
-constexpr uint32_t kMostThrows = 8;     // in a row, by one handler
+constexpr uint32_t kMostThrows = 8;     // in a row, of one handler
 constexpr uint64_t kFreshTicks = 2000;  // less than a microsecond or so
 
 }  // namespace
@@ -160,7 +159,7 @@ void Worker::unwatch(int fd) noexcept {
   if (found == watches_.end()) return;
   poller_.remove(fd);
   found->second->dead = true;
-  // An event of it may already have been fetched. watch() made room.
+  // An event for it may already have been fetched. watch() reserved room here.
   dead_watches_.push_back(std::move(found->second));
   watches_.erase(found);
 }
@@ -180,7 +179,7 @@ void Worker::establish_later(Part& part) noexcept {
   establishing_tail_ = &part.hook.next;
 }
 
-// All of them; linked until they wait again.
+// Takes all of them. They stay linked until they wait again.
 Part* Worker::take_establishing() noexcept {
   establishing_tail_ = &establishing_;
   return std::exchange(establishing_, nullptr);
@@ -203,7 +202,7 @@ uint32_t Worker::pass(bool poll_descriptors) noexcept {
   uint32_t done = drain_queue();
   const uint64_t now_ns = read_clock();
   done += progress_backends(now_ns, woken ? Until::kOneHadWork : Until::kAllHadATurn);
-  // The work that the thread slept for goes out first. The rest of a pass is not in the processor's caches, and waits for
+  // Work that woke the thread goes out first. The rest of a pass is not in the processor's caches, and waits for
   // the next pass.
   if (woken && done != 0) return done;
   if (poll_descriptors) done += handle_events(0);
@@ -220,8 +219,8 @@ uint32_t Worker::pass(bool poll_descriptors) noexcept {
   return done;
 }
 
-// Consecutive passes serve the backend in use. A backend without work for a while and without a part is
-// checked only when the pass's clock has been read again, which is within a microsecond.
+// Every pass serves backends in use. A backend that had no work for a while and has no part is
+// checked only after the pass's clock was read again, which is within a microsecond.
 uint32_t Worker::progress_backends(uint64_t now_ns, Until until) noexcept {
   uint32_t done = 0;
   for (const Backend* const each : agent_.backends().backends()) {
@@ -283,7 +282,7 @@ uint32_t Worker::step_staged(uint64_t now_ns) noexcept {
   return done;
 }
 
-// Shutting the links has ended the legs of staged transfers. No pass follows in which these would notice it.
+// The links are shut, which ended the legs of staged transfers. These notice it here, since no pass follows.
 void Worker::retire() noexcept {
   while (!staged_.empty() && step_staged(agent_.now_ns()) != 0) continue;
   retired_ = true;
@@ -317,7 +316,7 @@ uint32_t Worker::handle_events(uint64_t timeout_ns) noexcept {
   for (std::size_t handled = 0; handled < kMostEvents;) {
     const std::size_t count = poller_.wait(events, timeout_ns);
     for (std::size_t i = 0; i < count; ++i) {
-      // Meant for the sleeper, and readable until it has run: not an event, so no thread should keep spinning.
+      // A signal to the sleeper, readable until it has run. It does not count as an event: no thread should spin for it.
       if (events[i].context == &kick_) continue;
       ++done;
       auto* watch = static_cast<Watch*>(events[i].context);
@@ -335,7 +334,7 @@ uint32_t Worker::handle_events(uint64_t timeout_ns) noexcept {
   return done;
 }
 
-// Descriptors, timers and strangers start handlers. A backend ends the connection whose handler throws
+// Descriptors, timers and strangers cause calls of handlers. A backend ends the connection whose handler throws
 // (plugin::ready). A handler whose exception reaches this point is called again a few times, since memory may
 // be short for a moment; then its descriptor is no longer watched. The process and all other connections
 // continue.
@@ -343,7 +342,7 @@ void Worker::call(Watch& watch, uint32_t events) noexcept {
   const auto failed = [&](const char* why) {
     const bool over = ++watch.throws == kMostThrows;
     TOWLINE_LOG(kError, "the handler of file descriptor {} failed: {}{}", watch.fd, why,
-                over ? "; it is called no more" : "");
+                over ? "; it will not be called again" : "");
     if (over && !watch.dead) unwatch(watch.fd);
   };
   try {
@@ -352,12 +351,12 @@ void Worker::call(Watch& watch, uint32_t events) noexcept {
   } catch (const std::exception& error) {
     failed(error.what());
   } catch (...) {
-    failed("it threw something unknown");
+    failed("it threw an unknown exception");
   }
 }
 
 bool Worker::arm() noexcept {
-  disarm();  // what its last sleep left
+  disarm();  // a backend may still be armed from the last sleep
   arming_ = Arming::kAsleep;
   bool work = false;
   for (const auto& backend : agent_.backends().backends()) {
@@ -414,7 +413,7 @@ void Worker::park(uint64_t ns) noexcept {
   futex_wait(park_word_, seen, monotonic_now_ns() + ns);
 }
 
-// Armed. Events are level-triggered: the next poll sees them again. A peer that wakes this worker has left
+// Called with backends armed. Events are level-triggered: the next poll sees them again. A peer that wakes this worker has left
 // its data where the next pass looks. System calls are slow on a processor that has just woken up, so a few
 // passes come before the poll.
 void Worker::sleep_in_epoll(uint64_t limit_ns) noexcept {
@@ -460,7 +459,7 @@ void Worker::run_thread() noexcept {
       continue;
     }
     const uint64_t now_ns = agent_.in_real_time() ? now_ns_ : monotonic_now_ns();
-    // The pass's clock may be older.
+    // The pass's clock may be older than idle_since_ns.
     if (now_ns < Deadline::after(idle_since_ns, agent_.tuning().spin_ns).ns()) {
       unlock();
       cpu_pause();
@@ -494,7 +493,7 @@ void Worker::sleep_driving(uint64_t deadline_ns) noexcept {
   }
   sleeping_.store(true, std::memory_order_seq_cst);
   const bool asleep = pass(true) == 0 && arm();
-  // After the pass, which may have found work with a deadline.
+  // Computed after the pass, which may have found work with a deadline.
   uint64_t limit_ns = asleep ? sleep_limit_ns(now_ns_) : 0;
   unlock();
   if (asleep) {

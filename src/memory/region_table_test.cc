@@ -139,10 +139,10 @@ TEST(RegionTable, gives_keys_that_can_not_be_guessed_from_others) {
   RegionTable table;
   RegionTable other;
   const uint64_t here = add_published(table, 0x10000, 0x1000);
-  EXPECT_NE(here, add_published(other, 0x10000, 0x1000)) << "another agent's tell nothing";
+  EXPECT_NE(here, add_published(other, 0x10000, 0x1000)) << "keys of another agent must not help";
   const uint64_t next = add_published(table, 0x20000, 0x1000);
   const uint64_t random_bits = here >> RegionTable::kIndexBits;
-  EXPECT_NE(random_bits, next >> RegionTable::kIndexBits) << "nor do its neighbours";
+  EXPECT_NE(random_bits, next >> RegionTable::kIndexBits) << "nor keys of neighbouring slots";
   for (uint64_t step = 1; step < 10000; ++step) {
     for (const uint64_t guess : {random_bits + step, random_bits - step, step}) {
       const uint64_t key = guess << RegionTable::kIndexBits | (here & (RegionTable::kMaxRegions - 1));
@@ -198,8 +198,8 @@ TEST(RegionTable, refuses_senseless_regions) {
   EXPECT_EQ(table.size(), 0U);
 }
 
-// Pinners check the region's bytes, which the owner changes as soon as it may: a pin that came too late would
-// see it.
+// Threads that pin check the region's bytes. The owner changes these as soon as it may, so a pin that came too late
+// would see the change.
 TEST(RegionTable, never_lets_a_pin_outlive_its_region) {
   RegionTable table;
   constexpr uint64_t kRounds = 3000;

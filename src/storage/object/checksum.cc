@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint32_t kPolynomial = 0x82f63b78;  // reflected: the bit of x^31 is the lowest
 
-// The product of two polynomials modulo the checksum's.
+// The product of two polynomials, modulo the checksum's polynomial.
 uint32_t multiply(uint32_t a, uint32_t b) noexcept {
   uint32_t product = 0;
   for (uint32_t bit = uint32_t{1} << 31; bit != 0; bit >>= 1) {

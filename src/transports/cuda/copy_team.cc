@@ -12,7 +12,7 @@ namespace towline::cuda {
 
 namespace {
 
-constexpr uint32_t kLooks = 1000;  // for more work before a thread sleeps: some 50 us
+constexpr uint32_t kLooks = 1000;  // checks for more work before a thread sleeps: some 50 us
 
 }  // namespace
 
@@ -25,7 +25,7 @@ CopyTeam::~CopyTeam() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-// As many as can be had: without any, those who look copy.
+// Starts as many threads as the system allows. Without any, look() does all the copying.
 void CopyTeam::start_threads() noexcept try {
   threads_.reserve(most_threads_);
   while (threads_.size() < most_threads_) {
@@ -41,7 +41,7 @@ void CopyTeam::begin(Job& job) noexcept {
   job.left.store(job.shares, std::memory_order_relaxed);
   job.after = nullptr;
   job.users = 0;
-  if (job.shares <= 1) {  // not worth telling
+  if (job.shares <= 1) {  // not worth waking a thread
     (void)copy_share(job);
     return;
   }
@@ -66,7 +66,7 @@ bool CopyTeam::look(Job& job) noexcept {
   return job.users == 0;
 }
 
-// False: all are taken.
+// Copies the next share. False: all shares are taken.
 bool CopyTeam::copy_share(Job& job) noexcept {
   if (job.next.load(std::memory_order_relaxed) >= job.shares) return false;
   const uint32_t share = job.next.fetch_add(1, std::memory_order_relaxed);
@@ -102,7 +102,7 @@ void CopyTeam::unlink(Job& job) noexcept {
   }
 }
 
-// Null: the team ends.
+// Waits for the first job. Null: the team ends.
 CopyTeam::Job* CopyTeam::take() noexcept {
   for (uint32_t i = 0; i < kLooks && queued_.load(std::memory_order_relaxed) == 0 && !stop_; ++i) cpu_pause();
   std::unique_lock lock(mutex_);

@@ -22,7 +22,7 @@ struct Answer {
   UniqueFd fd;
 };
 
-// One question at one of the daemon's sockets; a descriptor comes as an answer of its own.
+// One request to one of the daemon's sockets. The answer is a text, or a descriptor alone.
 class Daemon {
  public:
   Daemon(const std::string& folder, const std::string& name) : path_(folder + "/" + name) {
@@ -32,7 +32,7 @@ class Daemon {
     for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO})
       (void)setsockopt(fd_.get(), SOL_SOCKET, option, &kDaemonWait, sizeof kDaemonWait);
     if (::connect(fd_.get(), address.get(), address.size()) != 0)
-      fail_errno(errno, "asking the daemon of receive memory at {}", path_);
+      fail_errno(errno, "connecting to the receive memory daemon at {}", path_);
   }
 
   Answer ask(const std::string& message) {
@@ -48,16 +48,17 @@ class Daemon {
       if (take_some(bytes, wanted, answer.fd)) return answer;
       if (bytes.size() == 2 && wanted == 2) wanted = 2 + (std::size_t{bytes[0]} << 8 | bytes[1]);
       if (wanted > kMostDaemonBytes)
-        fail(Status::kProtocol, "the daemon at {} answers with {} bytes", path_, wanted);
+        fail(Status::kProtocol, "the daemon at {} announced an answer of {} bytes, which is too long", path_,
+             wanted);
     }
     const auto text = decode_daemon_text(std::span(bytes).subspan(2));
-    if (!text) fail(Status::kProtocol, "the daemon at {} gives no answer that is known", path_);
+    if (!text) fail(Status::kProtocol, "the daemon at {} gave an answer of an unknown format", path_);
     answer.text = *text;
     return answer;
   }
 
  private:
-  // True: a descriptor came.
+  // True: a descriptor arrived.
   bool take_some(std::vector<uint8_t>& bytes, std::size_t wanted, UniqueFd& descriptor) {
     uint8_t data[kMostDaemonBytes];
     alignas(cmsghdr) uint8_t control[CMSG_SPACE(sizeof(int))];
@@ -97,15 +98,16 @@ void ask_for_rule(const DaemonOptions& options, const char* socket, const FlowRu
 
 PoolMemory take_memory(const DaemonOptions& options, const plugin::Host* host) {
   if (options.gpu.empty())
-    fail(Status::kUnsupported, "tuning.tcpx.daemon_gpu names no GPU whose memory the daemon gives");
+    fail(Status::kUnsupported,
+         "tuning.tcpx.daemon_gpu is not set: name the GPU whose memory the daemon serves");
   const Answer memory =
       Daemon(options.folder, "get_gpu_fd_" + options.gpu).ask(encode_daemon_text(options.gpu));
-  if (!memory.fd.valid()) fail(Status::kNotFound, "the daemon gives no memory of {}", options.gpu);
+  if (!memory.fd.valid()) fail(Status::kNotFound, "the daemon returned no memory of {}", options.gpu);
   const Answer about =
       Daemon(options.folder, "get_gpu_metadata_" + options.gpu).ask(encode_daemon_text(options.gpu));
   const auto bytes = decode_daemon_memory_bytes(about.text);
-  if (!bytes) fail(Status::kProtocol, "the daemon says nothing useful of the memory of {}", options.gpu);
-  std::string why_not = "memory of GPUs is not to be used";
+  if (!bytes) fail(Status::kProtocol, "the daemon did not give the size of the memory of {}", options.gpu);
+  std::string why_not = "tuning.tcpx.pool is host";
   if (host != nullptr) {
     try {
       return {{}, {}, std::make_unique<GpuPool>(*host, GpuPoolWish{options.gpu, *bytes, memory.fd.get()})};
@@ -117,7 +119,7 @@ PoolMemory take_memory(const DaemonOptions& options, const plugin::Host* host) {
     if (file_bytes(memory.fd.get()) < *bytes) fail(Status::kMismatch, "it is smaller than the daemon says");
     return {Mapping::map_shared(memory.fd.get(), *bytes, MapAccess::kRead), {}, nullptr};
   } catch (const core::Error& error) {
-    fail(Status::kUnsupported, "the daemon's memory of {} can't be used by a GPU ({}), nor be mapped ({})",
+    fail(Status::kUnsupported, "the daemon's memory of {} can be neither used by a GPU ({}) nor mapped ({})",
          options.gpu, why_not, error.message());
   }
 }
@@ -142,7 +144,8 @@ class DevmemLegacyProvider::Steered final : public DeviceMemorySource {
     try {
       ask_for_rule(options_, "rx_rule_uninstall", *rule_);
     } catch (const std::exception& error) {
-      TOWLINE_LOG(kWarning, "tcpx: the flow rule \"{}\" stays: {}", rule_->text(), error.what());
+      TOWLINE_LOG(kWarning, "tcpx: the flow rule \"{}\" could not be removed: {}", rule_->text(),
+                  error.what());
     }
   }
 
