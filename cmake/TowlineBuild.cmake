@@ -61,7 +61,7 @@ else()
   add_library(towline_fmt INTERFACE)
   target_link_libraries(towline_fmt INTERFACE fmt::fmt-header-only)
 endif()
-# What plugins need; without one, its plugin is left out.
+# Libraries that plugins need; without one, its plugin is left out.
 find_package(CURL 7.85 QUIET)
 find_package(OpenSSL 3.0 QUIET)
 find_package(pugixml QUIET)

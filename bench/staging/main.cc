@@ -3,8 +3,8 @@
 // within every round; the ratio is to the slower leg.
 //
 // Both processes share the machine, and a leg alone may keep all its processors busy, or all that its memory
-// carries. What both take at once, by two agents with memory of their own, neither waiting for the other,
-// is what the machine leaves them; the last ratio is to that. The whole can be quicker: its second step finds
+// carries. Two agents with memory of their own therefore run both legs at once, neither waiting for the other:
+// the last ratio is to that figure. The whole can be quicker: its second step finds
 // bytes in the caches that the first has just put there.
 #include <fmt/format.h>
 #include <unistd.h>

@@ -271,7 +271,7 @@ void CpuBackend::watch_processes() {
 
 // ---- Watching
 
-// Ranks and strangers start what it does. What fails ends the communicator, never the process.
+// Ranks and strangers start what it does. A failure ends the communicator, never the process.
 void CpuBackend::watch() noexcept {
   std::vector<pollfd> polled;
   bool told = false;

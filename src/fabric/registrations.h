@@ -1,4 +1,4 @@
-// The memory that an engine's user has registered. What lies within memory that is registered already, with the same
+// The memory that an engine's user has registered. Memory within memory that is registered already, with the same
 // rights, is not registered with the rails again: it shares their keys. So an arena of 100,000 tensors costs one
 // registration and 100,000 look-ups.
 //

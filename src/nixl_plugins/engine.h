@@ -15,7 +15,7 @@
 
 namespace towline::nixl_plugins {
 
-// Runs `work`, which calls the plugin. What it throws, and a status that NIXL does not have, is NIXL_ERR_BACKEND.
+// Runs `work`, which calls the plugin. An exception, or a status that NIXL does not have, becomes NIXL_ERR_BACKEND.
 template <class Work>
 nixl_status_t ask(Work work) noexcept {
   try {

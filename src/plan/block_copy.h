@@ -11,8 +11,8 @@ namespace towline {
 
 using BlockCopy = void (*)(void* to, const void* from, std::size_t bytes) noexcept;
 
-// The quickest way this processor has to copy `bytes` from there to there, for any call with just these;
-// never null. What overlaps is copied as if through a buffer.
+// The quickest way this processor has to copy `bytes` from `from` to `to`, for any call with just these;
+// never null. Ranges that overlap are copied as if through a buffer.
 [[nodiscard]] BlockCopy choose_block_copy(const void* to, const void* from, std::size_t bytes) noexcept;
 
 }  // namespace towline

@@ -38,7 +38,7 @@ struct FlatBlocks {
 // Immutable once made: any thread. Every block lies in one region of the index it was made with;
 // which regions is remembered by key, so the list outlives them (who uses it then finds the key stale).
 //
-// Regular input is kept as extents, also flat input with constant distances. What shows no regularity is kept
+// Regular input is kept as extents, also flat input with constant distances. Irregular input is kept
 // flat, 16 bytes a block.
 class ResolvedList {
  public:

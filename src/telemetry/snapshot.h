@@ -1,4 +1,4 @@
-// Reading counters, this process's own or another's. What another process wrote is never trusted: the file
+// Reading counters, this process's own or another's. Data that another process wrote is never trusted: the file
 // must be sealed against shrinking, its header is copied and checked, names are cleaned, and every size comes
 // from this side's layout.
 #pragma once

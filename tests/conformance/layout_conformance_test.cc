@@ -1,4 +1,4 @@
-// What named, shaped regions promise, through the public API.
+// Promises of named, shaped regions, through the public API.
 #include "transport_fixture.h"
 
 namespace towline::conformance {

@@ -1,4 +1,4 @@
-// What outlives what: owners of memory live until nothing uses it, and what was made from an agent outlives the agent.
+// Lifetimes: owners of memory live until nothing uses it, and objects that were made from an agent outlive the agent.
 #include <atomic>
 #include <cstring>
 #include <memory>

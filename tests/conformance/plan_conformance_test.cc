@@ -1,4 +1,4 @@
-// What plans and posts promise over every transport, through the public API.
+// Promises of plans and posts over every transport, through the public API.
 #include <array>
 #include <set>
 #include <thread>

@@ -107,7 +107,7 @@ inline std::vector<std::byte> read_file(const std::string& path) {
   return bytes;
 }
 
-// Where a store's things are, reached past the agent under test.
+// A store's files or objects, reached past the agent under test.
 class Place {
  public:
   virtual ~Place() = default;
@@ -275,7 +275,7 @@ class StorageTest : public ::testing::TestWithParam<Store> {
   std::string why_not_;
 };
 
-// What only files can do.
+// For tests of things that only files can do.
 #define FILES_ONLY(why) \
   if (GetParam().is_object) GTEST_SKIP() << "objects: " << (why)
 

@@ -108,7 +108,7 @@ class StagingTest : public ::testing::TestWithParam<Way> {
     const Transport& transport = GetParam().transport;
     return transport.shared_memory && transport.kind == Kind::kDram && !GetParam().store.direct;
   }
-  // Of its last post; -1: that way is not there.
+  // The bytes of its last post that went straight; -1: that way does not exist.
   static int64_t straight_bytes(const Transfer& transfer) {
     constexpr std::string_view kBegin = "\"straight\":{\"bytes\":";
     const std::string route = transfer.route();
@@ -308,7 +308,7 @@ TEST_P(StagingTest, WhatIsCachedGoesStraightIntoMappedMemory) {
     EXPECT_EQ(straight_bytes(load), goes_straight() ? int64_t{kBytes} : -1);
   }
   EXPECT_EQ(straight_bytes(save), -1);
-  // What its peer was sent is counted there, whichever way it went.
+  // The agent counts all bytes that were sent to its peer, whichever way they went.
   const std::string counters = agent_->metrics();
   EXPECT_NE(counters.find(std::to_string(3 * kBytes)), std::string::npos) << counters;
 }

@@ -1,4 +1,4 @@
-// What every way of storing promises: bytes, their order, errors that name the range, ends and fences.
+// Promises of every way of storing: bytes, their order, errors that name the range, ends and fences.
 #include "storage_fixture.h"
 
 #include <algorithm>

@@ -190,7 +190,7 @@ TEST_P(VendorTest, ManyThreadsMoveAtOnce) {
 INSTANTIATE_TEST_SUITE_P(Vendors, VendorTest, ::testing::ValuesIn(kVendors),
                          [](const auto& vendor) { return std::string(vendor.param.name); });
 
-// Where cuFile makes no batches, its plain calls move the bytes.
+// If cuFile makes no batches, its plain calls move the bytes.
 TEST(GdsTest, BatchesThatAreRefusedAreDoneByCalls) {
   const Fake fake(TOWLINE_FAKE_CUFILE, "fake_cufile");
   FolderPlace place("gds");

@@ -1,4 +1,4 @@
-// What every transport promises, through the public API.
+// Promises of every transport, through the public API.
 #include <algorithm>
 #include <atomic>
 #include <nlohmann/json.hpp>
@@ -10,7 +10,7 @@
 namespace towline::conformance {
 namespace {
 
-// What an agent's counters say that peers moved by themselves, in one direction.
+// The bytes that peers moved by themselves in one direction, from an agent's counters.
 uint64_t served(const Agent& agent, const std::string& direction) {
   const nlohmann::json counters = nlohmann::json::parse(agent.metrics());
   uint64_t bytes = 0;

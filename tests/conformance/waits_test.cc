@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kBytes = 1 << 16;
 constexpr uint64_t kBlock = 4096;
-// Of operations here that must end at once. Well below the default of 30 s, which a broken rule would wait.
+// The limit for operations here that must end at once. Well below the default of 30 s, which a broken rule would wait.
 constexpr auto kAtOnce = 10s;
 
 Status code_of(const std::function<void()>& call) {

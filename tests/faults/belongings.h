@@ -1,4 +1,4 @@
-// What this process holds and what it has put where others see it, to be compared before and after.
+// The resources that this process holds or has made visible to others, for a comparison of before and after.
 #pragma once
 
 #include <map>
@@ -12,7 +12,7 @@ using Belongings = std::map<std::string, int>;
 
 [[nodiscard]] Belongings belongings();
 
-// What `after` has more of, for messages.
+// The resources that only `after` has, for messages.
 [[nodiscard]] std::string added(const Belongings& before, const Belongings& after);
 
 }  // namespace towline::faults

@@ -86,7 +86,7 @@ int32_t run(towline_communicator_t* ranks, uint32_t op, const std::vector<float>
   return towline_collective(ranks, &call, nullptr, nullptr);
 }
 
-// What rank `rank` gives at `i`, a whole number.
+// Element `i` of rank `rank`'s input, a whole number.
 float given(int rank, uint64_t i) { return static_cast<float>(rank * 1000 + static_cast<int>(i % 997)); }
 
 // Every operation with parts of `count`, each element checked. 0, or which operation went wrong.

@@ -181,7 +181,7 @@ TEST_P(Faults, NothingIsLeftBehindByAKilledProcess) {
       victim.kill_hard();
       EXPECT_TRUE(eventually([&] { return peer.health() == Health::kLost; }, 5s));
     };
-    // What an agent makes once, when it first needs it, it keeps. A leak would come with every peer.
+    // An agent keeps things that it makes once, when it first needs them. A leak would come with every peer.
     std::string left;
     for (int peers = 0; peers < 4 && left != "nothing"; ++peers) {
       const Belongings before_peer = belongings();

@@ -39,7 +39,7 @@ constexpr size_t kKeptOpen = 40;
 constexpr uint64_t kMostGrowth = 16u << 20;
 constexpr size_t kPage = 4096;
 
-// What strangers send: what a peer would say, damaged or meant for somebody else, and noise.
+// Sends what strangers may send: a peer's messages, damaged or meant for somebody else, and noise.
 class Malice {
  public:
   Malice(const Target& target, std::string listener) : target_(target), listener_(std::move(listener)) {}

@@ -19,7 +19,7 @@ class StallingProxy {
   ~StallingProxy();
 
   [[nodiscard]] uint16_t port() const { return port_; }
-  // What clients send on the connections that are open now is kept, also their end. New ones pass.
+  // Keeps back everything that clients send on the connections that are open now, their end too. New ones pass.
   void stall();
   // Forwards the kept bytes, then the end.
   void release();

@@ -220,7 +220,7 @@ TEST(StorageFaults, AFullDiskIsAnErrorOfThatTransferOnly) {
   }
 }
 
-// Where the process ignores SIGXFSZ, as Python does.
+// This process ignores SIGXFSZ, as Python does.
 TEST(StorageFaults, AFileAtTheProcesssLimitIsAnErrorOfThatTransferOnly) {
   const Folder folder;
   for (const bool direct : {false, true}) {

@@ -62,7 +62,7 @@ inline void make_file(const std::string& path, size_t bytes, char value = 'a') {
   ::close(fd);
 }
 
-// What registering says; empty when it works.
+// The error of registering; empty when it works.
 inline std::pair<Status, std::string> refusal(const Agent& agent, const std::string& uri,
                                               StorageOptions options = {}) {
   try {

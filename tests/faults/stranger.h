@@ -13,7 +13,7 @@
 
 namespace towline::faults {
 
-// What an agent's metadata says of it.
+// An agent as its metadata describes it.
 struct Target {
   explicit Target(const std::vector<std::byte>& blob);
 
@@ -26,7 +26,7 @@ struct Target {
 
 // The metadata that the agent at `address` gives to any client.
 std::vector<std::byte> blob_of(const std::string& address);
-// Where this descriptor takes connections over TCP; empty: it does not.
+// The address at which this descriptor takes connections over TCP; empty: it does not.
 std::string listens_at(int fd);
 
 class Stranger {

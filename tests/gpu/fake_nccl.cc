@@ -499,7 +499,7 @@ TOWLINE_API Result ncclRecv(void* to, size_t count, int type, int peer, nccl::Co
 
 // ---- For tests
 
-// What NCCL reports of this rank's communicators when it is asked.
+// The state that NCCL reports of this rank's communicators when it is asked.
 TOWLINE_API void towline_fake_nccl_set_error(int rank, int error) {
   State& all = state();
   const std::lock_guard lock(all.mutex);

@@ -106,7 +106,7 @@ TEST_F(Gpu, HostMemoryThatIsMovedAgainIsPinnedMeanwhile) {
       peer.block_list(at(target.address(), kPage, target.gpu()).repeat(kBytes / kPage, kPage));
   const Transfer write = agent.transfer(Op::write, mine, theirs);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-  // What of a route tells how much went through the pool.
+  // The part of a route that tells how much went through the pool.
   const auto chunks = [&] {
     const std::string route = write.route();
     const size_t at = route.find("\"chunks\":");

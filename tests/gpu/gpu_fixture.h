@@ -1,4 +1,4 @@
-// What tests on real GPUs begin with.
+// The fixture of tests on real GPUs.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -18,7 +18,7 @@ TOWLINE_API void* towline_gpu_model_stream() { return new FakeStream(0); }
 TOWLINE_API void* towline_gpu_model_malloc(uint64_t bytes) {
   return towline::collectives::gpu::pool_allocate(towline::cuda::fake::fake_kernel_device(), 0, bytes);
 }
-// What it was given is done.
+// Carries out everything in the stream.
 TOWLINE_API void towline_gpu_model_drain(void* stream) { static_cast<FakeStream*>(stream)->drain(); }
 // Begins nothing meanwhile.
 TOWLINE_API void towline_gpu_model_hold(void* stream, int held) {

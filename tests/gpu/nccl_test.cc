@@ -34,7 +34,7 @@ Function of_fake(const char* name) {
 
 Ranks of(int size, uint64_t timeout_ns = 60'000'000'000) { return {size, kLibrary, timeout_ns}; }
 
-// What NCCL has: no bitwise operations, no 16-bit integers.
+// NCCL has no bitwise operations and no 16-bit integers.
 bool nccl_can(uint32_t datatype, uint32_t reduction) {
   if (!can(datatype, reduction) || datatype == TOWLINE_INT16 || datatype == TOWLINE_UINT16) return false;
   if (reduction == TOWLINE_REDUCE_BXOR) return false;

@@ -22,7 +22,7 @@ pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
 
 declare -A wheels=([lmcache]=lmcache==0.5.6 [vllm]=vllm==0.33.0 [dynamo]="ai-dynamo==1.6.1 ai-dynamo-runtime==1.6.1"
   [sglang]=sglang==0.5.23)
-# Of their dependencies those that the parts import.
+# The dependencies that the parts import.
 declare -A needs=(
   [lmcache]="msgspec pyzmq pyyaml psutil prometheus-client sortedcontainers aiofiles aiofile aiohttp requests py-cpuinfo
     numpy numba cachetools nvtx httpx blake3 safetensors opentelemetry-api opentelemetry-sdk

@@ -1,4 +1,4 @@
-// What simulations of whole agents in one thread have in common: the clock, and how their agents are set up.
+// Shared by simulations of whole agents in one thread: the clock, and how their agents are set up.
 #pragma once
 
 #include <atomic>

@@ -52,7 +52,7 @@ class CutNetwork final : public memory::Network {
   std::array<std::array<bool, kAgents>, kAgents> cut_{};
 };
 
-// What an agent knows of another one. Made anew when that one restarts or registers again.
+// The objects that an agent has of another one. Made anew when that one restarts or registers again.
 struct Acquaintance {
   towline_peer_t* peer = nullptr;
   towline_block_list_t* theirs = nullptr;

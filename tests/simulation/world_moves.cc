@@ -41,7 +41,7 @@ void World::touch(SimulatedMove& move) {
     if (havoc_ && random_.below(50) == 0) (void)towline_transfer_cancel(move.transfer);
     return;
   }
-  // What it was made for is gone: the transfer answers that for ever.
+  // The region that the transfer was made for is gone: from now on the transfer always says so.
   if (move.transfer != nullptr && move.made_for != agent.others[move.to].registration && !drop(move)) return;
   if (agents_[move.to].registration == 0 && move.op == TOWLINE_READ)
     return;  // its bytes could not be stamped

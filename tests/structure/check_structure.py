@@ -61,7 +61,7 @@ VENDORS = {  # the headers, and the folders that may include them
     r"prometheus/": ["telemetry/prometheus"],
     r"(torch|ATen|c10)/": [],
 }
-# Where connections over TCP are; keys and encryption will be in the stream's own file alone.
+# Folders with connections over TCP; keys and encryption will be in the stream's own file alone.
 STREAMS = ("src/transports/tcp", "src/metadata/listener", "src/rendezvous", "src/collectives", "src/fabric")
 MAX_LINES = 800
 

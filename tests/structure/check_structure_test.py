@@ -31,7 +31,7 @@ reason = "the table"
 
 class StructureTest(unittest.TestCase):
     def findings(self, planted: dict[str, str], exceptions: str = EXCEPTION) -> list[str]:
-        """What the checker reports for the clean tree with some files planted, each as `path rule`."""
+        """The checker's reports for the clean tree with some files planted, each as `path rule`."""
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder) / "tree"
             for name, text in (CLEAN | planted).items():

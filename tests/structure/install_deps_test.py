@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What scripts/install-deps says and does on machines that lack something: no network, no root, old tools.
+"""Tests of scripts/install-deps on machines that lack something: no network, no root, old tools.
 
 Each machine is a folder of small stand-ins that is the whole PATH. Nothing is installed.
 """

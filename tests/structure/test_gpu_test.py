@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What scripts/test-gpu --several runs and says, with programs that only say that they ran."""
+"""Tests of scripts/test-gpu --several, with programs that only say that they ran."""
 
 import os
 import pathlib

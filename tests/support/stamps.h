@@ -6,7 +6,7 @@
 
 namespace towline::support {
 
-// What only this (seed, offset) gives, so that a misplaced or stale byte shows.
+// The byte that belongs to this (seed, offset), so that a misplaced or stale byte shows.
 inline std::byte byte_at(uint64_t seed, uint64_t offset) {
   const uint64_t word = (seed * 0x9e3779b97f4a7c15ULL) ^ ((offset / 8) * 0xbf58476d1ce4e5b9ULL);
   return static_cast<std::byte>(word >> (offset % 8 * 8));

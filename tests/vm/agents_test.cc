@@ -69,7 +69,7 @@ void AgentsTest::move_a_gigabyte(const std::string& source) {
   std::printf("%s\n%s\n", transfer.route().c_str(), info.substr(info.find("\"source\""), 300).c_str());
   EXPECT_NE(info.find("\"source\":\"" + source + "\""), std::string::npos) << info;
   EXPECT_EQ(number_after(info, "held"), 0u);
-  // What came before the rule was there, or the payload flow.
+  // Only bytes that came before the rule or the payload flow was there.
   EXPECT_LT(number_after(info, "linear_bytes"), 1u << 20);
   EXPECT_GT(number_after(info, "fragment_bytes"), uint64_t{1000} << 20);
   EXPECT_EQ(number_after(info, "copied_bytes"), 0u);

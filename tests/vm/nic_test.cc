@@ -1,4 +1,4 @@
-// What only a kernel with a NIC that receives into device memory can show: the NIC, its rules, and sources alone.
+// Tests that need a kernel with a NIC that receives into device memory: the NIC, its rules, and sources alone.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/wait.h>

@@ -13,7 +13,7 @@ Tensor = Any  # torch's, NumPy's, buffers, DLPack, (address, elements, type)
 _Bytes = bytes  # where a class has a member of that name
 Timeout = float | None  # seconds; None: the communicator's
 Hints = dict[str, Any] | None
-# Of torch or CuPy, any object with __cuda_stream__, or an address. The operation is enqueued there; its tensors are a GPU's.
+# From torch or CuPy, any object with __cuda_stream__, or an address. The operation is enqueued there; its tensors are a GPU's.
 Stream = object | None
 
 def status_text(status: int) -> str: ...

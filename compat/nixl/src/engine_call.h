@@ -8,7 +8,7 @@
 
 namespace towline::nixl {
 
-// Runs `work`, which calls an engine. What it throws, and a status that NIXL does not have, is NIXL_ERR_BACKEND.
+// Runs `work`, which calls an engine. An exception, or a status that NIXL does not have, becomes NIXL_ERR_BACKEND.
 template <class Work>
 nixl_status_t call_engine(const char* what, Work work) noexcept {
   try {

@@ -23,7 +23,7 @@ constexpr std::string_view kSuffix = ".so";
 void info(const std::string& text) { own::log(own::LogLevel::kInfo, text); }
 void warn(const std::string& text) { own::log(own::LogLevel::kWarning, text); }
 
-// Calls a plugin's function. What it throws ends here, since the caller is NIXL's interface, which does not.
+// Calls a plugin's function. Exceptions end here, since the caller is NIXL's interface, which does not throw.
 template <class Result, class Function>
 Result ask(const std::string& path, const char* what, Result otherwise, Function function) noexcept {
   try {

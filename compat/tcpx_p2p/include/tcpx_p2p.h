@@ -54,9 +54,9 @@ typedef struct tcpx_session_options_t {
 TCPX_API int32_t tcpx_session_create(const tcpx_session_options_t* options, tcpx_session_t** session);
 // Ends every transfer with TOWLINE_CLOSED and tells the peers.
 TCPX_API int32_t tcpx_session_destroy(tcpx_session_t* session);
-// What others connect to: "10.0.0.7:28900".
+// The address that others connect to: "10.0.0.7:28900".
 TCPX_API int32_t tcpx_session_address(const tcpx_session_t* session, char* text, size_t capacity);
-// How payload is received, and why not in better ways: JSON, at most `capacity` bytes with NUL. `needed`: its whole size.
+// Describes how payload is received, and why not in better ways: JSON, at most `capacity` bytes with NUL. `needed`: its whole size.
 TCPX_API int32_t tcpx_session_describe(const tcpx_session_t* session, char* json, size_t capacity,
                                        size_t* needed);
 TCPX_API int32_t tcpx_session_accept(tcpx_session_t* session, uint64_t timeout_ns,
@@ -67,7 +67,7 @@ TCPX_API int32_t tcpx_session_connect(tcpx_session_t* session, const char* addre
 // Ends its transfers with TOWLINE_CLOSED, here and there, and frees it.
 TCPX_API int32_t tcpx_connection_close(tcpx_connection_t* connection);
 
-// Of any length and alignment; `gpu`: its number, or TCPX_HOST_MEMORY. It must stay valid until it is deregistered.
+// Memory of any length and alignment; `gpu`: the GPU's number, or TCPX_HOST_MEMORY. It must stay valid until it is deregistered.
 TCPX_API int32_t tcpx_memory_register(tcpx_session_t* session, void* address, uint64_t bytes, int32_t gpu,
                                       uint64_t* memory);
 // TOWLINE_BUSY: a transfer uses it.

@@ -38,7 +38,7 @@ TOWLINE_DEVICE bool is_scaled(const Job& job) {
   return job.reduces != 0 && job.mark.reduction == TOWLINE_REDUCE_PREMUL_SUM;
 }
 
-// Stores one round for the signal to come. What stays here is not stored, unless it is scaled.
+// Stores one round for the signal to come. This rank's own part is not stored, unless it is scaled.
 template <class E>
 TOWLINE_DEVICE void push_round(const Job& job, const Turn& turn, uint64_t at) {
   for (uint32_t i = is_scaled(job) ? 0 : 1; i < job.size; ++i) {

@@ -193,8 +193,8 @@ TOWLINE_DEVICE bool meet(const Job& job, Turn& turn) {
   return !device::sync_any(failed);
 }
 
-// Gives every rank some words, and waits for theirs: give(peer, which), and got[which][peer]. What ranks wrote before their
-// operation began is seen after; what this operation wrote may not be. So it costs one way through memory.
+// Gives every rank some words, and waits for theirs: give(peer, which), and got[which][peer]. Data that ranks wrote before their
+// operation began is seen after; data of this operation may not be. So it costs one way through memory.
 template <uint32_t kWords, class Give>
 TOWLINE_DEVICE bool swap(const Job& job, Turn& turn, uint64_t* const (&got)[kWords], Give&& give) {
   const uint32_t epoch = ++turn.epoch;

@@ -4,7 +4,7 @@
 // Receives. The engine posts receives of one connection, and the NIC takes any buffer of the shared queue. So those
 // buffers are the domain's own, and a record is copied into the connection's next receive: records are few and small.
 //
-// Stopping. A queue pair that is put into its error state flushes what it has. What had completed before is polled
+// Stopping. A queue pair that is put into its error state flushes what it has. Completions from before are polled
 // into a list first: destroying a queue pair makes libraries drop its completions. A marker behind the last
 // request, and the event that tells that no receive of the shared queue is in use any more, say when that is done.
 #pragma once

@@ -1,7 +1,7 @@
 // Requests to a server of objects: signed, sent where the bucket is, tried again as long as that may help. Each client is one
 // thread with its own connections; all of an instance share the Service.
 //
-// A call goes through attempts. What an attempt's end means is decided in one place (Client::judge): done,
+// A call goes through attempts. One place (Client::judge) decides what the end of an attempt means: done,
 // failed for good, or again: later (backoff with full jitter), elsewhere (another region), with other keys,
 // with the server's clock. While a call waits for its next attempt, its place among the requests at once, and
 // in the window, is free for others.

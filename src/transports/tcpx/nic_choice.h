@@ -11,7 +11,7 @@ struct NicChoice {
   std::string why;        // this one, or none; for people
 };
 
-// `wanted`: names of interfaces, or "auto" for every one on PCI that is up. A single name is taken as it is. Of several
+// `wanted`: names of interfaces, or "auto" for every one on PCI that is up. A single name is taken as it is. Among several
 // the nearest to `gpu`, a PCI address, is taken; empty: to the host's only GPU. GPUs that have the same nearest ones
 // take these in turn. root is the prefix of /sys, for tests.
 [[nodiscard]] NicChoice choose_nic(const std::vector<std::string>& wanted, const std::string& gpu,

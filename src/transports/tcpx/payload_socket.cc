@@ -284,7 +284,7 @@ void PayloadSocket::keep(List& list, const Fragment& fragment, const uint8_t* at
   list.bytes += fragment.bytes;
 }
 
-// All that is there of the frame, to where it lies in staging memory. What lies in a GPU's memory is read in stretches.
+// Copies all that has come of the frame to its place in staging memory. Payload in a GPU's memory is read in stretches.
 IoResult PayloadSocket::copy_out(List& list) noexcept {
   if (list.tokens.empty() && list.pieces.size() <= 1) return IoResult::moved(0);
   uint8_t* to = list.staging;

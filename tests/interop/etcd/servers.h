@@ -79,7 +79,7 @@ class Line {
 // An HTTP server of sorts: what it sends for a path is bytes that the test gives.
 class FakeServer {
  public:
-  // What to send for a request, and whether to go on sending the last bytes for ever.
+  // The answer to a request. `endless`: its last bytes are sent for ever.
   struct Answer {
     std::string bytes;
     bool endless = false;

@@ -166,7 +166,7 @@ def check(package: str, backend: str, pipe, figures: bool) -> None:
 
 
 def refusal(agent, handle) -> str:
-    """What a run of memory that is gone is refused with."""
+    """The error of a run over memory that is gone."""
     try:
         run(agent, handle)
     except Exception as error:  # the wheel's own types

@@ -1,4 +1,4 @@
-// What NIXL's C++ examples use of its helpers.
+// The helpers that NIXL's C++ examples use.
 #pragma once
 
 #include <cstdlib>

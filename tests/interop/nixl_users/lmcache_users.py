@@ -81,7 +81,7 @@ def storage_agent() -> None:
     from lmcache.v1.storage_backend.path_sharder import PathSharder
 
     class Buffer:
-        """What the agent asks of its allocator."""
+        """The attributes that the agent reads from its allocator."""
 
         def __init__(self, tensor: torch.Tensor) -> None:
             self.buffer_ptr, self.buffer_size, self.align_bytes = tensor.data_ptr(), tensor.nbytes, PAGE

@@ -50,7 +50,7 @@ def stand_in(name: str, path=None, **contents) -> types.ModuleType:
 
 
 class Manager:
-    """What CommonKVManager sets, as far as the code here reads it."""
+    """The attributes that CommonKVManager sets, as far as the code here reads them."""
 
     def __init__(self, args, mode, server_args, is_mla_backend=False) -> None:
         self.kv_args, self.disaggregation_mode, self.server_args = args, mode, server_args

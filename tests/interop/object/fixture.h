@@ -96,7 +96,7 @@ class ObjectTest : public ::testing::Test {
                                  agent.block_list(storage_blocks(object, 0, bytes)))),
               Status::kOk);
   }
-  // What registering says.
+  // The error of registering.
   static std::pair<Status, std::string> refusal(const Agent& agent, const std::string& uri,
                                                 const StorageOptions& options = {}) {
     try {

@@ -6,7 +6,7 @@
 namespace towline::interop {
 namespace {
 
-// What Google refuses of Amazon's interface.
+// Google refuses these parts of Amazon's interface.
 Fault google(const Request& request) {
   for (const auto& [name, value] : request.headers) {
     if (name.starts_with("x-amz-checksum-") || name == "x-amz-sdk-checksum-algorithm" ||

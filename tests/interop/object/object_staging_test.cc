@@ -179,7 +179,7 @@ TEST_F(ObjectStaging, AStretchIsWrittenByCopyingTheRest) {
   EXPECT_EQ(first_difference(memory_.data(), 9 * kMib, 7), 9 * kMib);
   EXPECT_EQ(first_difference(memory_.data() + 9 * kMib, 6 * kMib, 8), 6 * kMib);
   EXPECT_EQ(first_difference(memory_.data() + 15 * kMib, 9 * kMib, 7, 15 * kMib), 9 * kMib);
-  // What S3 can't write is refused with the reason, as from memory of our own.
+  // A WRITE that S3 can't do is refused with the reason, as from memory of our own.
   const Region object = open("staged-patch", {.access = Access::kAll});
   const Transfer refused = save(object, 100, 2 * kMib);
   EXPECT_EQ(run(refused), Status::kUnsupported);
@@ -237,7 +237,7 @@ TEST_F(ObjectStaging, ACompletionThatIsRefusedIsTheOutcome) {
   EXPECT_FALSE(exists("incomplete"));
 }
 
-// Of several objects those that are there are not named.
+// Objects that have arrived are not named among the failed ones.
 TEST_F(ObjectStaging, ObjectsThatAreThereAreNotNamed) {
   go_through_proxy("concurrency = 1\nthreads = 1\n");
   constexpr uint64_t kEach = 3 * kMib;

@@ -44,7 +44,7 @@ bool fails(const char* what) {
   return true;
 }
 
-// What an engine that stays for good still knows is no leak.
+// Objects that an engine kept for good still knows; they are no leak.
 std::set<const void*>& known() {
   static auto& all = *new std::set<const void*>;
   return all;

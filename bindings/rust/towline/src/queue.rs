@@ -31,7 +31,7 @@ pub struct QueueOptions {
     pub token: u64,
 }
 
-/// A queue of events. What is asked for by a call with a queue and a token gives exactly one event with the token.
+/// A queue of events. Each call that gets a queue and a token causes exactly one event with the token.
 /// Clones are handles of the same queue. With the last one, waiting events are dropped, and so are those to come.
 #[derive(Clone)]
 pub struct Queue {

@@ -1,8 +1,8 @@
 // Prepares a NIC for receive queues of our own, and sends connections to them: headers are split from payload, other
 // packets are spread over the other queues, and a flow rule for each payload socket names one of ours.
 //
-// All of it is undone: rules with their sockets, the rest when the last process that uses the NIC ends. What killed
-// processes left is undone when the next one begins.
+// All of it is undone: rules with their sockets, the rest when the last process that uses the NIC ends. Changes that
+// killed processes left are undone when the next one begins.
 #pragma once
 
 #include <cstdint>

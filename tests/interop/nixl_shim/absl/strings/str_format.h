@@ -1,4 +1,4 @@
-// What test_transfer.cpp uses of Abseil.
+// The part of Abseil that test_transfer.cpp uses.
 #pragma once
 
 #include <cstdio>
