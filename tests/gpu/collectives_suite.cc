@@ -86,6 +86,88 @@ TEST_P(CollectivesOnGpu, AnyAlignmentDoes) {
   });
 }
 
+// The output of a reduce_scatter may be this rank's own part of its input.
+TEST_P(CollectivesOnGpu, ReduceScatterWorksInPlace) {
+  run_on_gpus(ranks(), true, [](Rank& rank) {
+    for (const uint32_t datatype : {TOWLINE_FLOAT32, TOWLINE_BFLOAT16, TOWLINE_UINT8}) {
+      for (const uint64_t count : {1, 33, 5001, 70001}) {
+        const uint64_t part = count * towline_datatype_bytes(datatype);
+        const auto size = static_cast<uint64_t>(rank.size);
+        std::vector<uint8_t> input = values(datatype, rank.rank, count * size, 3);
+        std::vector<uint8_t> expected(part);
+        Buffer buffer(rank.gpu, input.size(), count == 33 ? 3 : 0);
+        buffer.put(input);
+        towline_collective_t call = {};
+        call.struct_size = sizeof call;
+        call.op = TOWLINE_COLLECTIVE_REDUCE_SCATTER;
+        call.datatype = datatype;
+        call.count = count;
+        call.input = input.data();
+        call.output = expected.data();
+        ASSERT_EQ(towline_collective(rank.on_cpu, &call, nullptr, nullptr), TOWLINE_OK);
+        const auto begin = static_cast<uint64_t>(rank.rank) * part;
+        call.input = buffer.at();
+        call.output = static_cast<uint8_t*>(buffer.at()) + begin;
+        ASSERT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_OK)
+            << towline_last_error();
+        std::copy(expected.begin(), expected.end(), input.begin() + static_cast<long>(begin));
+        EXPECT_TRUE(buffer.get() == input) << count << ' ' << towline_datatype_name(datatype);
+      }
+    }
+  });
+}
+
+// Ranks one behind the other by an operation, with all slots of marked stores in use, again and again.
+TEST_P(CollectivesOnGpu, PartsInARowKeepApart) {
+  run_on_gpus(ranks(), false, [](Rank& rank) {
+    constexpr uint64_t kCount = 2000;
+    constexpr uint32_t kTurns = 12;  // more than there are sets of slots
+    const auto size = static_cast<uint64_t>(rank.size);
+    void* const stream = rank.gpu.make_stream();
+    const std::vector<uint8_t> input = values(TOWLINE_INT32, rank.rank, kCount * size, 1);
+    Buffer in(rank.gpu, input.size());
+    in.put(input);
+    std::vector<std::unique_ptr<Buffer>> results;
+    for (uint32_t turn = 0; turn < kTurns; ++turn)
+      results.push_back(std::make_unique<Buffer>(rank.gpu, input.size()));
+    meet(rank);
+    for (uint32_t turn = 0; turn < kTurns; ++turn) {
+      towline_collective_t call = {};
+      call.struct_size = sizeof call;
+      call.op = turn % 3 == 1 ? TOWLINE_COLLECTIVE_REDUCE_SCATTER : TOWLINE_COLLECTIVE_ALL_TO_ALL;
+      call.datatype = TOWLINE_INT32;
+      call.count = kCount;
+      call.input = in.at();
+      call.output = results[turn]->at();
+      ASSERT_EQ(towline_collective_issue(rank.on_gpu, &call, nullptr, stream), TOWLINE_OK);
+    }
+    rank.gpu.drain(stream);
+    EXPECT_EQ(communicator_error(rank.on_gpu), "");
+    std::vector<std::vector<int32_t>> parts;  // of every rank, for this one
+    for (int peer = 0; peer < rank.size; ++peer) {
+      const std::vector<uint8_t> theirs = values(TOWLINE_INT32, peer, kCount * size, 1);
+      std::memcpy(parts.emplace_back(kCount).data(),
+                  theirs.data() + static_cast<uint64_t>(rank.rank) * kCount * 4, kCount * 4);
+    }
+    for (uint32_t turn = 0; turn < kTurns; ++turn) {
+      const std::vector<uint8_t> bytes = results[turn]->get();
+      std::vector<int32_t> got(kCount * size);
+      std::memcpy(got.data(), bytes.data(), bytes.size());
+      for (uint64_t i = 0; i < kCount; ++i) {
+        int32_t sum = 0;
+        for (uint64_t peer = 0; peer < size; ++peer) {
+          sum += parts[peer][i];
+          if (turn % 3 == 1) continue;
+          ASSERT_EQ(got[peer * kCount + i], parts[peer][i]) << turn << ' ' << i;
+        }
+        if (turn % 3 != 1) continue;
+        ASSERT_EQ(got[i], sum) << turn << ' ' << i;
+      }
+    }
+    rank.gpu.free_stream(stream);
+  });
+}
+
 TEST_P(CollectivesOnGpu, GraphsReplayOperations) {
   run_on_gpus(ranks(), false, [](Rank& rank) {
     constexpr uint64_t kSmall = 1024;
@@ -154,20 +236,24 @@ TEST_P(CollectivesOnGpu, MessagesGoRoundARing) {
 }
 
 #define PUSHED "[tuning.collectives]\ngpu_direct = 0\ngpu_push = 1\n"
+#define NO_MARKS "gpu_marked_bytes = 0\ngpu_marked_parts_bytes = 0\n"
 INSTANTIATE_TEST_SUITE_P(
     Ranks, CollectivesOnGpu,
     testing::Values(
         Setup{"One", 1, ""}, Setup{"Two", 2, ""}, Setup{"Four", 4, ""}, Setup{"Eight", 8, ""},
-        Setup{"ThreeStaged", 3,
-              "[tuning.collectives]\ngpu_direct = 0\ngpu_marked_bytes = 0\ngpu_blocks = 3\n"},
+        Setup{"ThreeStaged", 3, "[tuning.collectives]\ngpu_direct = 0\n" NO_MARKS "gpu_blocks = 3\n"},
         Setup{"EightStaged", 8, "[tuning.collectives]\ngpu_direct = 0\n"},
         // As between GPUs: with few blocks in many rounds, and each way of an all_reduce.
-        Setup{"TwoPushed", 2, PUSHED "gpu_marked_bytes = 0\ngpu_blocks = 3\n"},
-        Setup{"TwoInTwoShots", 2, PUSHED "gpu_marked_bytes = 0\ngpu_two_shot_bytes = 0\ngpu_blocks = 1\n"},
-        Setup{"ThreePushed", 3, PUSHED "gpu_marked_bytes = 0\ngpu_blocks = 2\n"},
-        Setup{"ThreeInOneShot", 3,
-              PUSHED "gpu_marked_bytes = 0\ngpu_two_shot_bytes = 1000000000\ngpu_blocks = 5\n"},
+        Setup{"TwoPushed", 2, PUSHED NO_MARKS "gpu_blocks = 3\n"},
+        Setup{"TwoInTwoShots", 2, PUSHED NO_MARKS "gpu_two_shot_bytes = 0\ngpu_blocks = 1\n"},
+        Setup{"ThreePushed", 3, PUSHED NO_MARKS "gpu_blocks = 2\n"},
+        Setup{"ThreeInOneShot", 3, PUSHED NO_MARKS "gpu_two_shot_bytes = 1000000000\ngpu_blocks = 5\n"},
         Setup{"FourMarkedInTwoShots", 4, PUSHED "gpu_marked_bytes = 128\ngpu_marked_two_bytes = 1000000\n"},
+        // Parts of every size that has room go with marks, in few blocks and in many.
+        Setup{"TwoMarkedParts", 2, PUSHED "gpu_marked_parts_bytes = 500000\n"},
+        Setup{"ThreeMarkedParts", 3, PUSHED "gpu_marked_parts_bytes = 500000\n"},
+        Setup{"FourMarkedPartsOfOneBlock", 4, PUSHED "gpu_marked_parts_bytes = 4096\ngpu_blocks = 1\n"},
+        Setup{"EightMarkedParts", 8, PUSHED "gpu_marked_parts_bytes = 500000\n"},
         Setup{"EightPushed", 8, PUSHED}),
     [](const auto& setup) { return setup.param.name; });
 
@@ -216,6 +302,8 @@ TEST(CollectivesOnGpuFail, RanksThatDisagreeAreNamedWithTheirOperations) {
       {{64, 64}, {TOWLINE_FLOAT32, TOWLINE_INT32}, {1, 1}},
       {{64, 100000}, {0, 0}, {1, 1}},
       {{64, 64}, {0, 0}, {TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_COLLECTIVE_BROADCAST}},
+      {{64, 64}, {0, 0}, {TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_COLLECTIVE_REDUCE_SCATTER}},
+      {{64, 64}, {0, 0}, {TOWLINE_COLLECTIVE_REDUCE_SCATTER, TOWLINE_COLLECTIVE_ALL_TO_ALL}},
       {{100000, 100000}, {0, 0}, {TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_COLLECTIVE_BARRIER}}};
   for (const Pair& pair : pairs) {
     run_on_gpus({2, "", 60'000'000'000}, false, [&](Rank& rank) {
@@ -227,7 +315,9 @@ TEST(CollectivesOnGpuFail, RanksThatDisagreeAreNamedWithTheirOperations) {
       EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_MISMATCH)
           << communicator_error(rank.on_gpu);
       const std::string text = communicator_error(rank.on_gpu);
-      EXPECT_NE(text.find("ranks disagree: rank 0 is at all_reduce"), std::string::npos) << text;
+      const std::string zero =
+          std::string("ranks disagree: rank 0 is at ") + towline_collective_op_name(pair.ops[0]);
+      EXPECT_NE(text.find(zero), std::string::npos) << text;
     });
   }
 }

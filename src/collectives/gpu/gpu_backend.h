@@ -95,6 +95,7 @@ class GpuBackend final : public StreamBackend {
   void watch();
 
   uint64_t marked_bytes_ = 0;
+  uint64_t marked_parts_bytes_ = 0;
   uint64_t marked_two_bytes_ = 0;
   uint64_t two_shot_bytes_ = 0;
   bool direct_ = false;

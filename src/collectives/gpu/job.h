@@ -12,7 +12,7 @@ using device::kMaxRanks;
 inline constexpr uint32_t kThreads = 512;
 inline constexpr uint32_t kMaxBlocks = 128;
 
-// The smallest all-reduces and all-gathers: data and its mark in one store.
+// The smallest operations: data and its mark in one store.
 inline constexpr uint32_t kMarkedSlots = 512;  // that a block fills first; 16 bytes each, of which 8 are data
 inline constexpr uint32_t kMarkedRanks = 8;
 inline constexpr uint32_t kMarkedTurns = 4;  // an operation takes one or two
@@ -57,6 +57,7 @@ enum class Way : uint32_t {
   kNorm = 17,
   // Legs (leg_operations.h).
   kPost = 18,
+  kMarkedParts = 19,  // reduce_scatter, all_to_all: as kMarked, with a part for each rank
 };
 
 // Legs that wait for a processor: at most so many.
@@ -153,8 +154,8 @@ struct Job {
   double factor;    // PREMUL_SUM
   uint64_t orders;  // the host's Orders
   uint64_t timeout_ns;
-  uint64_t bytes;  // of a part; all_reduce: of all; kAwait: with out[0], nanoseconds
-  // kPushed: bytes of a part that a block moves in a round; kPushedTwo: of all parts; kMarked, kMarkedTwo: slots of a block
+  uint64_t bytes;  // of a part, where all are as large; all_reduce: of all; kAwait: with out[0], nanoseconds
+  // kPushed: bytes of a part that a block moves in a round; kPushedTwo: of all parts; with marks: slots of a block
   uint64_t slot;
   Way way;
   uint32_t rank;

@@ -27,6 +27,13 @@ TOWLINE_DEVICE void store8(uint64_t address, uint64_t value, uint64_t bytes) {
     device::store_unit<uint8_t>(address + i, static_cast<uint8_t>(value >> (8 * i)));
 }
 
+// The same, short where it is in line: what is rare is apart.
+TOWLINE_DEVICE_CALL uint64_t load8_apart(uint64_t address, uint64_t bytes) { return load8(address, bytes); }
+TOWLINE_DEVICE uint64_t load8_short(uint64_t address, uint64_t bytes) {
+  return bytes >= 8 && (address & 7) == 0 ? device::load_unit<uint64_t>(address)
+                                          : load8_apart(address, bytes);
+}
+
 // The 8 bytes of one slot of a block's of each rank in `missing`. The slots are emptied for their next use, which comes two operations later
 // and so after every rank has seen this one's end. False: failed.
 TOWLINE_DEVICE bool take_marked(const Job& job, const Turn& turn, uint32_t marked, uint32_t block,
@@ -112,6 +119,23 @@ TOWLINE_DEVICE void show_marked(const Job& job, Turn& turn) {
 
 TOWLINE_DEVICE uint32_t others(const Job& job) { return ((1u << job.size) - 1) & ~(1u << job.rank); }
 
+// One slot of each rank's part. All are loaded before the first is stored, which the loads would wait for.
+template <class E>
+TOWLINE_DEVICE void give_parts(const Job& job, const Turn& turn, uint32_t marked, uint32_t slot,
+                               uint64_t at) {
+  uint64_t values[kMarkedRanks];
+  TOWLINE_UNROLL
+  for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
+    if (peer < job.size && peer != job.rank) values[peer] = load8_short(job.in[peer] + at, job.bytes - at);
+  TOWLINE_UNROLL
+  for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
+    if (peer < job.size && peer != job.rank)
+      store_marked(marked_slot(job, peer, job.rank, marked, turn.block, slot), scaled8<E>(job, values[peer]),
+                   job.digest);
+}
+
+// Each rank gives all others the same bytes, or a part each. A thread has read a slot's bytes of every part before it writes
+// there, so an output may be an input.
 template <class E>
 TOWLINE_DEVICE void run_marked(const Job& job, Turn& turn) {
   Control& me = control_of(job, job.rank);
@@ -119,9 +143,16 @@ TOWLINE_DEVICE void run_marked(const Job& job, Turn& turn) {
   const uint64_t units = (job.bytes + 7) / 8;
   const uint64_t begin = turn.block * job.slot;
   const auto slots = static_cast<uint32_t>(rest(units, begin, job.slot));
+  const bool parts = job.way == Way::kMarkedParts;
+  const uint64_t kept = job.in[parts ? job.rank : 0];
+  const uint64_t result = job.out[parts ? job.rank : 0];
   for (uint32_t slot = device::thread(); slot < slots; slot += device::threads()) {
     const uint64_t at = (begin + slot) * 8;
-    const uint64_t value = scaled8<E>(job, load8(job.in[0] + at, job.bytes - at));
+    if (parts) {
+      give_parts<E>(job, turn, marked, slot, at);
+      continue;
+    }
+    const uint64_t value = scaled8<E>(job, load8(kept + at, job.bytes - at));
     for (uint32_t i = 1; i < job.size; ++i) {
       const uint32_t peer = (job.rank + i) % job.size;
       store_marked(marked_slot(job, peer, job.rank, marked, turn.block, slot), value, job.digest);
@@ -130,11 +161,11 @@ TOWLINE_DEVICE void run_marked(const Job& job, Turn& turn) {
   show_marked(job, turn);
   for (uint32_t slot = device::thread(); slot < slots; slot += device::threads()) {
     const uint64_t at = (begin + slot) * 8;
-    const uint64_t mine = scaled8<E>(job, load8(job.in[0] + at, job.bytes - at));
+    const uint64_t mine = scaled8<E>(job, load8(kept + at, job.bytes - at));
     uint64_t values[kMarkedRanks];
     if (!take_marked(job, turn, marked, turn.block, slot, others(job), mine, values)) break;
     if constexpr (!std::is_same_v<E, NoElement>) {
-      store8(job.out[0] + at, reduce8<E>(job, values), job.bytes - at);
+      store8(result + at, reduce8<E>(job, values), job.bytes - at);
     } else {
       TOWLINE_UNROLL
       for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)

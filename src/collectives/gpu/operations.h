@@ -235,10 +235,10 @@ TOWLINE_DEVICE void run_small(const Job& job, uint32_t block, uint32_t blocks) {
   if constexpr (std::is_same_v<E, NoElement>) {
     run_marked<E>(job, turn);
   } else {
-    if (job.way == Way::kMarked)
-      run_marked<E>(job, turn);
-    else
+    if (job.way == Way::kMarkedTwo)
       run_marked_two<E>(job, turn);
+    else
+      run_marked<E>(job, turn);
   }
   end_turn(job, turn);
 }
