@@ -1,4 +1,5 @@
-// Collectives on GPUs of several hosts: ranks are threads of this process that count as being on different hosts.
+// Collectives on GPUs of several hosts, over real GPUs or their model: ranks are threads of this process that count as being
+// on different hosts.
 #include <fmt/format.h>
 
 #include <atomic>
@@ -13,8 +14,9 @@ constexpr uint32_t kBetweenHosts[] = {TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_COL
                                       TOWLINE_COLLECTIVE_REDUCE_SCATTER, TOWLINE_COLLECTIVE_BROADCAST,
                                       TOWLINE_COLLECTIVE_BARRIER};
 
-// Staging is small, so that operations take several chunks.
-constexpr const char* kSmall = "tuning.collectives.gpu_staging_bytes = \"256KiB\"\n";
+// Staging is small, so that operations take several chunks. NCCL, where it is, would go before legs.
+constexpr const char* kSmall =
+    "tuning.collectives.gpu_staging_bytes = \"256KiB\"\ncollectives.on_gpu = \"gpu\"\n";
 
 struct Shape {
   const char* name;
@@ -127,7 +129,7 @@ TEST(CollectivesBetweenHostsFail, RanksThatDisagreeAreNamed) {
 INSTANTIATE_TEST_SUITE_P(Shapes, CollectivesBetweenHosts,
                          testing::Values(Shape{"OneEach", {"a", "b"}}, Shape{"TwoEach", {"a", "a", "b", "b"}},
                                          Shape{"Interleaved", {"a", "b", "c", "a", "b", "c"}}),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& shape) { return std::string(shape.param.name); });
 
 }  // namespace
 }  // namespace towline::gpu_test
