@@ -58,6 +58,13 @@ CpuBackend::CpuBackend(const towline_collective_open_args& args)
   settings_.leader_bytes = size_setting("tuning.collectives.leader_bytes", settings_.leader_bytes);
   settings_.chunk_bytes = std::max<uint64_t>(
       size_setting("tuning.collectives.chunk_bytes", settings_.chunk_bytes) / 4096 * 4096, 4096);
+  const std::string single_copy = setting("tuning.collectives.single_copy", "auto");
+  if (single_copy != "auto" && single_copy != "never" && single_copy != "always")
+    fail(Status::kInvalidArgument, "tuning.collectives.single_copy = \"{}\" is none of auto, never, always",
+         single_copy);
+  settings_.single_copy = single_copy == "auto"    ? SingleCopy::kAuto
+                          : single_copy == "never" ? SingleCopy::kNever
+                                                   : SingleCopy::kAlways;
   settings_.stage_bytes = std::max<uint64_t>((settings_.stage_bytes + 4095) / 4096 * 4096,
                                              (static_cast<uint64_t>(size_) * 64 + 4095) / 4096 * 4096);
   settings_.channel_bytes = std::max<uint64_t>(settings_.channel_bytes / 4096 * 4096, 4096);
@@ -131,7 +138,8 @@ void CpuBackend::exchange_infos(Deadline deadline) {
   mine.label = setting("collectives.host", "");
   mine.endpoints = mesh_->endpoints(setting("collectives.store_host", ""));
   mine.settings = fmt::format(
-      "stage_bytes {}, flat_bytes {}, channel_bytes {}, leader_bytes {}, chunk_bytes {}, {}shared memory",
+      "stage_bytes {}, flat_bytes {}, channel_bytes {}, leader_bytes {}, chunk_bytes {}, {}shared memory, "
+      "direct copies",
       settings_.stage_bytes, settings_.flat_bytes, settings_.channel_bytes, settings_.leader_bytes,
       settings_.chunk_bytes, (flags_ & TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY) != 0 ? "no " : "");
   const auto all = rendezvous::exchange(store_, "info", rank_, size_, rendezvous::encode(mine), deadline);
@@ -482,6 +490,7 @@ std::string CpuBackend::describe() const {
   info["flat_bytes"] = settings_.flat_bytes;
   info["channel_bytes"] = settings_.channel_bytes;
   info["streaming_bytes"] = settings_.streaming_bytes;
+  info["single_copy"] = group_->describe_choice();
   info["crowded"] = settings_.crowded;
   info["between_hosts"] = one_host() ? "none" : "tcp";
   info["hosts"] = hosts_;

@@ -16,6 +16,7 @@ struct Setup {
   int size;
   int ranks_per_host;
   bool strewn = false;
+  const char* single_copy = "auto";
 };
 
 class Operations : public testing::TestWithParam<Setup> {
@@ -25,6 +26,7 @@ class Operations : public testing::TestWithParam<Setup> {
     made.size = GetParam().size;
     made.ranks_per_host = GetParam().ranks_per_host;
     made.strewn = GetParam().strewn;
+    made.single_copy = GetParam().single_copy;
     return made;
   }
 };
@@ -405,7 +407,11 @@ INSTANTIATE_TEST_SUITE_P(Ways, Operations,
                                          Setup{"five", 5, 0}, Setup{"tcp_two", 2, 1},
                                          Setup{"tcp_three", 3, 1}, Setup{"tcp_six", 6, 1},
                                          Setup{"hosts_of_two", 4, 2}, Setup{"strewn_hosts", 4, 2, true},
-                                         Setup{"uneven_hosts", 5, 2}),
+                                         Setup{"uneven_hosts", 5, 2},
+                                         Setup{"two_direct", 2, 0, false, "always"},
+                                         Setup{"five_direct", 5, 0, false, "always"},
+                                         Setup{"hosts_of_two_direct", 4, 2, false, "always"},
+                                         Setup{"two_staged", 2, 0, false, "never"}),
                          [](const auto& setup) { return std::string(setup.param.name); });
 
 }  // namespace

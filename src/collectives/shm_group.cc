@@ -7,6 +7,7 @@
 #include "base/copy/copy.h"
 #include "base/copy/stream_copy.h"
 #include "base/error.h"
+#include "base/id.h"
 #include "base/os/futex.h"
 #include "collectives/interrupt.h"
 
@@ -45,6 +46,7 @@ ShmGroup::ShmGroup(Mapping mapping, int index, std::vector<int> ranks, const Shm
       settings_(settings),
       breaker_(breaker),
       pauses_(kMostPauses),
+      token_(random_u64()),
       sources_(ranks_.size()),
       counts_(ranks_.size() * ranks_.size()) {
   const auto n = static_cast<uint64_t>(size());

@@ -28,6 +28,8 @@
 // broken.
 #pragma once
 
+#include <sys/types.h>
+
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -40,6 +42,7 @@
 #include "base/sync/spin.h"
 #include "collectives/breaker.h"
 #include "collectives/calls/call.h"
+#include "collectives/direct_choice.h"
 #include "towline/status.h"
 
 namespace towline::collectives {
@@ -52,7 +55,8 @@ struct ShmSettings {
   uint64_t streaming_bytes = 32 << 20;  // from this size on, results are stored past the caches
   uint64_t leader_bytes = 64 << 10;     // over several hosts: up to here one rank acts for its host
   uint64_t chunk_bytes = 8 << 20;       // over several hosts: one chunk of large data
-  bool crowded = false;                 // more ranks than processors: yield rather than spin
+  SingleCopy single_copy = SingleCopy::kAuto;
+  bool crowded = false;  // more ranks than processors: yield rather than spin
 };
 
 class ShmGroup {
@@ -68,6 +72,8 @@ class ShmGroup {
   int size() const noexcept { return static_cast<int>(ranks_.size()); }
   int rank(int index) const noexcept { return ranks_[static_cast<size_t>(index)]; }
   const ShmSettings& settings() const noexcept { return settings_; }
+  // "never", "always", "auto", or why it can't be: of this host.
+  const char* describe_choice() const noexcept;
 
   // One thread at a time, all ranks in one order. Parts and root are in the group's indices.
   Status barrier(const Call& call);
@@ -188,6 +194,26 @@ class ShmGroup {
   Status phase(Deadline deadline);
   Status post_and_wait(const Header* header, Deadline deadline);
 
+  // ---- Direct copies (shm_direct.cc)
+  // What this rank gives every other, and what it takes of them; `bytes` of one part, the same on all ranks. Either by
+  // `staged`, which calls its argument for its first phase, or directly.
+  struct Taken {
+    uint8_t* to;
+    uint64_t bytes;
+  };
+  template <typename Give, typename Take, typename Staged>
+  Status by_choice(const Call& call, DirectChoice::Operation operation, uint64_t bytes, const Give& give,
+                   const Take& take, const Staged& staged);
+  template <typename Give, typename Take>
+  Status directly(const Call& call, const Give& give, const Take& take, bool& good);
+  // The first phase of an operation that has the choice.
+  Status choice_phase(const Call& call);
+  bool read_from(int other, void* to, uint64_t from, uint64_t bytes) noexcept;
+  // A phase after which `good` is true where it was for every rank.
+  Status everyone(Deadline deadline, bool& good);
+  // Finds out whether every rank can read every other's memory.
+  Status prove_direct(Deadline deadline);
+
   // ---- Loose phases
   bool is_loose(uint64_t bytes) const noexcept { return bytes <= settings_.loose_bytes; }
   Status reduce_loose(const Call& call);
@@ -233,7 +259,8 @@ class ShmGroup {
   bool reduce_given(const Call& call);
   Status reduce_flat(const Call& call, int root);
   Status reduce_in_slices(const Call& call, int root);
-  Status to_everyone(const Call& call, uint64_t most_bytes, bool headed);
+  template <typename First>
+  Status to_everyone(const Call& call, uint64_t most_bytes, const First& first);
 
   Mapping mapping_;
   const int index_;
@@ -262,6 +289,9 @@ class ShmGroup {
   uint32_t pauses_;            // for the next wait
   uint32_t sleepy_waits_ = 0;  // number of next waits that sleep instead of yielding
   Header current_;
+  DirectChoice choice_;
+  std::vector<pid_t> processes_;  // of the ranks, where direct copies work
+  const uint64_t token_;          // by which others know this process's memory
   std::vector<const void*> sources_;
   std::vector<uint64_t> counts_;  // all_to_all_v: counts between all pairs of ranks
 };

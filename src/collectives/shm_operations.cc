@@ -28,6 +28,53 @@ ReduceArgs reduce_args(const Call& call, void* to, const std::vector<const void*
 
 }  // namespace
 
+// Parts of less than kLeastBytes have no choice.
+template <typename Give, typename Take, typename Staged>
+Status ShmGroup::by_choice(const Call& call, DirectChoice::Operation operation, uint64_t bytes,
+                           const Give& give, const Take& take, const Staged& staged) {
+  if (bytes < DirectChoice::kLeastBytes || size() == 1) return staged([&] { return first_phase(call); });
+  const uint64_t began_ns = monotonic_now_ns();
+  const uint32_t of_class = DirectChoice::class_of(operation, bytes);
+  const bool direct = choice_.direct(of_class);
+  bool good = direct;
+  if (direct) {
+    if (const Status status = directly(call, give, take, good); is_error(status)) return status;
+    if (!good) choice_.prove(false, settings_.single_copy);  // memory without ordinary pages behind it, say
+  }
+  if (!good) {
+    const Status status = staged([&] { return direct ? phase(call.deadline) : choice_phase(call); });
+    if (is_error(status)) return status;
+  }
+  choice_.ended(of_class, good, bytes, monotonic_now_ns() - began_ns);
+  return choice_.is_proved() ? Status::kOk : prove_direct(call.deadline);
+}
+
+// The stages carry where the parts for the others are.
+template <typename Give, typename Take>
+Status ShmGroup::directly(const Call& call, const Give& give, const Take& take, bool& good) {
+  const auto n = static_cast<uint64_t>(size());
+  const auto me = static_cast<uint64_t>(index_);
+  const uint64_t at = next_stage();
+  for (uint64_t rank = 0; rank < n; ++rank) {
+    const auto address = reinterpret_cast<uint64_t>(give(rank));
+    std::memcpy(half(index_, at) + rank * sizeof address, &address, sizeof address);
+  }
+  if (const Status status = choice_phase(call); is_error(status)) return status;
+  for (uint64_t offset = 1; offset < n && good; ++offset) {
+    const uint64_t rank = (me + offset) % n;
+    const Taken part = take(rank);
+    if (part.bytes == 0) continue;
+    uint64_t address = 0;
+    std::memcpy(&address, half(static_cast<int>(rank), at) + me * sizeof address, sizeof address);
+    good = read_from(static_cast<int>(rank), part.to, address, part.bytes);
+  }
+  const Taken own = take(me);
+  const uint8_t* const from = give(me);
+  if (own.bytes != 0 && own.to != from)
+    copy_out(own.to, from, own.bytes, own.bytes * n >= settings_.streaming_bytes);
+  return everyone(call.deadline, good);
+}
+
 Status ShmGroup::barrier(const Call& call) { return first_phase(call); }
 
 // ---- all_reduce, reduce
@@ -159,19 +206,25 @@ Status ShmGroup::broadcast(const Call& call) {
   const uint64_t piece = settings_.stage_bytes;
   const bool streaming = call.bytes >= settings_.streaming_bytes;
   const uint64_t steps = pieces(call.bytes, piece);
-  for (uint64_t step = 0; step < steps; ++step) {
-    const uint64_t begin = step * piece;
-    const uint64_t bytes = piece_at(call.bytes, begin, piece);
-    const uint64_t at = next_stage();
-    if (index_ == call.root) copy(half(index_, at), call.input + begin, bytes);
-    const Status status = step == 0 ? first_phase(call) : phase(call.deadline);
-    if (is_error(status)) return status;
-    if (index_ != call.root && bytes != 0) {
-      copy_out(call.output + begin, half(call.root, at), bytes, streaming);
+  const auto give = [&](uint64_t) -> const uint8_t* { return index_ == call.root ? call.input : nullptr; };
+  const auto take = [&](uint64_t rank) -> Taken {
+    return {call.output, rank == static_cast<uint64_t>(call.root) && call.output != nullptr ? call.bytes : 0};
+  };
+  return by_choice(call, DirectChoice::kBroadcast, call.bytes, give, take, [&](const auto& first) {
+    for (uint64_t step = 0; step < steps; ++step) {
+      const uint64_t begin = step * piece;
+      const uint64_t bytes = piece_at(call.bytes, begin, piece);
+      const uint64_t at = next_stage();
+      if (index_ == call.root) copy(half(index_, at), call.input + begin, bytes);
+      const Status status = step == 0 ? first() : phase(call.deadline);
+      if (is_error(status)) return status;
+      if (index_ != call.root && bytes != 0) {
+        copy_out(call.output + begin, half(call.root, at), bytes, streaming);
+      }
     }
-  }
-  if (index_ == call.root && call.output != nullptr) copy(call.output, call.input, call.bytes);
-  return Status::kOk;
+    if (index_ == call.root && call.output != nullptr) copy(call.output, call.input, call.bytes);
+    return Status::kOk;
+  });
 }
 
 Status ShmGroup::scatter(const Call& call) {
@@ -180,22 +233,28 @@ Status ShmGroup::scatter(const Call& call) {
   const uint64_t piece = settings_.stage_bytes / n / kLine * kLine;
   const bool is_root = index_ == call.root;
   const uint64_t steps = pieces(call.bytes, piece);
-  for (uint64_t step = 0; step < steps; ++step) {
-    const uint64_t begin = step * piece;
-    const uint64_t bytes = piece_at(call.bytes, begin, piece);
-    const uint64_t at = next_stage();
-    if (is_root && bytes != 0) {
-      for (uint64_t rank = 0; rank < n; ++rank)
-        if (rank != static_cast<uint64_t>(index_))
-          copy(half(index_, at) + rank * piece, call.in.at[rank] + begin, bytes);
+  const auto give = [&](uint64_t rank) -> const uint8_t* { return is_root ? call.in.at[rank] : nullptr; };
+  const auto take = [&](uint64_t rank) -> Taken {
+    return {call.output, rank == static_cast<uint64_t>(call.root) ? call.bytes : 0};
+  };
+  return by_choice(call, DirectChoice::kScatter, call.bytes, give, take, [&](const auto& first) {
+    for (uint64_t step = 0; step < steps; ++step) {
+      const uint64_t begin = step * piece;
+      const uint64_t bytes = piece_at(call.bytes, begin, piece);
+      const uint64_t at = next_stage();
+      if (is_root && bytes != 0) {
+        for (uint64_t rank = 0; rank < n; ++rank)
+          if (rank != static_cast<uint64_t>(index_))
+            copy(half(index_, at) + rank * piece, call.in.at[rank] + begin, bytes);
+      }
+      const Status status = step == 0 ? first() : phase(call.deadline);
+      if (is_error(status)) return status;
+      if (bytes == 0) continue;
+      const auto me = static_cast<uint64_t>(index_);
+      copy(call.output + begin, is_root ? call.in.at[me] + begin : half(call.root, at) + me * piece, bytes);
     }
-    const Status status = step == 0 ? first_phase(call) : phase(call.deadline);
-    if (is_error(status)) return status;
-    if (bytes == 0) continue;
-    const auto me = static_cast<uint64_t>(index_);
-    copy(call.output + begin, is_root ? call.in.at[me] + begin : half(call.root, at) + me * piece, bytes);
-  }
-  return Status::kOk;
+    return Status::kOk;
+  });
 }
 
 // ---- gathers
@@ -206,25 +265,29 @@ Status ShmGroup::all_gather(const Call& call) {
   const uint64_t largest = *std::ranges::max_element(call.out.bytes);
   const bool streaming = largest * static_cast<uint64_t>(size()) >= settings_.streaming_bytes;
   const uint64_t steps = pieces(largest, piece);
-  for (uint64_t step = 0; step < steps; ++step) {
-    const uint64_t begin = step * piece;
-    const uint64_t at = next_stage();
-    const uint64_t mine = piece_at(call.out.bytes[me], begin, piece);
-    if (mine != 0) {
-      copy(half(index_, at), call.input + begin, mine);
-      if (call.out.at[me] != call.input)
-        copy_out(call.out.at[me] + begin, call.input + begin, mine, streaming);
+  const auto give = [&](uint64_t) { return call.input; };
+  const auto take = [&](uint64_t rank) -> Taken { return {call.out.at[rank], call.out.bytes[rank]}; };
+  return by_choice(call, DirectChoice::kAllGather, largest, give, take, [&](const auto& first) {
+    for (uint64_t step = 0; step < steps; ++step) {
+      const uint64_t begin = step * piece;
+      const uint64_t at = next_stage();
+      const uint64_t mine = piece_at(call.out.bytes[me], begin, piece);
+      if (mine != 0) {
+        copy(half(index_, at), call.input + begin, mine);
+        if (call.out.at[me] != call.input)
+          copy_out(call.out.at[me] + begin, call.input + begin, mine, streaming);
+      }
+      const Status status = step == 0 ? first() : phase(call.deadline);
+      if (is_error(status)) return status;
+      for (int offset = 1; offset < size(); ++offset) {
+        const int other = (index_ + offset) % size();
+        const auto i = static_cast<size_t>(other);
+        const uint64_t bytes = piece_at(call.out.bytes[i], begin, piece);
+        if (bytes != 0) copy_out(call.out.at[i] + begin, half(other, at), bytes, streaming);
+      }
     }
-    const Status status = step == 0 ? first_phase(call) : phase(call.deadline);
-    if (is_error(status)) return status;
-    for (int offset = 1; offset < size(); ++offset) {
-      const int other = (index_ + offset) % size();
-      const auto i = static_cast<size_t>(other);
-      const uint64_t bytes = piece_at(call.out.bytes[i], begin, piece);
-      if (bytes != 0) copy_out(call.out.at[i] + begin, half(other, at), bytes, streaming);
-    }
-  }
-  return Status::kOk;
+    return Status::kOk;
+  });
 }
 
 Status ShmGroup::gather(const Call& call) {
@@ -232,20 +295,26 @@ Status ShmGroup::gather(const Call& call) {
   const uint64_t piece = settings_.stage_bytes;
   const bool is_root = index_ == call.root;
   const uint64_t steps = pieces(call.bytes, piece);
-  for (uint64_t step = 0; step < steps; ++step) {
-    const uint64_t begin = step * piece;
-    const uint64_t bytes = piece_at(call.bytes, begin, piece);
-    const uint64_t at = next_stage();
-    if (!is_root) copy(half(index_, at), call.input + begin, bytes);
-    const Status status = step == 0 ? first_phase(call) : phase(call.deadline);
-    if (is_error(status)) return status;
-    if (!is_root || bytes == 0) continue;
-    for (int other = 0; other < size(); ++other) {
-      const uint8_t* from = other == index_ ? call.input + begin : half(other, at);
-      copy(call.out.at[static_cast<size_t>(other)] + begin, from, bytes);
+  const auto give = [&](uint64_t) { return call.input; };
+  const auto take = [&](uint64_t rank) -> Taken {
+    return is_root ? Taken{call.out.at[rank], call.bytes} : Taken{nullptr, 0};
+  };
+  return by_choice(call, DirectChoice::kGather, call.bytes, give, take, [&](const auto& first) {
+    for (uint64_t step = 0; step < steps; ++step) {
+      const uint64_t begin = step * piece;
+      const uint64_t bytes = piece_at(call.bytes, begin, piece);
+      const uint64_t at = next_stage();
+      if (!is_root) copy(half(index_, at), call.input + begin, bytes);
+      const Status status = step == 0 ? first() : phase(call.deadline);
+      if (is_error(status)) return status;
+      if (!is_root || bytes == 0) continue;
+      for (int other = 0; other < size(); ++other) {
+        const uint8_t* from = other == index_ ? call.input + begin : half(other, at);
+        copy(call.out.at[static_cast<size_t>(other)] + begin, from, bytes);
+      }
     }
-  }
-  return Status::kOk;
+    return Status::kOk;
+  });
 }
 
 // ---- reduce_scatter
@@ -282,7 +351,11 @@ Status ShmGroup::reduce_scatter(const Call& call) {
 // ---- all_to_all
 
 Status ShmGroup::all_to_all(const Call& call) {
-  return to_everyone(call, *std::ranges::max_element(call.in.bytes), true);
+  const uint64_t bytes = *std::ranges::max_element(call.in.bytes);
+  const auto give = [&](uint64_t rank) { return call.in.at[rank]; };
+  const auto take = [&](uint64_t rank) -> Taken { return {call.out.at[rank], call.out.bytes[rank]}; };
+  return by_choice(call, DirectChoice::kAllToAll, bytes, give, take,
+                   [&](const auto& first) { return to_everyone(call, bytes, first); });
 }
 
 // First every rank learns the counts of all ranks, sent and expected, so all see the same disagreement.
@@ -312,16 +385,17 @@ Status ShmGroup::all_to_all_v(const Call& call) {
       largest = std::max(largest, sent);
     }
   }
-  return to_everyone(call, largest, false);
+  const auto next = [&] { return phase(call.deadline); };  // the first one has been
+  return largest == 0 ? next() : to_everyone(call, largest, next);
 }
 
-Status ShmGroup::to_everyone(const Call& call, uint64_t most_bytes, bool headed) {
+template <typename First>
+Status ShmGroup::to_everyone(const Call& call, uint64_t most_bytes, const First& first) {
   const auto n = static_cast<uint64_t>(size());
   const auto me = static_cast<uint64_t>(index_);
   const uint64_t piece = settings_.stage_bytes / n / kLine * kLine;
   const bool streaming = call.streaming || most_bytes * n >= settings_.streaming_bytes;
   const uint64_t steps = pieces(most_bytes, piece);
-  if (!headed && most_bytes == 0) return phase(call.deadline);
   for (uint64_t step = 0; step < steps; ++step) {
     const uint64_t begin = step * piece;
     const uint64_t at = next_stage();
@@ -333,7 +407,7 @@ Status ShmGroup::to_everyone(const Call& call, uint64_t most_bytes, bool headed)
       else
         copy(half(index_, at) + rank * piece, call.in.at[rank] + begin, bytes);
     }
-    const Status status = step == 0 && headed ? first_phase(call) : phase(call.deadline);
+    const Status status = step == 0 ? first() : phase(call.deadline);
     if (is_error(status)) return status;
     for (uint64_t offset = 1; offset < n; ++offset) {
       const uint64_t rank = (me + offset) % n;

@@ -28,6 +28,7 @@ struct World {
   uint64_t timeout_ns = 120 * kSecondNs;
   std::string backend = "cpu";
   std::string warn = "30s";
+  std::string single_copy = "auto";
 };
 
 inline std::shared_ptr<Communicator> join(const World& world, int rank,
@@ -46,6 +47,7 @@ inline std::shared_ptr<Communicator> join(const World& world, int rank,
   config->set("tuning.collectives.channel_bytes", "16KiB");
   config->set("tuning.collectives.leader_bytes", "8KiB");
   config->set("tuning.collectives.chunk_bytes", "64KiB");
+  config->set("tuning.collectives.single_copy", world.single_copy);
   config->set("collectives.listen", "127.0.0.1:0");
   config->set("tuning.collectives.warn", world.warn);
   if (world.ranks_per_host != 0) {

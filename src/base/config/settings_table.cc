@@ -416,6 +416,8 @@ constexpr Setting kSettings[] = {
      "size of the ring from one rank to another"},
     {"tuning.collectives.streaming_bytes", SettingType::kBytes, "32MiB", "",
      "from this size on, results are stored past the caches"},
+    {"tuning.collectives.single_copy", SettingType::kText, "auto", "auto, never or always",
+     "ranks of a host read large parts straight out of one another's memory, where that is quicker"},
     {"tuning.collectives.leader_bytes", SettingType::kBytes, "64KiB", "",
      "between hosts: up to this size one rank communicates for its host"},
     {"tuning.collectives.chunk_bytes", SettingType::kBytes, "8MiB", "", "between hosts: size of one piece"},
