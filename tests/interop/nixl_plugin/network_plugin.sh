@@ -7,7 +7,7 @@ set -euo pipefail
 towline=$1
 wheel=${2:-${TOWLINE_NIXL_WHEEL:-}}
 plugin=$(compgen -G "${wheel:-/nowhere}/.nixl_cu1?.mesonpy.libs/plugins/libplugin_UCX.so" | head -1) ||
-  { echo "no published wheel of NIXL: name its folder"; exit 77; }
+  { echo "skipped: no published wheel of NIXL at '$wheel'; give its folder, or set TOWLINE_NIXL_WHEEL"; exit 77; }
 export UCX_MODULES=^ib,rdmacm # its libnl crashes when the process ends
 export TOWLINE_PLUGINS=nixl_net TOWLINE_NIXL_NET_LIBRARY=$plugin
 unset TOWLINE_NIXL_WHEEL
