@@ -327,6 +327,7 @@ void Link::on_served(Direction direction, uint64_t bytes) noexcept {
 void Link::on_heard() noexcept {
   heard_ = true;
   last_heard_ns_ = worker_.pass_began_ns();
+  asked_ns_ = 0;
   if (peer_.health() == TOWLINE_HEALTH_SUSPECT) peer_.set_health(TOWLINE_HEALTH_ALIVE);
 }
 
@@ -521,16 +522,22 @@ void Link::heartbeat(uint64_t now_ns) {
   const uint64_t quiet_ns = std::max(silent_ns, now_ns > last_said_ns_ ? now_ns - last_said_ns_ : 0);
   if (quiet_ns >= tuning.heartbeat_ns && now_ns - last_ping_ns_ >= tuning.heartbeat_ns) {
     last_ping_ns_ = now_ns;
+    if (asked_ns_ == 0) asked_ns_ = now_ns;
     const ValueMessage ping = make_value_message(ControlType::kPing, now_ns);
     // No room for a ping means that the peer does not read; its silence will be noticed.
     (void)send(&ping, sizeof ping);
   }
-  if (silent_ns < tuning.suspect_ns) return;
+  // A worker that was held up, by an engine that blocks or by its application, has asked nobody: a peer that was not asked
+  // has not failed to answer.
+  const auto unanswered = [&](uint64_t limit_ns) {
+    return silent_ns >= limit_ns && asked_ns_ != 0 && now_ns - asked_ns_ + tuning.heartbeat_ns >= limit_ns;
+  };
+  if (!unanswered(tuning.suspect_ns)) return;
   if (peer_.health() == TOWLINE_HEALTH_ALIVE) peer_.set_health(TOWLINE_HEALTH_SUSPECT);
   // A caller-driven peer is silent while its application is busy elsewhere: suspect, but not lost. A peer
   // that connected and never sent anything only occupies a descriptor.
   const bool may_be_silent = peer_.identity().caller_driven != 0 && (heard_ || !accepted_);
-  if (silent_ns >= tuning.lost_ns && !may_be_silent) {
+  if (unanswered(tuning.lost_ns) && !may_be_silent) {
     close(Status::kPeerLost, fmt::format("nothing heard for {} ms", silent_ns / kMillisecondNs));
   }
 }

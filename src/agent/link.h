@@ -214,6 +214,7 @@ class Link {
   uint64_t last_heard_ns_ = 0;
   uint64_t last_said_ns_ = 0;
   uint64_t last_ping_ns_ = 0;
+  uint64_t asked_ns_ = 0;  // the first ping since it was last heard; 0: none
   uint64_t last_used_ns_ = 0;
 
   uint64_t notice_bytes_sent_ = 0;      // by notice_credit, since it came up

@@ -26,6 +26,7 @@ constexpr std::size_t kMostEndings = 4096;
 void Link::begin_generation() {
   generation_.fetch_add(1, std::memory_order_acq_rel);
   last_heard_ns_ = last_said_ns_ = last_ping_ns_ = last_used_ns_ = worker_.agent().now_ns();
+  asked_ns_ = 0;
   notice_bytes_sent_ = notice_bytes_credited_ = notice_bytes_reported_ = notice_bytes_received_ = 0;
   notice_bytes_consumed_.store(0, std::memory_order_relaxed);
   heard_ = pong_due_ = sending_waiting_ = false;

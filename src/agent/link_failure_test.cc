@@ -90,8 +90,9 @@ TEST_F(LinksWithoutMemory, AMessageThatNeedsSomeEndsItsLinkOnly) {
 
 TEST_F(LinksWithoutMemory, UpkeepThatNeedsSomeEndsItsLinkOnly) {
   expect_contained([&](Link& link) {
-    // The peer has been silent for long, which is told with a number in it.
+    // The peer was asked and has been silent for long, which is told with a number in it.
     (void)link.maintain(agent_->now_ns() + 3600 * kSecondNs);
+    (void)link.maintain(agent_->now_ns() + 7200 * kSecondNs);
   });
 }
 

@@ -205,7 +205,8 @@ uint32_t Worker::pass(bool poll_descriptors) noexcept {
   // Work that woke the thread goes out first. The rest of a pass is not in the processor's caches, and waits for
   // the next pass.
   if (woken && done != 0) return done;
-  if (poll_descriptors) done += handle_events(0);
+  // Upkeep judges peers by their silence: what they have sent is looked at first, however long the passes are.
+  if (poll_descriptors || now_ns >= next_maintenance_ns_) done += handle_events(0);
   if (now_ns >= next_step_ns_) next_step_ns_ = UINT64_MAX;
   if (establishing_ != nullptr) done += step_establishing(now_ns);
   if (!staged_.empty()) done += step_staged(now_ns);

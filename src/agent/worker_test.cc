@@ -9,13 +9,15 @@
 #include <utility>
 
 #include "agent/agent.h"
+#include "base/clock.h"
 #include "base/sync/wake.h"
 
 namespace towline {
 namespace {
 
-std::shared_ptr<Agent> quiet_agent() {
+std::shared_ptr<Agent> quiet_agent(const VirtualClock* clock = nullptr) {
   AgentOptions options;
+  options.clock = clock;
   options.name = "a";
   options.hosted = false;
   options.listen = "none";
@@ -50,6 +52,36 @@ TEST(Worker, AHandlerThatThrowsLosesItsDescriptorAndOthersAreServed) {
   EXPECT_LT(failed, 20);
   const Worker::Guard guard(worker);
   worker.unwatch(good.fd());
+}
+
+// A pass may take long, in an engine that blocks: peers must not be called silent before their messages were read.
+TEST(Worker, WhatHasComeIsLookedAtBeforeUpkeep) {
+  VirtualClock clock(kSecondNs);
+  const auto agent = quiet_agent(&clock);
+  Worker& worker = *agent->workers()[0];
+  EventFd message;
+  int read = 0;
+  {
+    const Worker::Guard guard(worker);
+    const auto reads = [](void* of, uint32_t) {
+      auto& [fd, count] = *static_cast<std::pair<EventFd*, int*>*>(of);
+      fd->drain();
+      ++*count;
+    };
+    static std::pair<EventFd*, int*> both;
+    both = {&message, &read};
+    ASSERT_EQ(worker.watch(message.fd(), EPOLLIN, reads, &both, false), TOWLINE_OK);
+  }
+  message.signal();
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (read == 0 && std::chrono::steady_clock::now() < until) worker.drive();
+  ASSERT_EQ(read, 1);
+  message.signal();
+  clock.advance(kSecondNs);
+  worker.drive();
+  EXPECT_EQ(read, 2);
+  const Worker::Guard guard(worker);
+  worker.unwatch(message.fd());
 }
 
 // As of a crowd of strangers: between two of them the worker serves its peers.
