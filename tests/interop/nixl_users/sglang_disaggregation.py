@@ -2,6 +2,7 @@
 """SGLang's own NIXL code for disaggregated serving (disaggregation/nixl/conn.py), unmodified, between two of its managers
 on memory of the host: they make the native agents, register KV, auxiliary and layer memory, exchange metadata, prepare
 strided lists, and write picked pages by prepared and by plain requests; then the decode side goes away and comes back.
+Then the same between two processes, the decode side in one of its own, which is killed in the middle.
 NIXL is whatever `nixl` is here.
 
 What the module takes of SGLang besides (bootstrap servers, sockets, staging on GPUs) are stand-ins.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import multiprocessing as mp
 import sys
 import time
 import types
@@ -20,6 +22,7 @@ import numpy as np
 
 LAYERS, PAGES, PAGE, AUX = 4, 256, 4096, 512
 PACKAGE = "sglang.srt.disaggregation"
+NOTICED_S = 10  # that a process was killed
 
 
 class Setting:
@@ -141,8 +144,8 @@ class Side:
         self.agent = self.manager.agent
         self.args = args
 
-    def info(self, module):
-        return module.KVArgsRegisterInfo(
+    def info(self) -> dict:
+        return dict(
             room="None",
             endpoint="127.0.0.1",
             dst_port=0,
@@ -159,6 +162,39 @@ class Side:
             dst_kv_item_lens=self.args.kv_item_lens,
             dst_num_slots=PAGES,
         )
+
+
+def decode_process(pipe) -> None:
+    """A decode side that answers with its memory."""
+    side = Side(load(), Mode.DECODE, 3)
+    pipe.send(side.info())
+    while True:
+        pipe.send(getattr(side, pipe.recv()))
+
+
+class OtherProcess:
+    """As Side, of a process of its own."""
+
+    def __init__(self) -> None:
+        context = mp.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=decode_process, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.told = self.pipe.recv()
+        self.args = types.SimpleNamespace(
+            kv_data_ptrs=self.told["dst_kv_ptrs"], aux_data_ptrs=self.told["dst_aux_ptrs"]
+        )
+
+    def __getattr__(self, name: str):
+        if name not in ("memory", "aux"):
+            raise AttributeError(name)
+        self.pipe.send(name)
+        return self.pipe.recv()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
 
 
 def settle(side: Side, handles: list) -> bool:
@@ -202,9 +238,30 @@ def send_pages(module, prefill: Side, decode: Side, name: str) -> None:
 
 
 def peer_that_leaves(module, prefill: Side, decode: Side, name: str) -> None:
-    sources = np.arange(10, dtype=np.int32)
     decode.manager.agent = decode.agent = None  # its memory and its connections go with it
-    deadline = time.monotonic() + 60
+    lose(module, prefill, decode, name, 60)
+
+
+def process_that_is_killed(module, prefill: Side, other: OtherProcess, name: str) -> None:
+    pages = np.arange(PAGES, dtype=np.int32)
+    handle = prefill.manager.send_kvcache(name, pages, other.args.kv_data_ptrs, pages, 0, "DRAM")
+    other.kill()
+    begin = time.monotonic()
+    lose(module, prefill, other, name, NOTICED_S)
+    # What was under way has ended as well, one way or the other.
+    while time.monotonic() - begin < NOTICED_S:
+        try:
+            if prefill.agent.check_xfer_state(handle) == "DONE":
+                return
+        except module._NIXL_TRANSPORT_ERRORS:
+            return
+    raise AssertionError(f"a request to a killed process has no end after {NOTICED_S} s")
+
+
+def lose(module, prefill: Side, decode, name: str, limit_s: float) -> None:
+    """Sends pages until that is refused, as SGLang sees a peer that is lost."""
+    sources = np.arange(10, dtype=np.int32)
+    deadline = time.monotonic() + limit_s
     lost = None
     while lost is None and time.monotonic() < deadline:
         try:
@@ -220,7 +277,9 @@ def peer_that_leaves(module, prefill: Side, decode: Side, name: str) -> None:
 def main() -> int:
     module = load()
     prefill, decode = Side(module, Mode.PREFILL, 1), Side(module, Mode.DECODE, 2)
-    info = decode.info(module)
+    info = module.KVArgsRegisterInfo(**decode.info())
+    other = OtherProcess()
+    there = module.KVArgsRegisterInfo(**other.told)
     failed = 0
     parts = [
         ("peers", lambda: prefill.manager._add_remote_peer(info)),
@@ -228,6 +287,9 @@ def main() -> int:
         ("reload", lambda: prefill.manager._reload_invalidated_peers({info.agent_name: None})),
         ("pages again", lambda: send_pages(module, prefill, decode, info.agent_name)),
         ("a peer that leaves", lambda: peer_that_leaves(module, prefill, decode, info.agent_name)),
+        ("peers, two processes", lambda: prefill.manager._add_remote_peer(there)),
+        ("pages, two processes", lambda: send_pages(module, prefill, other, there.agent_name)),
+        ("a process that is killed", lambda: process_that_is_killed(module, prefill, other, there.agent_name)),
     ]
     for what, part in parts:
         try:
@@ -237,6 +299,7 @@ def main() -> int:
         except Exception as error:
             failed = 1
             print(f"sglang disaggregation, {what}: {error!r}", flush=True)
+    other.kill()
     return failed
 
 
