@@ -8,9 +8,12 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 
+#include "azure_server.h"
 #include "fixture.h"
 
 namespace towline::interop {
@@ -63,13 +66,43 @@ class ObjectCommandLine : public ObjectTest {
   TemporaryFolder folder_;
 };
 
-TEST_F(ObjectCommandLine, MeasuresObjectsAndFindsEveryByte) {
-  const Ended ended = towline(
-      "bench --storage s3://bucket/measured --op both --sizes 64KiB --batches 4 --depths 2 --time 100ms "
-      "--json");
+TEST_F(ObjectCommandLine, MeasuresFilesAndObjectsInOneTableAndFindsEveryByte) {
+  const std::pair<const char*, std::string> variables[] = {{"TOWLINE_GCS_ENDPOINT", server_->url()},
+                                                           {"TOWLINE_GCS_REGION", "us-east-1"},
+                                                           {"GS_ACCESS_KEY_ID", kAccessKey},
+                                                           {"GS_SECRET_ACCESS_KEY", kSecretKey}};
+  for (const auto& [name, value] : variables)
+    ::setenv(name, value.c_str(), 1);  // NOLINT: no agent is being made
+  std::map<std::string, std::string> expected = {
+      {folder_.path(), "posix"}, {"s3://bucket/measured", "object"}, {"gs://bucket/measured", "gcs"}};
+  std::optional<AzureServer> azure;
+  if (!AzureServer::program().empty()) {
+    azure.emplace();
+    expected["az://bucket/measured"] = "azure";
+    ::setenv("TOWLINE_AZURE_ENDPOINT", AzureServer::endpoint(azure->port()).c_str(), 1);  // NOLINT
+    ::setenv("AZURE_STORAGE_ACCOUNT", AzureServer::kAccount, 1);                          // NOLINT
+    ::setenv("AZURE_STORAGE_KEY", AzureServer::kKey, 1);                                  // NOLINT
+  }
+  std::string places;
+  for (const auto& [place, backend] : expected) places += (places.empty() ? "" : ",") + place;
+  const Ended ended = towline("bench --storage " + places +
+                              " --op both --sizes 64KiB --batches 4 --depths 2 --time 100ms --json");
+  for (const char* name :
+       {"TOWLINE_GCS_ENDPOINT", "TOWLINE_GCS_REGION", "GS_ACCESS_KEY_ID", "GS_SECRET_ACCESS_KEY",
+        "TOWLINE_AZURE_ENDPOINT", "AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY"})
+    ::unsetenv(name);  // NOLINT
   ASSERT_EQ(ended.code, 0) << ended.output;
-  EXPECT_NE(ended.output.find("object"), std::string::npos) << ended.output;
-  EXPECT_EQ(list_storage(*agent_, "s3://bucket/measured/towline-bench-").size(), 4u);  // of each row two
+  std::map<std::string, int> rows;
+  const json measured = json::parse(ended.output);
+  for (const json& row : measured.at("rows")) {
+    const std::string place = row.at("storage");
+    EXPECT_EQ(row.at("route").get<std::string>().substr(0, expected.at(place).size()), expected.at(place));
+    EXPECT_EQ(row.at("wrong_blocks"), 0);
+    ++rows[place];
+  }
+  for (const auto& [place, backend] : expected) EXPECT_EQ(rows[place], 2) << place;
+  EXPECT_EQ(list_storage(*agent_, "s3://bucket/measured/towline-bench-").size(),
+            2 * 4u);  // of each row two; gs:// is there too
 }
 
 TEST_F(ObjectCommandLine, CopiesAFileToAnObjectAndBack) {

@@ -210,7 +210,7 @@ std::vector<Row> rows_of(const BenchOptions& options) {
   }
   std::vector<Row> rows;
   for (const std::string& op : options.ops) {
-    const bool known = op == "read" || op == "write" || (op == "mixed" && !options.storage.folder.empty());
+    const bool known = op == "read" || op == "write" || (op == "mixed" && !options.storage.places.empty());
     if (!known) throw Failure{fmt::format("no op '{}': read or write, with --storage mixed too", op)};
     for (size_t at = 0; at < options.sizes.size(); ++at) {
       const uint64_t size = options.sizes[at];
@@ -277,8 +277,9 @@ json join_row(const Row& row, const std::vector<json>& measured, const std::vect
 }
 
 void run_bench(const BenchOptions& options, const CommonOptions& common) {
-  if (!options.storage.folder.empty())
-    return run_storage_bench(options.storage, storage_rows(rows_of(options), options.depths), common);
+  if (!options.storage.places.empty())
+    return run_storage_bench(options.storage,
+                             storage_rows(options.storage.places, rows_of(options), options.depths), common);
   if (!options.listen.empty()) return Bench{options, common}.serve();
   check_pattern(parse_pattern(options.common.pattern), options.common.initiators, options.targets);
   const json rows = Bench{options, common}.run();

@@ -24,7 +24,7 @@ struct BenchOptions {
   std::vector<std::string> connect;  // targets that run elsewhere
   std::string faults;
   std::string source;      // of tcpx
-  StorageOptions storage;  // with a folder: files instead of peers
+  StorageOptions storage;  // with places: files or objects instead of peers
   std::vector<uint32_t> depths{1};
   CollectiveOptions collective;  // with operations: collectives instead of transfers
 };

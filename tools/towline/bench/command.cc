@@ -35,11 +35,14 @@ void complete_storage(BenchOptions& options) {
 
 // Files instead of peers.
 void add_storage_options(CLI::App& command, BenchOptions& options) {
-  auto* folder = command
-                     .add_option("--storage", options.storage.folder,
-                                 "Measure files made in this folder (also gds:/folder, hf3fs:/folder), or "
-                                 "objects below s3://bucket/prefix, az:// or gs://, not peers")
-                     ->type_name("FOLDER");
+  auto* folder =
+      command
+          .add_option("--storage", options.storage.places,
+                      "Measure files made in this folder (also gds:/folder, hf3fs:/folder, "
+                      "nixl:/folder, nixl:PLUGIN:/folder), or objects below s3://bucket/prefix, az:// "
+                      "or gs://, not peers; several of them in one table")
+          ->delimiter(',')
+          ->type_name("PLACE,..");
   for (const char* other : {"--pattern", "--initiators", "--targets", "--memory", "--target-memory",
                             "--backend", "--faults", "--listen", "--connect"})
     folder->excludes(command.get_option(other));
@@ -263,6 +266,7 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       "  towline bench --connect 10.0.0.7:7800                ... and on the other\n"
       "  towline bench --storage /data --direct --depths 1,8  files of a folder, past the page cache\n"
       "  towline bench --storage . --op mixed --sync data --files 4\n"
+      "  towline bench --storage /data,nixl:POSIX:/data,s3://bucket/bench\n"
       "  towline bench --memory vram --target-memory shared --op write --beside gemm\n"
       "  towline bench --collective all --ranks 2,4,8 --sizes 4,4KiB,1MiB,256MiB\n"
       "  towline bench --collective all_reduce --peers gloo --python venv/bin/python\n"

@@ -1,19 +1,15 @@
 #include "bench/storage.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <barrier>
-#include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <thread>
 
+#include "bench/storage_place.h"
 #include "failure.h"
 #include "replay/summary.h"
 #include "samples.h"
@@ -30,68 +26,6 @@ using towline::Status;
 
 constexpr uint64_t kEpoch = 1;
 constexpr uint32_t kMostDepth = 1024;
-
-// The value of --storage: a folder, a folder of a backend of its own ("gds:/data"), or a prefix of objects.
-struct Place {
-  std::string text;
-  std::string scheme;  // empty: a plain folder
-  bool objects = false;
-
-  explicit Place(const std::string& given) : text(given) {
-    objects = given.find("://") != std::string::npos;
-    const size_t colon = given.find(':');
-    const std::string before = colon == std::string::npos ? "" : given.substr(0, colon);
-    if (objects || before == "gds" || before == "hf3fs") scheme = before;
-    if (scheme == "file") throw Failure{"--storage takes a folder without file:"};
-  }
-  // The plugin that serves it, as configuration.
-  [[nodiscard]] std::string config() const {
-    if (scheme.empty()) return {};
-    return fmt::format("plugins = \"{}\"\n", objects ? "object" : scheme);
-  }
-};
-
-// A file that has no name any more when it is open, or an object, which stays.
-class Scratch {
- public:
-  Scratch(const towline::Agent& agent, const Place& place, towline::StorageOptions options) {
-    if (place.objects) {
-      static std::atomic<uint64_t> made{0};
-      const bool slash = place.text.ends_with('/');
-      options.create = true;
-      options.direct = false;
-      region_.emplace(towline::register_storage(
-          agent, fmt::format("{}{}towline-bench-{}-{}", place.text, slash ? "" : "/", ::getpid(), made++),
-          options));
-      return;
-    }
-    const std::string folder = place.scheme.empty() ? place.text : place.text.substr(place.scheme.size() + 1);
-    std::string path = folder + "/towline-bench-XXXXXX";
-    fd_ = ::mkostemp(path.data(), O_CLOEXEC);
-    if (fd_ < 0) throw Failure{fmt::format("--storage {}: {}", folder, std::strerror(errno))};
-    try {
-      region_.emplace(place.scheme.empty()
-                          ? towline::register_storage(agent, fd_, options)
-                          : towline::register_storage(agent, place.scheme + ":" + path, options));
-    } catch (...) {
-      (void)::unlink(path.c_str());
-      ::close(fd_);
-      throw;
-    }
-    (void)::unlink(path.c_str());
-  }
-  ~Scratch() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  [[nodiscard]] int fd() const { return fd_; }  // -1: an object
-  [[nodiscard]] const towline::Region& region() const { return *region_; }
-
- private:
-  int fd_ = -1;
-  std::optional<towline::Region> region_;
-};
 
 towline::Sync parse_sync(const std::string& text) {
   if (text == "none") return towline::Sync::kNone;
@@ -221,7 +155,7 @@ StorageRun::StorageRun(const StorageOptions& options, const StorageRow& row) : o
   const std::string& engine = options.engine;
   if (engine != "auto" && engine != "uring" && engine != "aio" && engine != "threads" && engine != "pread")
     throw Failure{fmt::format("no --engine '{}': auto, uring, aio, threads or pread", engine)};
-  const Place place(options.folder);
+  const Place place(row.place);
   agent_ = std::make_unique<towline::Agent>(
       "bench-storage",
       towline::AgentOptions{
@@ -331,6 +265,7 @@ json StorageRun::measure() {
   }
   const auto bytes = static_cast<double>(iterations * row_.row.batch * row_.row.size);
   json figures = row_.row;
+  figures["storage"] = row_.place;
   figures["depth"] = row_.depth;
   figures["iterations"] = iterations;
   figures["bytes"] = static_cast<uint64_t>(bytes);
@@ -367,10 +302,13 @@ uint64_t StorageRun::count_wrong() {
 
 // ---- the command
 
-std::vector<StorageRow> storage_rows(const std::vector<Row>& rows, const std::vector<uint32_t>& depths) {
+std::vector<StorageRow> storage_rows(const std::vector<std::string>& places, const std::vector<Row>& rows,
+                                     const std::vector<uint32_t>& depths) {
   std::vector<StorageRow> all;
-  for (const Row& row : rows) {
-    for (const uint32_t depth : depths) all.push_back({row, depth});
+  for (const std::string& place : places) {
+    for (const Row& row : rows) {
+      for (const uint32_t depth : depths) all.push_back({place, row, depth});
+    }
   }
   return all;
 }
@@ -379,10 +317,16 @@ namespace {
 
 std::string render(const StorageOptions& options, const json& rows, const Terminal& terminal) {
   using enum Table::Align;
-  std::string text = terminal.bold(fmt::format(
-      "{}, {}, sync {}, {} file{} a thread, {}\n", options.folder, options.direct ? "direct" : "buffered",
-      options.sync, options.files, options.files == 1 ? "" : "s", rows.at(0).value("route", "")));
-  Table table{{{"op", kLeft},
+  std::string text;
+  for (const std::string& place : options.places) {
+    const auto first =
+        std::find_if(rows.begin(), rows.end(), [&](const json& row) { return row.at("storage") == place; });
+    text += terminal.bold(fmt::format("{}, {}, sync {}, {} file{} a thread, {}\n", place,
+                                      options.direct ? "direct" : "buffered", options.sync, options.files,
+                                      options.files == 1 ? "" : "s", first->value("route", "")));
+  }
+  Table table{{{"storage", kLeft},
+               {"op", kLeft},
                {"block"},
                {"batch"},
                {"depth"},
@@ -399,8 +343,9 @@ std::string render(const StorageOptions& options, const json& rows, const Termin
     const std::string check = row.at("checked_blocks") == 0 ? terminal.dim("off")
                               : wrong == 0                  ? terminal.green("ok")
                                            : terminal.red(fmt::format("{} blocks wrong", wrong));
-    table.add({row.at("op"), format_size(row.at("size")), row.at("batch").dump(), row.at("depth").dump(),
-               row.at("threads").dump(), fmt::format("{:.2f}", row.at("bytes_per_s").get<double>() / 1e9),
+    table.add({row.at("storage"), row.at("op"), format_size(row.at("size")), row.at("batch").dump(),
+               row.at("depth").dump(), row.at("threads").dump(),
+               fmt::format("{:.2f}", row.at("bytes_per_s").get<double>() / 1e9),
                format_count(static_cast<uint64_t>(row.at("blocks_per_s").get<double>())),
                format_duration(row.at("p50_s")), format_duration(row.at("p99_s")),
                format_duration(row.at("max_s")), format_duration(row.at("cpu_s_per_gb")), check});
@@ -417,7 +362,8 @@ void run_storage_bench(const StorageOptions& options, const std::vector<StorageR
   for (size_t index = 0; index < rows.size(); ++index) {
     const Row& row = rows[index].row;
     bar.update(static_cast<double>(index) / static_cast<double>(rows.size()),
-               fmt::format("{} {} x {}", row.op, format_size(static_cast<double>(row.size)), row.batch));
+               fmt::format("{} {} {} x {}", rows[index].place, row.op,
+                           format_size(static_cast<double>(row.size)), row.batch));
     StorageRun run(options, rows[index]);
     run.prepare();
     json figures = run.measure();

@@ -15,8 +15,8 @@
 namespace tool::bench {
 
 struct StorageOptions {
-  std::string
-      folder;  // files are made in it without a name, so none is left behind; or "gds:/folder", "s3://..."
+  // Folders, in which files are made without a name, so that none is left behind; "gds:/folder", "s3://...": storage_place.h.
+  std::vector<std::string> places;
   bool direct = false;
   std::string sync = "none";    // sync policy of writes: none, data or full
   std::string engine = "auto";  // tuning.posix.engine
@@ -30,10 +30,11 @@ struct StorageOptions {
   bool spin = false;
   uint64_t seed = 1;
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StorageOptions, folder, direct, sync, engine, files, span_bytes,
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StorageOptions, places, direct, sync, engine, files, span_bytes,
                                    iterations, seconds, warmup, check, sequential, spin, seed)
 
 struct StorageRow {
+  std::string place;
   Row row;             // op: read, write, or mixed (alternating)
   uint32_t depth = 1;  // requests of a thread in flight at once
 };
@@ -70,7 +71,8 @@ class StorageRun {
   std::vector<std::unique_ptr<Driver>> drivers_;  // one for each thread; destroyed before the agent
 };
 
-[[nodiscard]] std::vector<StorageRow> storage_rows(const std::vector<Row>& rows,
+[[nodiscard]] std::vector<StorageRow> storage_rows(const std::vector<std::string>& places,
+                                                   const std::vector<Row>& rows,
                                                    const std::vector<uint32_t>& depths);
 
 void run_storage_bench(const StorageOptions& options, const std::vector<StorageRow>& rows,
