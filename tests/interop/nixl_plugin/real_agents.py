@@ -4,8 +4,8 @@
 PLUGIN is libplugin_TOWLINE.so, or libplugin_TCPX.so with TCPX, the plugin of Towline's that it needs. The wheel is looked for in TOWLINE_NIXL_WHEEL, the folder that `pip install --target`
 made of nixl-cu12 or nixl-cu13, else among the installed packages. Exits 77, with the reason, where there is none.
 
-With --figures it prints, for lists of 4 KiB blocks, the time of a WRITE through NIXL's agent, and through Towline alone if
-TOWLINE_PYTHON names the folder of its package.
+With --figures it prints, for lists of 4 KiB blocks, the time of a WRITE through NIXL's agent. That needs a plugin of a
+release build.
 """
 
 from __future__ import annotations
