@@ -70,7 +70,7 @@ class TowlineContender final : public PairedContender {
     const auto there = ends_->peer.block_list(towline::Blocks::at(remote_, block).repeat(blocks, block));
     transfer_.emplace(ends_->agent.transfer(cell().op == Op::kWrite ? towline::Op::write : towline::Op::read,
                                             here, lists().local, there, lists().remote,
-                                            {.backend = style_.backend, .threads = style_.threads}));
+                                            {.backend = style_.backend, .workers = style_.threads}));
   }
 
   void run_once() override {
