@@ -45,6 +45,11 @@ void count_forks() {
   (void)registered;
 }
 
+SplitMode read_split_mode(const Config& config) {
+  const std::string mode = config.get_choice("tuning.split", {"auto", "on", "off"}, "auto");
+  return mode == "auto" ? SplitMode::kAuto : mode == "on" ? SplitMode::kOn : SplitMode::kOff;
+}
+
 }  // namespace
 
 void control_pause(Agent& agent, uint32_t done) noexcept {
@@ -91,7 +96,8 @@ Agent::Agent(AgentOptions options)
              config.get_duration_ns("peer.lost", 10 * kSecondNs),
              config.get_duration_ns("tuning.connection.idle", 300 * kSecondNs),
              config.get_duration_ns("connection.timeout", 10 * kSecondNs),
-             config.get_duration_ns("tuning.connection.wait", UINT64_MAX)};
+             config.get_duration_ns("tuning.connection.wait", UINT64_MAX),
+             read_split_mode(config)};
   const HostIdentity host = read_host_identity();
   identity_ = {sizeof identity_,
                {incarnation_.hi, incarnation_.lo},
@@ -260,7 +266,7 @@ bool Agent::all_transfers_ready() {
 void Agent::release_transfers() noexcept {
   InUse::publish();
   for_each_post([](Post& post) {
-    for (uint32_t i = 0; i < post.part_count(); ++i) {
+    for (uint32_t i = 0; i < post.part_room(); ++i) {
       Worker::Guard guard(*post.parts()[i].worker);
       post.release_at_last(post.parts()[i]);
     }

@@ -34,6 +34,7 @@
 #include "agent/peer_table.h"
 #include "agent/queues.h"
 #include "agent/region_reaper.h"
+#include "agent/split_choice.h"
 #include "agent/staging.h"
 #include "agent/worker.h"
 #include "base/clock.h"
@@ -77,6 +78,7 @@ struct AgentTuning {
   uint64_t idle_ns;             // tuning.connection.idle: close after this time; backends to other hosts
   uint64_t connect_timeout_ns;  // connection.timeout
   uint64_t connect_wait_ns;     // tuning.connection.wait: how long creating a transfer waits for a connection
+  SplitMode split;              // tuning.split
 };
 
 // Whether an agent still exists.

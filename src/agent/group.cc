@@ -134,8 +134,13 @@ void Group::note_peer(PlannedPost& post) {
   Peer* const peer = post.remote().peer();
   if (link == nullptr || peer == nullptr) return;
   if (!post.fenced(TOWLINE_FENCE_LOCAL)) local_fence_lost_ = true;
-  if (!post.fenced(TOWLINE_FENCE_REMOTE))
-    unfenced_.push_back({peer, post.staged() ? nullptr : link, post.parts()[0].link_generation});
+  if (!post.fenced(TOWLINE_FENCE_REMOTE)) {
+    for (uint32_t i = 0; i < post.part_room(); ++i) {
+      const Part& part = post.parts()[i];
+      if (part.link != nullptr)
+        unfenced_.push_back({peer, post.staged() ? nullptr : part.link, part.link_generation});
+    }
+  }
   for (Told& told : told_) {
     if (told.peer.get() != peer) continue;
     told.link = link;

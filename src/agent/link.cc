@@ -136,7 +136,7 @@ void Link::close(Status why, std::string_view text) noexcept {
     TOWLINE_LOG(kInfo, "peer '{}' over {}: {} ({})", peer_.name(), backend_.name, last_error_text_,
                 status_name(why));
   }
-  for (Part* part : prepared_) part->post->close_gate(Post::kRelink);
+  for (Part* part : prepared_) part->post->link_ended(*part);
   // The backend ends the parts and reports fences; the outcome need not wait for that.
   const Status outcome =
       worker_.agent().told(why == Status::kClosed || why == Status::kOk ? Status::kPeerLost : why);

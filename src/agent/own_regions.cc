@@ -269,7 +269,7 @@ bool OwnRegions::release_transfers_of(uint64_t key) {
     bool clean = true;
     posts.for_each([&](Post& post) {
       if (!post.local().uses_region(key)) return;
-      for (uint32_t i = 0; i < post.part_count(); ++i) {
+      for (uint32_t i = 0; i < post.part_room(); ++i) {
         Part& part = post.parts()[i];
         if (!part.worker->try_lock()) {
           clean = false;

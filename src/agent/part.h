@@ -24,6 +24,7 @@ struct Part {
   uint64_t slice_end = 0;  // of what is submitted of a paced post; else `end`
   towline_prepared* prepared = nullptr;
   uint32_t link_generation = 0;  // generation of `prepared`
+  bool repick = false;           // `prepared` is for earlier picks: the backend may be able to follow
   uint64_t attempt = 0;          // the link's attempt for which establishing waits; 0: none yet
   std::size_t prepared_at = 0;   // in the link's list
   bool submitted = false;        // at the backend

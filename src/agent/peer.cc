@@ -7,6 +7,7 @@
 #include "agent/agent.h"
 #include "agent/event_queue.h"
 #include "agent/link.h"
+#include "agent/split_choice.h"
 #include "agent/worker.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -57,7 +58,9 @@ towline_identity identity_of(const metadata::PeerIdentity& from, const std::stri
 }  // namespace
 
 Peer::Peer(Agent& agent, const metadata::PeerIdentity& identity, Origin origin)
-    : agent_(agent),
+    : splits_(origin == Origin::kAskedFor && agent.workers().size() > 1 ? std::make_unique<SplitChoices>()
+                                                                        : nullptr),
+      agent_(agent),
       name_(identity.name),
       identity_(identity_of(identity, name_)),
       incarnation_text_(identity.incarnation.to_hex()),

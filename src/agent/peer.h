@@ -33,6 +33,7 @@ namespace towline {
 
 class Agent;
 class Link;
+class SplitChoices;
 struct Backend;
 
 // A region of a peer. Shared by the peer, block lists and links' imports.
@@ -100,6 +101,8 @@ class Peer {
   void end(Status why) noexcept;
 
   [[nodiscard]] Pace& pace() noexcept { return pace_; }
+  // For its large posts; null if the agent has one worker, or did not ask for the peer.
+  [[nodiscard]] SplitChoices* splits() noexcept { return splits_.get(); }
 
   [[nodiscard]] uint32_t health() const noexcept { return health_.load(std::memory_order_relaxed); }
   // Tells the queues that watch peers.
@@ -210,6 +213,7 @@ class Peer {
 
  private:
   Pace pace_;
+  const std::unique_ptr<SplitChoices> splits_;
   friend class PeerHold;
   using Numbers = std::vector<std::optional<uint32_t>>;  // this agent's, by the blob's number of a backend
   static constexpr std::size_t kRegionBytes = 256;

@@ -36,25 +36,11 @@ Post::Post(Route& route, Plan plan, const PostOptions& options, uint32_t threads
       plan_(std::move(plan)),
       handle_(handle) {
   bring(options);
-  const uint64_t bytes = plan_.view().bytes;
   const auto workers = static_cast<uint32_t>(agent().workers().size());
-  const uint32_t home = agent().my_worker().index();
-  part_count_ = std::clamp<uint32_t>(threads, 1, std::min<uint32_t>(workers, kMaxParts));
-  if (bytes < part_count_ * kLeastPartBytes) part_count_ = 1;
-  if (part_count_ > 1) {
-    more_parts_ = std::make_unique<Part[]>(part_count_);
-    parts_ = more_parts_.get();
-    post_ = std::make_shared<towline_post>(towline_post{sizeof(towline_post), 0, bytes});
-  }
-  for (uint32_t i = 0; i < part_count_; ++i) {
-    Part& part = parts_[i];
-    part.owner = this;
-    part.post = this;
-    part.worker = agent().workers()[(home + i) % workers].get();
-    // Parts end on page boundaries, so that neighbours do not write to the same page.
-    part.begin = i == 0 ? 0 : parts_[i - 1].end;
-    part.end = i + 1 == part_count_ ? bytes : (bytes / part_count_ * (i + 1)) & ~uint64_t{4095};
-  }
+  const uint32_t parts = std::clamp<uint32_t>(threads, 1, std::min<uint32_t>(workers, kMaxParts));
+  make_room_for_parts(plan_.view().bytes < parts * kLeastPartBytes ? 1 : parts);
+  know_workers();
+  divide(part_room_);
 }
 
 Post::~Post() {
@@ -135,7 +121,7 @@ Status Post::post_with(const PickPair& picks, const PostOptions& options, void* 
   try {
     plan_.compile_again(local().resolved(), picks.local, remote().resolved(), picks.remote, route_.op());
     bring(options);
-    aim();
+    aim(stream == nullptr && to_be_split() ? part_room_ : 1);
     if (route_.legs()) make_legs(LateDeadline::in(agent(), options_.timeout_ns));
   } catch (...) {
     phase_.store(kReady, std::memory_order_release);
@@ -351,7 +337,7 @@ Status Post::submit_now(Part& part, void* const* stream, uint32_t flags) noexcep
                                     message ? message_.size() : 0,
                                     flags,
                                     0,
-                                    post_.get()};
+                                    part_count_ == part_room_ ? post_.get() : nullptr};
   part.alone = !paced_ && !part.waited && stream == nullptr && part.link->idle();
   part.submitted = true;
   part.link->part_started();

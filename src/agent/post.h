@@ -33,6 +33,7 @@ namespace towline {
 class EventQueue;
 class Group;
 class Series;
+class SplitChoices;
 class StagedTransfer;
 
 inline constexpr uint32_t kMaxParts = 8;
@@ -130,6 +131,10 @@ class Post : public Ending {
 
   // Closes the gate: kRelink, or a final status. Any thread.
   void close_gate(int32_t gate) noexcept;
+  // The connection of a part is gone. Only the first part's posts take the short path.
+  void link_ended(const Part& part) noexcept {
+    if (&part == parts_) close_gate(kRelink);
+  }
   [[nodiscard]] int32_t gate() const noexcept { return gate_.load(std::memory_order_acquire); }
   [[nodiscard]] const BlockList& local() const noexcept { return route_.local(); }
   [[nodiscard]] const BlockList& remote() const noexcept { return route_.remote(); }
@@ -174,6 +179,8 @@ class Post : public Ending {
 
   [[nodiscard]] Part* parts() noexcept { return parts_; }
   [[nodiscard]] uint32_t part_count() const noexcept { return part_count_; }
+  // As many as any run has had or may have; what is prepared may belong to any of them.
+  [[nodiscard]] uint32_t part_room() const noexcept { return part_room_; }
 
  protected:  // for Leg and PostPlan
   // The queue of a post that queues its end. A transfer uses the agent's own and need not keep one.
@@ -256,16 +263,28 @@ class Post : public Ending {
   [[nodiscard]] bool prepared_at_once(Part& part) noexcept;
   void take_short_way(Part& part) noexcept;
   void bring(const PostOptions& options);
-  // The plan is another: what is prepared follows it.
-  void aim() noexcept;
+  // The plan is another: it is divided into that many parts, and what is prepared follows it.
+  void aim(uint32_t parts) noexcept;
+
+  // ---- posts that may be split; post_split.cc
+  void make_room_for_parts(uint32_t room);
+  void know_workers() noexcept;
+  void divide(uint32_t count) noexcept;
+  [[nodiscard]] bool to_be_split() noexcept;
+  [[nodiscard]] bool workers_are_connected(SplitChoices& splits) noexcept;
+  void follow_picks(Part& part) noexcept;
+  void note_split(uint64_t now_ns) noexcept;
+  // Whose progress a thread makes that waits: the other parts' workers have threads, which work meanwhile.
+  [[nodiscard]] uint32_t parts_to_drive() const noexcept;
+
   // All parts failed: tries the next backend, if no part was established here and a backend is left.
   [[nodiscard]] bool try_next_backend(Worker& worker) noexcept;
   void release_parts() noexcept;
   [[nodiscard]] bool settled(const Part& part) const noexcept;
   [[nodiscard]] bool all_settled() const noexcept;
   // Under the part's worker's lock. Never set for posts with several parts, which may have several workers.
-  void forget_immediate() noexcept {
-    if (part_count_ == 1) immediate_ = nullptr;
+  void forget_immediate(const Part& part) noexcept {
+    if (part_count_ == 1 && &part == parts_) immediate_ = nullptr;
   }
   [[nodiscard]] bool remote_fenced() const noexcept;
   template <class Done>
@@ -288,6 +307,7 @@ class Post : public Ending {
   // Read by every post.
   std::atomic<int32_t> gate_{kRelink};
   bool paced_ = false;                  // a limit applies to this run
+  bool split_counts_ = false;           // this run's time tells whether such posts should be split
   bool hooked_ = false;                 // the application's hooks are called around this run
   bool immediate_tries_ = false;        // it may answer kAgain: then take the long path
   std::atomic<bool> short_way_{false};  // a post need not take the phase: no message, no completion
@@ -319,9 +339,10 @@ class Post : public Ending {
   Backend* backend_ = nullptr;  // that it is, or is to be, prepared with
   PriceRow* prices_ = nullptr;  // of backend_, for such posts
 
-  uint32_t part_count_ = 0;
+  uint32_t part_count_ = 1;  // of this run
+  uint32_t part_room_ = 1;
   Part first_part_;
-  std::unique_ptr<Part[]> more_parts_;  // all parts, if there are several
+  std::unique_ptr<Part[]> more_parts_;  // all parts, if there may be several
   Part* parts_ = &first_part_;
   std::shared_ptr<towline_post> post_;      // null: the post is a single submit
   std::unique_ptr<StagedTransfer> staged_;  // not null: it moves the bytes instead of one backend

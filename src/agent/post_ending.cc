@@ -43,6 +43,7 @@ bool Post::step_part(Part& part, uint64_t now_ns) noexcept {
     staged_->begin(part);
     return true;
   } else {
+    if (part.repick) follow_picks(part);
     if (!usable(part)) {
       (void)take_failure_text();  // left by others
       status = establish_part(part, part.deadline_ns);
@@ -121,6 +122,7 @@ void Post::all_parts_ended(Worker& worker) noexcept {
     const uint64_t took_ns = now_ns - posted_at_ns_.load(std::memory_order_relaxed);
     const uint64_t bytes = bytes_.load(std::memory_order_relaxed);
     if (error == 0) count_transfer(*link, worker.index(), bytes, took_ns);
+    if (error == 0) note_split(now_ns);
     if (error == 0 && part_count_ == 1 && parts_[0].alone && prices_ != nullptr && agent().in_real_time())
       prices_->report(bytes, took_ns);
     if (error != 0) series_of(*link).add_error(worker.index(), static_cast<Status>(error));
@@ -194,7 +196,7 @@ Status Post::poll() noexcept {
   if (fork_generation_ != fork_generation()) return Status::kForked;
   const Status status = poll_outcome();
   if (status != Status::kInProgress) return status;
-  for (uint32_t i = 0; i < part_count_; ++i) parts_[i].worker->drive();
+  for (uint32_t i = 0; i < parts_to_drive(); ++i) parts_[i].worker->drive();
   return poll_outcome();
 }
 
@@ -203,7 +205,7 @@ bool Post::wait_for(Done&& done, uint64_t timeout_ns) noexcept {
   return wait_until(
       agent().hosted(),
       [this](auto&& call) {
-        for (uint32_t i = 0; i < part_count_; ++i) call(*parts_[i].worker);
+        for (uint32_t i = 0; i < parts_to_drive(); ++i) call(*parts_[i].worker);
       },
       done, timeout_ns);
 }
@@ -230,7 +232,7 @@ bool Post::remote_fenced() const noexcept {
   // once the peer has confirmed that it ended its side of that connection.
   if (remote().peer()->ended() == Status::kPeerRestarted) return true;
   if (staged_ != nullptr) return staged_->far_fenced();
-  for (uint32_t i = 0; i < part_count_; ++i) {
+  for (uint32_t i = 0; i < part_room_; ++i) {
     const Part& part = parts_[i];
     if (part.link != nullptr && part.link->unfenced(part.link_generation)) return false;
   }

@@ -74,6 +74,16 @@ void PostPlan::establish(std::string_view backend, LateDeadline deadline, uint64
   give_back(first);
 }
 
+uint32_t PostPlan::room_for_parts() const noexcept {
+  Agent& agent = route_.agent();
+  const Backend* const backend = route_.backend();
+  const auto workers = static_cast<uint32_t>(agent.workers().size());
+  const SplitMode mode = agent.tuning().split;
+  if (workers == 1 || mode == SplitMode::kOff) return 1;
+  const bool by_memory = backend != nullptr && backend->has_trait(TOWLINE_TRAIT_ONE_SIDED);
+  return by_memory && mode == SplitMode::kAuto ? 1 : std::min(workers, kMaxParts);
+}
+
 PlannedPost* PostPlan::make() {
   const std::lock_guard lock(making_);
   const uint32_t index = made_.load(std::memory_order_relaxed);
@@ -81,7 +91,7 @@ PlannedPost* PostPlan::make() {
   std::unique_ptr<Chunk>& chunk = chunks_[index / kChunk];
   if (chunk == nullptr) chunk = std::make_unique<Chunk>();
   std::unique_ptr<PlannedPost>& post = (*chunk)[index % kChunk];
-  post = std::make_unique<PlannedPost>(*this, route_, *this, index);
+  post = std::make_unique<PlannedPost>(*this, route_, *this, index, room_for_parts());
   route_.agent().add_post(*post);
   made_.store(index + 1, std::memory_order_release);
   return post.get();

@@ -32,9 +32,11 @@ class PlannedPost final : public Post {
   };
   Member member;
 
-  PlannedPost(PostPlan& plan, Route& route, AfterEnding& after, uint32_t index)
+  // `room`: into how many parts its runs may be split.
+  PlannedPost(PostPlan& plan, Route& route, AfterEnding& after, uint32_t index, uint32_t room)
       : Post(route, Plan::none(), {}, 1, nullptr), its_plan_(plan), index_(index) {
     after_ = &after;
+    make_room_for_parts(room);
   }
   [[nodiscard]] PostPlan& its_plan() noexcept { return its_plan_; }
   // The application needs it no more. Any thread, at any time.
@@ -104,6 +106,7 @@ class PostPlan final : public AfterEnding {
 
  private:
   friend class PlannedPost;
+  [[nodiscard]] uint32_t room_for_parts() const noexcept;
   static constexpr uint32_t kChunk = 64;
   using Chunk = std::array<std::unique_ptr<PlannedPost>, kChunk>;
 

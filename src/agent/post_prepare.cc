@@ -153,7 +153,7 @@ Status Post::prepare_part(Part& part) {
   Link& link = *part.link;
   if (part.prepared != nullptr) {
     if (part.link_generation == link.generation() && !part.outdated) return Status::kOk;
-    forget_immediate();
+    forget_immediate(part);
     backend_->data->unprepare(std::exchange(part.prepared, nullptr));
     link.remove_prepared(part);
   }
@@ -209,10 +209,11 @@ Status Post::prepare_part(Part& part) {
 
 // As far as the prepared plan allows it.
 void Post::take_short_way(Part& part) noexcept {
+  if (part_count_ != 1) return;  // and never was: several workers may be here at once
   immediate_ = nullptr;
   short_way_.store(false, std::memory_order_relaxed);
   constexpr uint32_t kShortWay = TOWLINE_PREPARED_CONCURRENT | TOWLINE_PREPARED_IMMEDIATE;
-  if (part_count_ != 1 || (part.prepared->flags & kShortWay) != kShortWay || wants_delivery()) return;
+  if ((part.prepared->flags & kShortWay) != kShortWay || wants_delivery()) return;
   if (paced_ || agent().limits().any()) return;
   immediate_ = part.prepared;
   immediate_submit_ = backend_->data->submit;
@@ -232,13 +233,16 @@ void Post::take_short_way(Part& part) noexcept {
 }
 
 // Only the thread that has the phase uses what is prepared: the worker does not release it meanwhile.
-void Post::aim() noexcept {
+void Post::aim(uint32_t parts) noexcept {
+  divide(parts);
+  if (parts > 1) {  // each by its worker, since their connections may end meanwhile
+    immediate_ = nullptr;
+    for (uint32_t i = 0; i < parts; ++i) parts_[i].repick = true;
+    return;
+  }
   Part& part = parts_[0];
-  part.begin = 0;
-  part.end = plan_.view().bytes;
+  follow_picks(part);
   if (part.prepared == nullptr) return;
-  const auto repick = backend_->data->repick;
-  part.outdated = repick == nullptr || repick(part.prepared, &plan_.view()) != TOWLINE_OK;
   if (part.outdated)
     immediate_ = nullptr;
   else
@@ -252,8 +256,7 @@ void Post::follow_route() noexcept {
 
 void Post::make_legs(LateDeadline deadline) {
   staged_.reset();
-  part_count_ = 1;
-  parts_[0].end = plan_.bytes();
+  divide(1);
   staged_ = std::make_unique<StagedTransfer>(*this, plan_, route_.op(), route_.held_local(),
                                              route_.held_remote(), *route_.legs());
   staged_->establish(std::string(route_.forced()), deadline.ns());
@@ -261,11 +264,11 @@ void Post::make_legs(LateDeadline deadline) {
 }
 
 void Post::release_parts() noexcept {
-  for (uint32_t i = 0; i < part_count_; ++i) {
+  for (uint32_t i = 0; i < part_room_; ++i) {
     Part& part = parts_[i];
     Worker::Guard guard(*part.worker);
     if (part.prepared == nullptr) continue;
-    forget_immediate();
+    forget_immediate(part);
     backend_->data->unprepare(std::exchange(part.prepared, nullptr));
     part.link->remove_prepared(part);
   }
@@ -278,7 +281,7 @@ bool Post::settled(const Part& part) const noexcept {
 }
 
 bool Post::all_settled() const noexcept {
-  for (uint32_t i = 0; i < part_count_; ++i) {
+  for (uint32_t i = 0; i < part_room_; ++i) {
     const Worker::Guard guard(*parts_[i].worker);
     if (!settled(parts_[i])) return false;
   }
@@ -291,7 +294,7 @@ bool Post::try_release(Part& part) noexcept {
   if (InUse::by_any(this)) return false;
   const bool mine = take(kHeld);
   if (!mine && shares_.load(std::memory_order_acquire) == 0) return false;
-  forget_immediate();
+  forget_immediate(part);
   const bool still = part.submitted || !settled(part);
   if (part.prepared != nullptr && !still) {
     backend_->data->unprepare(std::exchange(part.prepared, nullptr));

@@ -37,6 +37,9 @@ constexpr Setting kSettings[] = {
     {"connection.timeout", SettingType::kDuration, "10s", "", "limit for a connection to come up"},
     {"tuning.connection.wait", SettingType::kDuration, "infinite", "",
      "how long creating a transfer waits for a connection that is coming up"},
+    {"tuning.split", SettingType::kChoice, "auto", "auto, on, off",
+     "posts of 4 MiB and more are split over all workers; auto: over sockets, where that was measured as "
+     "quicker"},
     {"tuning.connection.idle", SettingType::kDuration, "5min", "",
      "connections to other hosts are closed after this long without use"},
     {"log.level", SettingType::kChoice, "warning", "off, error, warning, info, debug, trace",
