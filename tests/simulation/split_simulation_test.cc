@@ -18,14 +18,14 @@
 namespace towline {
 namespace {
 
-constexpr uint64_t kBlock = 4096;
-constexpr uint64_t kBlocks = 1100;  // more than what is split
-constexpr uint64_t kDeadlineNs = 300 * kMillisecondNs;
+constexpr uint64_t kSplitBlock = 4096;
+constexpr uint64_t kSplitBlocks = 1100;  // more than what is split
+constexpr uint64_t kSplitDeadlineNs = 300 * kMillisecondNs;
 
-struct Side {
+struct SplitSide {
   std::shared_ptr<Agent> agent;
   towline_agent_t handle;
-  std::vector<uint8_t> memory = std::vector<uint8_t>(kBlock * kBlocks);
+  std::vector<uint8_t> memory = std::vector<uint8_t>(kSplitBlock * kSplitBlocks);
   towline_region_t* region = nullptr;
 };
 
@@ -49,8 +49,9 @@ class SplitPosts {
     towline_block_list_destroy(local_);
     towline_block_list_destroy(remote_);
     towline_peer_release(peer_);
-    for (Side* side : {&mine_, &theirs_}) side->agent->close();
-    for (Side* side : {&mine_, &theirs_}) EXPECT_EQ(towline_region_deregister(side->region, 0), TOWLINE_OK);
+    for (SplitSide* side : {&mine_, &theirs_}) side->agent->close();
+    for (SplitSide* side : {&mine_, &theirs_})
+      EXPECT_EQ(towline_region_deregister(side->region, 0), TOWLINE_OK);
   }
 
   void run(uint32_t posts) {
@@ -60,7 +61,7 @@ class SplitPosts {
   [[nodiscard]] uint32_t failed() const { return failed_; }
 
  private:
-  void open(Side& side, const char* name, uint64_t seed, bool cuts) {
+  void open(SplitSide& side, const char* name, uint64_t seed, bool cuts) {
     AgentOptions options = testing::simulated_agent(name, &clock_);
     options.workers = 3;
     options.config.set("tuning.split", "on");
@@ -75,10 +76,10 @@ class SplitPosts {
   towline_block_list_t* list(towline_peer_t* peer, const std::vector<uint8_t>& memory) {
     towline_blocks_t blocks = {};
     blocks.address = reinterpret_cast<uint64_t>(memory.data());
-    blocks.length = kBlock;
+    blocks.length = kSplitBlock;
     blocks.dimensions = 1;
-    blocks.count[0] = kBlocks;
-    blocks.stride[0] = kBlock;
+    blocks.count[0] = kSplitBlocks;
+    blocks.stride[0] = kSplitBlock;
     towline_block_list_t* made = nullptr;
     EXPECT_EQ(towline_block_list_create(&mine_.handle, peer, &blocks, sizeof blocks, 1, &made), TOWLINE_OK)
         << towline_last_error();
@@ -90,8 +91,8 @@ class SplitPosts {
     theirs_.agent->progress();
   }
   [[nodiscard]] bool arrived(uint64_t block) const {
-    return std::memcmp(theirs_.memory.data() + block * kBlock, mine_.memory.data() + block * kBlock,
-                       kBlock) == 0;
+    return std::memcmp(theirs_.memory.data() + block * kSplitBlock, mine_.memory.data() + block * kSplitBlock,
+                       kSplitBlock) == 0;
   }
   // Of everything, in one notice that says which post it was.
   bool take_notice(uint8_t stamp) {
@@ -100,7 +101,7 @@ class SplitPosts {
     const bool this_one = notice.bytes == 1 && *static_cast<const uint8_t*>(notice.data) == stamp;
     towline_notice_release(&theirs_.handle, &notice);
     if (!this_one) return false;  // of a post before it that had failed here already
-    for (uint64_t block = 0; block < kBlocks; ++block)
+    for (uint64_t block = 0; block < kSplitBlocks; ++block)
       EXPECT_TRUE(arrived(block)) << "the notice came before block " << block;
     return true;
   }
@@ -111,7 +112,7 @@ class SplitPosts {
     options.struct_size = sizeof options;
     options.notice = &stamp;
     options.notice_bytes = 1;
-    const uint64_t deadline_ns = clock_.now_ns() + kDeadlineNs;
+    const uint64_t deadline_ns = clock_.now_ns() + kSplitDeadlineNs;
     options.deadline_ns = deadline_ns;
     towline_post_t* post = nullptr;
     while (towline_plan_post(plan_, &options, &post) == TOWLINE_AGAIN) turn();
@@ -131,7 +132,7 @@ class SplitPosts {
     ASSERT_EQ(towline_post_result(post, &result), TOWLINE_OK);
     if (outcome == TOWLINE_OK) {
       ++came_;
-      EXPECT_EQ(result.bytes, kBlock * kBlocks);
+      EXPECT_EQ(result.bytes, kSplitBlock * kSplitBlocks);
       for (int i = 0; i < 20'000 && !told; ++i) {
         turn();
         told = take_notice(stamp);
@@ -145,16 +146,16 @@ class SplitPosts {
   // In each part, everything before its named range has arrived; a range that is not named is whole.
   void expect_named(const towline_result_t& result) {
     if (result.failed_ranges == 0 || result.failed_ranges > 8) return;
-    std::vector<bool> named(kBlocks, false);
+    std::vector<bool> named(kSplitBlocks, false);
     for (uint32_t i = 0; i < result.failed_ranges; ++i) {
       const towline_failed_range_t& range = result.failed[i];
-      ASSERT_LE(range.first + range.count, kBlocks);
+      ASSERT_LE(range.first + range.count, kSplitBlocks);
       std::fill_n(named.begin() + static_cast<std::ptrdiff_t>(range.first), range.count, true);
     }
     // A part's blocks from its range on may be missing; a part without a range is whole.
     for (uint32_t part = 0; part < 3; ++part) {
-      const uint64_t begin = kBlocks * part / 3 + 1;
-      const uint64_t end = kBlocks * (part + 1) / 3 - 1;
+      const uint64_t begin = kSplitBlocks * part / 3 + 1;
+      const uint64_t end = kSplitBlocks * (part + 1) / 3 - 1;
       for (uint64_t block = begin; block < end && !named[block]; ++block)
         EXPECT_TRUE(arrived(block)) << "block " << block << " is neither there nor named";
     }
@@ -162,8 +163,8 @@ class SplitPosts {
 
   testing::SteppingClock clock_;
   Random random_;
-  Side mine_;
-  Side theirs_;
+  SplitSide mine_;
+  SplitSide theirs_;
   towline_peer_t* peer_ = nullptr;
   towline_block_list_t* local_ = nullptr;
   towline_block_list_t* remote_ = nullptr;
