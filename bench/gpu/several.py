@@ -178,7 +178,7 @@ def run_sharing(rank: Rank) -> list[dict]:
     # "own": on multiprocessors that the product leaves.
     share = f"gpu_application_sms = {SHARE}\n"
     worlds = [rank.communicator(name, share if "own" in name else "") for name in ("first", "second", "own-first", "own-second")]
-    pages, own_pages = Pages(rank, {}), Pages(rank, {"cuda.application_sms": str(SHARE)})
+    pages, own_pages = Pages(rank, {}), Pages(rank, {"tuning.cuda.application_sms": str(SHARE)})
     stream = stream_of_share(rank.rank)
     parts = {
         "product": lambda stop, told: multiply(stop, rank.rank, told),

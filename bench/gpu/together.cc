@@ -134,6 +134,7 @@ void move_pages(Run& run, int rank) {
   const towline::Transfer move = near.transfer(towline::Op::write, near.block_list(blocks(here.first, rank)),
                                                picks, peer.block_list(blocks(there.first, next)), places);
   run.meet();
+  run.meet();  // collectives are recorded in between
   for (size_t phase = 0; phase < std::size(kPhases); ++phase) {
     const bool mine = (kPhases[phase] & kMoves) != 0;
     run.meet();
