@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "base/config/config.h"
@@ -38,10 +40,18 @@ class SplitPosts {
     EXPECT_EQ(towline_peer_add(&mine_.handle, blob.data(), blob.size(), &peer_), TOWLINE_OK);
     local_ = list(nullptr, mine_.memory);
     remote_ = list(peer_, theirs_.memory);
-    for (int attempt = 0; attempt < 200 && plan_ == nullptr; ++attempt) {
+    std::atomic<bool> made = false;
+    std::thread other([&] {  // making a plan waits for its connections
+      while (!made.load()) {
+        theirs_.agent->progress();
+        std::this_thread::yield();
+      }
+    });
+    // Faults may cut a connection while it is being made; trying again is right.
+    for (int attempt = 0; attempt < 50 && plan_ == nullptr; ++attempt)
       (void)towline_plan_create(&mine_.handle, local_, remote_, nullptr, &plan_);
-      turn();
-    }
+    made = true;
+    other.join();
     EXPECT_NE(plan_, nullptr) << towline_last_error();
   }
   ~SplitPosts() {
