@@ -161,7 +161,7 @@ Status Agent::usable() const noexcept {
   return closed() ? Status::kClosed : Status::kOk;
 }
 
-// An agent that its caller drives is not driven while it closes, so nobody can wait for that.
+// Nobody drives a caller-driven agent while it closes, so a wait for that would never end.
 Status Agent::events_usable() const noexcept {
   const Status status = usable();
   if (status != Status::kClosed || !hosted() || told_all_.load(std::memory_order_acquire)) return status;
@@ -359,7 +359,7 @@ void Agent::set_limit(Pace& pace, uint64_t bytes_per_s) {
   for_each_post([](Post& post) { post.limits_begin(); });
 }
 
-// Hooks count as a limit: nobody takes the short way.
+// Hooks count as a limit: no post takes the short way.
 void Agent::set_hooks(const towline_hooks_t* hooks) {
   constexpr std::size_t kMost = 64;
   const towline_hooks_t* added = nullptr;

@@ -61,7 +61,7 @@ struct Backend {
     towline_landing_table_v1 landing;
   } taken = {};
 
-  // Closing it takes every worker's lock: who holds one, and finds it open, may call it.
+  // Closing it takes every worker's lock: a thread that holds one, and finds it open, may call it.
   [[nodiscard]] bool open() const noexcept { return step.load(std::memory_order_acquire) == Step::kOpen; }
   [[nodiscard]] std::string why_not_open() const {
     return step.load(std::memory_order_acquire) == Step::kClosed ? "closed" : reason;
@@ -144,7 +144,7 @@ class BackendHost {
   std::mutex names_mutex_;
   std::vector<std::string> names_;  // by index, as many as backends_ or more
   std::vector<std::unique_ptr<const std::vector<Backend*>>>
-      orders_;  // all there were: somebody may be reading
+      orders_;  // old ones too: a thread may be reading one
   std::atomic<const std::vector<Backend*>*> order_{nullptr};
   std::vector<std::string> not_wanted_;
   bool in_order_of_cost_ = true;

@@ -15,7 +15,7 @@ namespace {
 // A smaller part would be done before another thread has woken up.
 constexpr uint64_t kLeastPartBytes = 256u << 10;
 
-// Reading the clock twice takes longer than moving 64 bytes: once a price comes from so many reports, one short post in
+// Reading the clock twice takes longer than moving 64 bytes: after so many reports of a price, one short post in
 // 1,024 is timed, and before that one in 64.
 constexpr uint32_t kWellKnown = 64;
 constexpr uint32_t kTurnsPerTimed = 16;

@@ -29,7 +29,7 @@ class PriceRow {
   static constexpr uint32_t kEnough = 8;  // samples, before prices change an order
 
   void declare(uint32_t cost) noexcept { cost_.store(cost, std::memory_order_relaxed); }
-  // A transfer of so many bytes took so long. Any thread.
+  // Reports that a transfer of so many bytes took so long. Any thread.
   void report(uint64_t bytes, uint64_t took_ns) noexcept;
   [[nodiscard]] Price of(uint64_t bytes) const noexcept;
   [[nodiscard]] uint32_t samples(uint64_t bytes) const noexcept;

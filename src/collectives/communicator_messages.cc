@@ -11,7 +11,7 @@ namespace towline::collectives {
 namespace {
 
 constexpr uint64_t kYieldNs = 100 * kMicrosecondNs;
-// How often works on streams are looked at while nobody waits for them.
+// The interval at which works on streams are checked while nobody waits for them.
 constexpr std::chrono::milliseconds kStreamLook{1};
 
 // The communicator whose messages this thread moves, if it is one of its own threads.
@@ -134,7 +134,7 @@ void Communicator::watch_messages(Work* work) {
   bool told = true;
   {
     const std::lock_guard lock(active_mutex_);
-    // Works on streams are looked at now and then: their issue wakes nobody who is awake.
+    // Works on streams are checked now and then: issuing one wakes no thread that is awake.
     told = !work->streamed || active_.empty();
     active_.emplace_back(work);
     // A mover inside a function of a work may wait there for this message.

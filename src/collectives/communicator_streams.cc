@@ -58,7 +58,7 @@ void Communicator::issue_on(const towline_collective_t& call, const towline_coll
                work == nullptr ? nullptr : *work, nullptr, true);
 }
 
-// Recorders and hooks see the all_reduce that it is.
+// Recorders and hooks see it as an all_reduce.
 void Communicator::issue_norm(const towline_collective_norm_t& norm,
                               const towline_collective_options_t* options, void* stream) {
   if (norm.datatype != TOWLINE_FLOAT32 && norm.datatype != TOWLINE_FLOAT16 &&

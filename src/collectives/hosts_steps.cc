@@ -123,12 +123,12 @@ void HostsSteps::pipeline(uint64_t bytes, uint64_t chunk, Before&& before, LegOf
   }
 }
 
-// The most bytes of a part of which so many lie in a half: whole elements.
+// The largest part such that so many of them fit into a half: whole elements.
 uint64_t HostsSteps::part_bytes(uint64_t parts) const noexcept {
   return layout_->half / parts / kLine * kLine;
 }
 
-// The elements of this host's ranks, of so many bytes: those of columns get a share, whole elements in whole lines.
+// How many elements of so many bytes each of this host's ranks gets: only ranks of columns get some, in whole lines.
 std::vector<uint64_t>& HostsSteps::shares(uint64_t bytes) {
   const uint64_t elements = bytes / parts_.element;
   const uint64_t line = kLine / parts_.element;

@@ -67,7 +67,7 @@ TEST_P(Works, FunctionsMayIssueOperationsAndWaitForThem) {
   }
 }
 
-// A function of a message's work waits for another message, which nobody else would move on.
+// A function of a message's work waits for another message, which no other thread would move.
 TEST_P(Works, FunctionsOfMessagesMayWaitForMessages) {
   struct Second {
     Communicator* ranks;

@@ -201,7 +201,7 @@ void Carrier::State::sweep() noexcept {
   }
 }
 
-// A peer whose link has ended is asked once more; if nobody answers it is lost.
+// A peer whose link has ended is asked once more. If it does not answer, it is lost.
 void Carrier::State::go_on(Link& link) noexcept {
   Known* peer = link.peer.is_none() ? nullptr : find(link.peer);
   if (peer == nullptr || peer->link != &link) return;

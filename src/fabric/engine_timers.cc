@@ -99,7 +99,7 @@ void Engine::State::check_connections() noexcept {
 }
 
 // Its transfers go over other connections. But they end if nothing moves over any of those though the peer
-// answers: some networks tell nobody that a remote key is not valid any more.
+// answers: some networks do not report that a remote key is not valid any more.
 void Engine::State::break_stalled(Connection& connection) noexcept {
   const uint32_t peer = connection.peer;
   const auto carries = [&](uint64_t at) {

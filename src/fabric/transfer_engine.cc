@@ -49,7 +49,7 @@ TransferEngine::~TransferEngine() {
   deliver(held);
 }
 
-// The engine's thread holds the lock most of the time; it gives way to those who are announced here.
+// The engine's thread holds the lock most of the time; it gives way to threads that are announced here.
 std::unique_lock<std::mutex> TransferEngine::lock() const {
   waiting_.fetch_add(1, std::memory_order_relaxed);
   std::unique_lock held{mutex_};
@@ -90,7 +90,7 @@ std::size_t TransferEngine::turn() noexcept {
     constexpr std::size_t kNewPeers = 64;
     make_room(losses_, engine_->known_peers() + kNewPeers);
     make_room(delivering_losses_, losses_.capacity());
-  } catch (const std::bad_alloc&) {  // those that were known before have room
+  } catch (const std::bad_alloc&) {  // peers that were known before have room
   }
   std::size_t happened = carrier_->progress(now_ns);
   happened += engine_->progress(now_ns);
@@ -207,7 +207,7 @@ void TransferEngine::complete(uint64_t cookie, const TransferResult& result) noe
 
 void TransferEngine::fenced(uint64_t cookie, uint32_t fences) noexcept { fence(*slots_[cookie], fences); }
 
-// A count that can't be kept, or not be told, ends its peer: nobody would know that it is missing.
+// A count that can't be kept or reported ends its peer: otherwise nobody would know that it is missing.
 void TransferEngine::counted(Handle peer, uint32_t immediate, uint32_t count) noexcept try {
   if (counters_.size() >= options_.max_counters && !counters_.contains(immediate)) return;
   Counter& counter = counters_[immediate];

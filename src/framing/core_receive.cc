@@ -62,7 +62,7 @@ bool Connection::take_told(LaneState& lane) noexcept {
   return true;
 }
 
-// One read: the bytes for the current state, and some of those that follow.
+// One read: the bytes for the current state, and some that follow them.
 IoResult Connection::fill(LaneState& lane, std::size_t& asked) noexcept {
   Input& in = lane.in;
   if (in.apart && (in.state == InputState::kPayload || in.state == InputState::kDrain))
@@ -299,7 +299,7 @@ bool Connection::take_nack(LaneState& lane) noexcept {
   return true;
 }
 
-// Owners answer in order, but for urgent requests: the one that the frame belongs to becomes the first. False: no
+// Owners answer in order, except urgent requests: the request that the frame belongs to becomes the first. False: no
 // such request.
 bool Connection::find_request(LaneState& lane) noexcept {
   Input& in = lane.in;

@@ -30,7 +30,7 @@ struct ExpressCase {
 
 void PrintTo(const ExpressCase& one, std::ostream* out) { *out << one.name; }
 
-// Socket buffers take megabytes, as those that the system tunes.
+// Socket buffers take megabytes, as buffers that the system tunes do.
 LanePair deep_sockets() {
   int fds[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) != 0) std::abort();

@@ -126,7 +126,7 @@ TEST(RingLane, WakesOnlyAPeerThatArmed) {
 TEST(RingLane, CountsGoBesideTheStreamToAPeerThatLooks) {
   RingPair rings{64};
   auto [first, second] = rings.lanes();
-  EXPECT_FALSE(first->tell_count(1));  // who does not look gets frames
+  EXPECT_FALSE(first->tell_count(1));  // a side that does not look gets frames
   second->look_for_counts();
   EXPECT_EQ(second->told_count(), std::nullopt);
   EXPECT_TRUE(first->tell_count(1));

@@ -136,7 +136,7 @@ class DriverQueue final : public CopyQueue {
     api_.check(api_.memory_alloc(&staging_, kStagingSlots * kStagingBytes), "staging memory on the GPU");
   }
 
-  // The gather of one slot runs while the copy engine sends another. The flag that a gather sets is nobody's.
+  // The gather of one slot runs while the copy engine sends another. No one watches the flag that a gather sets.
   Code relay(const CopyJob& job, uint32_t blocks, std::span<const Range> ranges) noexcept override {
     const Current current(api_, kernels_.context);
     const auto index = static_cast<uint32_t>(relays_ % kStagingSlots);

@@ -37,7 +37,7 @@ PinnedRanges::Ranges::iterator PinnedRanges::overlapping(uint64_t begin, uint64_
   return near != ranges_.end() && near->first < end ? near : ranges_.end();
 }
 
-// The range stays in the list, as nobody's, until the driver has let go: it would be taken for the
+// The range stays in the list without an owner until the driver has unpinned it: it would be taken for the
 // application's.
 void PinnedRanges::remove(std::unique_lock<std::mutex>& lock, Ranges::iterator range) noexcept {
   std::unique_ptr<Pinned> going = std::move(range->second.pinned);

@@ -188,7 +188,7 @@ void SymmetricMemory::swap(uint32_t gpu, std::span<const PieceNotice> notices, D
 }
 
 // Takes the memory of ranks of other processes. A stranger that finds the socket is turned away, and can't hold up the
-// ranks: nobody is waited for alone.
+// ranks: no rank is waited for alone.
 void SymmetricMemory::receive(uint32_t gpu, std::span<const PieceNotice> notices, uint32_t missing,
                               Deadline deadline) {
   std::vector<UniqueFd> waiting;  // have not said hello, oldest first

@@ -103,7 +103,7 @@ bool RegionIndex::is_covered(const Class& entries, const Entry& entry) noexcept 
   return !same || covering->key < entry.key;
 }
 
-// Makes the entry visible and those that lie in it covered.
+// Makes the entry visible, and marks entries within it as covered.
 void RegionIndex::show(Class& entries, Entries::node_type node) noexcept {
   const auto shown = entries.visible.insert(std::move(node)).position;
   const uint64_t end = shown->address + shown->bytes;

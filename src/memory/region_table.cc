@@ -122,7 +122,7 @@ bool RegionTable::remove(uint64_t key) noexcept {
   const std::lock_guard lock(lock_);
   Slot* slot = find_slot(key);
   if (slot == nullptr) return false;
-  // Not published and not pinned: nobody else changes the state now.
+  // Not published and not pinned: no other thread changes the state now.
   const uint64_t state = slot->state.load(std::memory_order_acquire);
   if ((state & (kPublished | kPinMask)) != 0) return false;
   last = std::move(slot->region);

@@ -198,7 +198,7 @@ int read_all(int fd, uint8_t* to, uint64_t bytes, uint64_t offset) noexcept {
   return 0;
 }
 
-// 0 or an errno, with the slice as it was before. It is read-only meanwhile: who writes is stopped, not lost.
+// 0 or an errno, with the slice as it was before. It is read-only meanwhile: a thread that writes waits, and no byte is lost.
 int move_slice(uint8_t* address, uint64_t bytes, int fd, uint64_t offset) noexcept {
   if (::mprotect(address, bytes, PROT_READ) != 0) return errno;
   int error = write_all(fd, address, bytes, offset);
@@ -295,7 +295,7 @@ std::shared_ptr<InPlaceShare> share_in_place(void* address, uint64_t bytes) {
       auto file = std::make_shared<const SharedFile>(duplicate_fd(entry.file->fd()), true,
                                                      SharedFile::Maker::kTowline);
       share.reset(new InPlaceShare(reinterpret_cast<void*>(there), entry.bytes, file));
-      share->forks_ = UINT64_MAX;  // who shares it is not known
+      share->forks_ = UINT64_MAX;  // which forks share it is not known
       touching->second.file = std::move(file);
       touching->second.in_place = share;
       return share;

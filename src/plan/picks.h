@@ -11,7 +11,7 @@ namespace towline {
 // Memory for indices that is kept from one use to the next.
 class IndexMemory {
  public:
-  // Room for so many; what was there is lost.
+  // Makes room for so many; the old content is lost.
   uint32_t* room_for(uint64_t count) {
     if (count > capacity_) {
       memory_ = std::make_unique_for_overwrite<uint32_t[]>(count);

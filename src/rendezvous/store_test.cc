@@ -303,7 +303,7 @@ TEST(TcpStores, HoldNoMoreThanTheyMay) {
   EXPECT_EQ(other.receive(9), RawClient::field("x"));
 }
 
-// The address that all ranks were told is the one that rank 0 listens at.
+// Rank 0 listens at the address that all ranks were given.
 TEST(TcpStores, ListenAtTheAddressThatWasTold) {
   uint16_t port = TcpStoreServer("127.0.0.1:0").port();
   const auto store = open_tcp_store("127.0.0.1:" + std::to_string(port), true, RawClient::soon());

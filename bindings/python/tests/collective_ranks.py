@@ -30,7 +30,7 @@ def obey(pipe, world) -> None:
         function, arguments = command
         try:
             pipe.send((True, function(world, *arguments)))
-        except BaseException as error:  # told to who asked
+        except BaseException as error:  # given to the caller
             pipe.send((False, (type(error).__name__, str(error), traceback.format_exc())))
 
 

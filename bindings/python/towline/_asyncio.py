@@ -111,7 +111,7 @@ class _Inbox:
         if self.waited_for():
             self._unwanted = False
             self.wake()
-        elif self._unwanted:  # the notices wait for somebody who takes them
+        elif self._unwanted:  # the notices stay until somebody takes them
             self._descriptor.leave()
         self._unwanted = not self._waiting
 
@@ -125,7 +125,7 @@ class Hub:
         self._events = _Descriptor(_core._events(agent), self.look)
         self._waiting: dict[int, list[asyncio.Future[Event]]] = {}
         self._afterwards: dict[int, Callable[[], None]] = {}  # what is to be done at the event, waited for or not
-        self._shared: dict[Any, int] = {}  # the number of the event that all wait for who wait for this
+        self._shared: dict[Any, int] = {}  # key of a wait to the number of the one event that its waiters share
         self._keys: dict[int, Any] = {}
         self._ends: set[asyncio.Future[None]] = set()  # waits for the end of any post
         self._inboxes: weakref.WeakSet[_Inbox] = weakref.WeakSet()

@@ -139,7 +139,7 @@ void choose_once() noexcept {
       choose();
       is_chosen.store(true, std::memory_order_release);
     });
-  } catch (const std::exception&) {  // it could not be made sure that it is only once: as it is
+  } catch (const std::exception&) {  // the trial could not be made to run once only: keep the present choice
   }
 }
 

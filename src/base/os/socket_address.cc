@@ -146,7 +146,7 @@ void look_up_name(const std::string& host, uint16_t port, Deadline deadline,
   found = std::move(lookup->found);
 }
 
-// A socket's path may be left over from a process that was killed: nobody answers there.
+// A socket's path may be left over from a killed process: then nobody answers there.
 bool is_stale_path(const std::string& path, const SocketAddress& address) {
   struct stat status = {};
   if (lstat(path.c_str(), &status) != 0 || !S_ISSOCK(status.st_mode)) return false;

@@ -82,7 +82,7 @@ TEST_P(SocketUserTest, IsAnothersWhenAnotherUserConnects) {
 
 // The kernel names root as the owner of a socket that was closed with bytes still to deliver.
 TEST_P(SocketUserTest, IsNobodysWhenTheOtherEndWasClosed) {
-  if (address().is_unix()) return;  // it keeps who connected
+  if (address().is_unix()) return;  // the kernel remembers who connected
   Visit visit(door_, address(), geteuid());
   ASSERT_TRUE(visit.fd.valid());
   visit.leave();

@@ -16,7 +16,7 @@ EventFd::EventFd() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
 void EventFd::signal() noexcept {
   const int saved = errno;
   const uint64_t one = 1;
-  // EAGAIN means that 2^64 - 2 signals wait already: it is readable, which is all that is asked.
+  // EAGAIN means that 2^64 - 2 signals wait already: it is readable, and that is enough.
   while (write(fd_.get(), &one, sizeof one) < 0 && errno == EINTR) {
   }
   errno = saved;

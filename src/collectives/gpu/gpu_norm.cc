@@ -9,7 +9,7 @@
 namespace towline::collectives::gpu {
 namespace {
 
-// Blocks of a kernel that waits for nobody.
+// Blocks of a kernel that waits for no other rank.
 constexpr uint64_t kNormBlocks = 1024;
 
 }  // namespace

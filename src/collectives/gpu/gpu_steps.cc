@@ -24,7 +24,7 @@ std::vector<GpuBackend::Launch> GpuBackend::build_steps(std::span<const towline_
                                                         uint64_t number, uint64_t timeout_ns) {
   if (legs_ == nullptr) fail(Status::kInternal, "steps before legs were opened");
   std::vector<Launch> made(steps.size());
-  Mark mark = {};  // of moves and legs, for people: that of the step before
+  Mark mark = {};  // of moves and legs, for messages: the mark of the step before
   mark.number = number;
   for (size_t i = 0; i < steps.size(); ++i) {
     const towline_collective_step_t& step = steps[i];

@@ -37,7 +37,7 @@ NcclBackend::~NcclBackend() {
   }
   watch_changed_.notify_all();
   watcher_.join();
-  // Its last data may still be read by another rank: leaving together is the safe way, but nobody waits for long.
+  // Another rank may still read its last data: leaving together is safe, but no rank waits for long.
   if (!breaker_.broken() && drained(channel_) && others_leave() && !stopped_.exchange(true)) {
     device_.with_gpu(gpu_, [this] { api_.destroy(comm_); });
     return;

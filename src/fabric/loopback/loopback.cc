@@ -329,7 +329,7 @@ class LoopbackFabric::Network {
     const auto found = ends_.find(event.end);
     if (found == ends_.end()) return;
     End& end = found->second;
-    if (end.broken && event.status == Status::kOk) return;  // the answer found nobody
+    if (end.broken && event.status == Status::kOk) return;  // the answer found no connection
     if (event.request.kind == RequestKind::kRead && !event.payload.empty())
       std::memcpy(reinterpret_cast<void*>(event.request.local), event.payload.data(), event.payload.size());
     if (event.request.signalled || event.status != Status::kOk)

@@ -143,7 +143,7 @@ void UcxConnection::take(const Header& header, std::span<const uint8_t> data) {
   down(Status::kProtocol);
 }
 
-// Each comes once, and none before those that are long acknowledged.
+// Each arrives once, and none arrives before ones that were acknowledged long ago.
 void UcxConnection::number_came(uint64_t number) noexcept {
   if (!came_.insert(number)) down(Status::kProtocol);
 }

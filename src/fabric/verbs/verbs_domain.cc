@@ -371,7 +371,7 @@ void VerbsDomain::drain(Pair& pair) noexcept {
   }
 }
 
-// For poll(). A completion that finds no room ends all connections: nobody could say any more what is complete.
+// For poll(). A completion that finds no room ends all connections: what is complete would be unknown.
 void VerbsDomain::keep(const Completion& completion) noexcept {
   try {
     waiting_.push_back(completion);

@@ -21,7 +21,7 @@ constexpr uint64_t kStopLookNs = 100 * kMillisecondNs;
 
 struct Limits {
   Deadline deadline;
-  const std::atomic<bool>* stop;  // null: nobody stops it
+  const std::atomic<bool>* stop;  // null: it can't be stopped
 };
 
 // Waits until the stream is ready; throws Error(kTimedOut) at the deadline, Error(kClosed) when it is stopped.

@@ -108,7 +108,7 @@ Settings read_azure_settings(const SettingsReader& reader) {
   if (!by_sas) settings.sas.clear();
   credentials.source = by_key ? Source::kSettings : Source::kNone;
   if (by_key) credentials.keys = {account, decode_key(key, reader.name("account_key")), ""};
-  // Asked only where it is meant: elsewhere the address belongs to nobody known.
+  // Asked only if that is chosen: outside Azure the address may belong to a stranger.
   if (wanted == 3) credentials.source = Source::kInstance;
   credentials.profile_name = reader.text_or("client_id", {"AZURE_CLIENT_ID"});
   credentials.metadata_url = reader.text("metadata_endpoint", kInstanceUrl);

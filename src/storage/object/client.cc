@@ -81,7 +81,7 @@ Endpoint Service::endpoint(const std::string& bucket) const {
   return endpoint;
 }
 
-// A host is only followed within the domain that was asked: keys are not for strangers.
+// A redirect is followed only within the domain that was asked: strangers must not get the keys.
 bool Service::redirect(const std::string& bucket, const std::string& region, const std::string& target) {
   const Endpoint before = endpoint(bucket);
   std::string own = before.host;

@@ -61,7 +61,7 @@ class Job {
   const uint64_t begin;
   const uint64_t end;
   const uint64_t cookie;
-  const bool urgent;  // before those that are not
+  const bool urgent;  // goes before jobs that are not
   const std::vector<uint8_t> message;
   Connection* const connection;
   const std::shared_ptr<Reading> reading;

@@ -13,7 +13,7 @@ namespace towline::posix {
 
 Status status_of_failure(int error) noexcept {
   if (error == 0) return Status::kShort;
-  // These mean something else to who posted than they do to the system call.
+  // These mean something else to the caller of post than to the system call.
   if (error == EAGAIN || error == EBADF || error == EFAULT) return Status::kIo;
   const Status status = status_from_errno(error);
   return status == Status::kInternal ? Status::kIo : status;

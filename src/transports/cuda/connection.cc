@@ -244,9 +244,9 @@ std::optional<uint32_t> Connection::local_gpu(const towline_prepare_args& args) 
   return chosen;
 }
 
-// The GPU of our own memory; where we bring none, the one that the settings name, the peer's if we use it
-// already, or one we use. So a WRITE is pushed and a READ pulled, and between processes that is all there is:
-// who starts a transfer has no context on the other's GPU.
+// The GPU of our own memory; if that is host memory, the one that the settings name, the peer's if we use it
+// already, or one we use. So a WRITE is pushed and a READ pulled, and between processes there is no choice:
+// the process that starts a transfer has no context on the other's GPU.
 //
 // If both GPUs are this process's there is a choice. It always falls the same way, because of what plain kernels measure
 // on two H200 (bench/gpu --ways; GB/s over random pages, the blocks of either way as set by default):

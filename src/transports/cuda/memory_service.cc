@@ -119,7 +119,7 @@ Status MemoryRequest::start(const uint64_t incarnation[2], uint64_t key, std::st
     text = fmt::format("asking for the peer's memory at \"{}\": {}", address.name, errno_text(error));
     return Status::kUnreachable;
   }
-  // Being woken is all that is wanted: the core calls import again.
+  // A wake-up is enough: the core calls import again.
   if (host_.watch(
           worker_, socket_.get(), EPOLLIN | EPOLLRDHUP, [](void*, uint32_t) {}, nullptr) != TOWLINE_OK) {
     socket_.reset();

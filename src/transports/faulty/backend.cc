@@ -32,7 +32,7 @@ int32_t Backend::open() {
   return plugin_.open(&inner_host_, &inner_);
 }
 
-// Services pass through, but for those that report.
+// Services pass through, except those that report.
 void Backend::make_inner_host() {
   towline_host_v1_t& t = inner_host_;
   t.struct_size = sizeof t;

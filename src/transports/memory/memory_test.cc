@@ -299,7 +299,7 @@ TEST(MemoryTransport, AConnectKeepsItsDeadlineInVirtualTime) {
   EXPECT_TRUE(link.down);
   EXPECT_EQ(link.status, Status::kTimedOut);
   a.disconnect(link);
-  b.turn();  // finds that nobody waits any more
+  b.turn();  // finds that no one waits any more
   EXPECT_TRUE(b.links.empty());
 }
 

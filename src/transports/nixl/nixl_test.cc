@@ -352,7 +352,7 @@ TEST_F(NixlNetTest, GuardedAndRemovedMemoryIsRefusedByItsOwner) {
   theirs = add(*b, guarded);
   there = guarded;
   EXPECT_EQ(import(), Status::kPermissionDenied);
-  there.region.flags = 0;  // a peer that says that it is not: the owner knows better
+  there.region.flags = 0;  // the peer claims that it is not; the owner knows better
   EXPECT_EQ(import(), Status::kPermissionDenied);
   EXPECT_EQ(imported, nullptr);
   close();

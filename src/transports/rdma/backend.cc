@@ -143,7 +143,7 @@ int32_t Backend::add(const towline_region_args& args, towline_registration** reg
   return refuse(error.code(), error.message());
 }
 
-// No peer reaches it any more, or those that did are gone.
+// No peer reaches it any more, or the peers that did are gone.
 void Backend::remove(towline_registration* registration) noexcept {
   std::unique_ptr<Registered> region;
   {
