@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <regex>
+#include <set>
 #include <string>
 
 #include "support.h"
@@ -13,10 +15,20 @@ struct LibraryWay {
   const char* name;
   const char* type;
   nixl_b_params_t parameters;
-  const char* variable;  // set while agents are made: NAME
-  const char* backend;   // of Towline, that the route names
+  const char* variable;     // set while agents are made: NAME
+  const char* backend;      // of Towline, that the route names
+  std::size_t workers = 1;  // that its requests are split over
 };
 void PrintTo(const LibraryWay& way, std::ostream* out) { *out << way.name; }
+
+// The workers of the agent that have bytes of this request to move.
+std::set<std::string> workers_of(const std::string& route) {
+  static const std::regex kPart{R"re("begin":(\d+),(?:"connection":\{.*?\},)?"end":(\d+),"worker":(\d+))re"};
+  std::set<std::string> workers;
+  for (std::sregex_iterator part{route.begin(), route.end(), kPart}, end; part != end; ++part)
+    if ((*part)[1] != (*part)[2]) workers.insert((*part)[3]);
+  return workers;
+}
 
 class Libraries : public ::testing::TestWithParam<LibraryWay> {
  protected:
@@ -57,6 +69,7 @@ TEST_P(Libraries, CarryRequestsBothWays) {
     std::string route;
     ASSERT_EQ(towline::nixl::xfer_route(made, route), NIXL_SUCCESS);
     EXPECT_NE(route.find(std::string("\"backend\":\"") + GetParam().backend), std::string::npos) << route;
+    EXPECT_EQ(workers_of(route).size(), GetParam().workers) << route;
     ASSERT_EQ(run(*a.agent, made), NIXL_SUCCESS) << towline::nixl::last_error();
     EXPECT_EQ(a.memory, moved);
     EXPECT_EQ(b.memory, moved);
@@ -70,7 +83,7 @@ INSTANTIATE_TEST_SUITE_P(
         LibraryWay{"UcxByASetting", "UCX", {}, "TOWLINE_NIXL_UCX", "ucx"},
         LibraryWay{"UcxByItsConfiguration", "UCX", {{"engine_config", "ZCOPY_THRESH=8k"}}, nullptr, "ucx"},
         LibraryWay{"UcxByTransport", "UCX", {{"towline_transport", "ucx"}}, nullptr, "ucx"},
-        LibraryWay{"UcxOverSeveralWorkers", "UCX_MO", {{"num_ucx_engines", "2"}}, nullptr, "ucx"},
+        LibraryWay{"UcxOverSeveralWorkers", "UCX_MO", {{"num_ucx_engines", "2"}}, nullptr, "ucx", 2},
         LibraryWay{"Libfabric", "LIBFABRIC", {}, nullptr, "libfabric"}),
     [](const auto& info) { return info.param.name; });
 
