@@ -117,6 +117,34 @@ TEST(Direct, MemoryThatOnlyItsRankCanReadGoesThroughTheStages) {
   ::munmap(secret, kSecret);
 }
 
+// The root has reduced the first pages in place when it meets one that it can't read.
+TEST(Direct, AReduceInPlaceGoesOnWhereARankCantBeRead) {
+  constexpr uint64_t kSecret = 128 << 10;
+  const UniqueFd file(static_cast<int>(::syscall(SYS_memfd_secret, 0)));
+  if (!file.valid()) GTEST_SKIP() << "no memfd_secret: " << std::strerror(errno);
+  ASSERT_EQ(::ftruncate(file.get(), kSecret), 0);
+  auto* const memory = static_cast<uint8_t*>(
+      ::mmap(nullptr, 2 * kSecret, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(memory, MAP_FAILED);
+  ASSERT_NE(::mmap(memory + kSecret, kSecret, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file.get(), 0),
+            MAP_FAILED);
+  World world;
+  world.single_copy = "always";
+  run_ranks(world, [&](Communicator& ranks) {
+    std::vector<uint8_t> own(2 * kSecret);
+    uint8_t* const in = ranks.rank() == 1 ? memory : own.data();
+    for (int i = 0; i < 4; ++i) {
+      fill(in, 2 * kSecret, ranks.rank());
+      do_run(ranks, call_of(TOWLINE_COLLECTIVE_REDUCE, TOWLINE_UINT8, 2 * kSecret, in, in));
+      if (ranks.rank() != 0) continue;
+      for (uint64_t at = 0; at < 2 * kSecret; ++at)
+        ASSERT_EQ(in[at], static_cast<uint8_t>(2 * (at * 7 + 1) + 1)) << at << " " << i;
+    }
+    EXPECT_TRUE(says(ranks, "can't read another's memory")) << ranks.info_json();
+  });
+  ::munmap(memory, 2 * kSecret);
+}
+
 TEST(Direct, ASettingThatIsNoneIsRefused) {
   auto store = std::make_shared<rendezvous::MemoryStore>();
   World world;

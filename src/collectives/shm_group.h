@@ -194,7 +194,7 @@ class ShmGroup {
   Status phase(Deadline deadline);
   Status post_and_wait(const Header* header, Deadline deadline);
 
-  // ---- Direct copies (shm_direct.cc)
+  // ---- Direct copies (shm_choice.h, shm_direct.cc)
   // What this rank gives every other, and what it takes of them; `bytes` of one part, the same on all ranks. Either by
   // `staged`, which calls its argument for its first phase, or directly.
   struct Taken {
@@ -202,10 +202,14 @@ class ShmGroup {
     uint64_t bytes;
   };
   template <typename Give, typename Take, typename Staged>
-  Status by_choice(const Call& call, DirectChoice::Operation operation, uint64_t bytes, const Give& give,
-                   const Take& take, const Staged& staged);
+  Status copy_by_choice(const Call& call, DirectChoice::Operation operation, uint64_t bytes, const Give& give,
+                        const Take& take, const Staged& staged);
   template <typename Give, typename Take>
-  Status directly(const Call& call, const Give& give, const Take& take, bool& good);
+  Status copy_directly(const Call& call, const Give& give, const Take& take, bool& good);
+  // `directly` says in its argument whether every rank could be read.
+  template <typename Directly, typename Staged>
+  Status by_choice(const Call& call, DirectChoice::Operation operation, uint64_t bytes,
+                   const Directly& directly, const Staged& staged);
   // The first phase of an operation that has the choice.
   Status choice_phase(const Call& call);
   bool read_from(int other, void* to, uint64_t from, uint64_t bytes) noexcept;
@@ -255,10 +259,14 @@ class ShmGroup {
 
   // With root < 0 every rank gets the result.
   bool wanted_here(int root) const noexcept { return root < 0 || root == index_; }
-  Status reduce_to(const Call& call, int root);
+  template <typename First>
+  Status reduce_staged(const Call& call, int root, const First& first);
   bool reduce_given(const Call& call);
-  Status reduce_flat(const Call& call, int root);
-  Status reduce_in_slices(const Call& call, int root);
+  template <typename First>
+  Status reduce_flat(const Call& call, int root, const First& first);
+  template <typename First>
+  Status reduce_in_slices(const Call& call, int root, const First& first);
+  Status reduce_directly(const Call& call, bool& good, uint64_t& reduced);
   template <typename First>
   Status to_everyone(const Call& call, uint64_t most_bytes, const First& first);
 
