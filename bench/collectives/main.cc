@@ -32,7 +32,7 @@ struct Options {
   std::string cells = kGoals;
   std::string contenders = "bare,towline,mpi";
   int rounds = 31;
-  double sample_ms = 1;
+  double sample_ms = 10;  // long enough that ways which are found by trying have been found
   bool fresh = false;
   double quiet_s = 0;
   std::string json_file;
