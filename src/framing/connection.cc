@@ -69,6 +69,7 @@ LaneState::LaneState(std::unique_ptr<Lane> stream, const ConnectionOptions& opti
       frame_bytes(std::clamp(traits.frame_bytes, 1u, options.max_frame_bytes)),
       out(options),
       in(options) {
+  if (lane->lends()) loans = std::make_unique<Loans>();
   traits.read_ahead_bytes = std::clamp<uint32_t>(traits.read_ahead_bytes, kHeaderBytes, 64u << 10);
   traits.payload_alignment = std::bit_floor(std::clamp(traits.payload_alignment, 1u, kMaxPaddingBytes));
 }
@@ -87,7 +88,10 @@ Connection::Connection(const plugin::Host& host, void* peer, const ConnectionOpt
   for (uint32_t i = kReadCredits; i-- > 0;) free_answers_.push_back(i);
 }
 
-Connection::~Connection() { release_everything(); }
+Connection::~Connection() {
+  release_everything();
+  call_loans_in();
+}
 
 LaneState& Connection::append_lane(std::unique_ptr<Lane> lane) {
   auto state = std::make_unique<LaneState>(std::move(lane), options_);
@@ -103,17 +107,19 @@ LaneState& Connection::append_lane(std::unique_ptr<Lane> lane) {
 // Reads the lane and looks after what it read. The connection may be down afterwards.
 uint32_t Connection::attend(LaneState& lane, uint64_t now_ns) noexcept {
   lane.out.blocked = lane.out.inline_used = lane.out.flow_blocked = false;
+  const uint32_t taken = take_back(lane);
   const uint32_t read = read_lane(lane);
   // A lane that waits for this side's GPU is not read, but it shows that the peer is alive.
   if ((read != 0 || lane.in.stalled) && !down_) host_.heard(peer_);
   if (!down_) watch_frames(lane, now_ns);
   if (!down_ && lane.broken.status != Status::kOk) break_lane(lane, lane.broken, "writing");
-  return read;
+  return read + taken;
 }
 
 uint32_t Connection::progress(uint64_t now_ns) noexcept {
   uint32_t work = ended_.empty() ? 0 : deliver_ended();
-  if (landings_ != nullptr && landings_->under_way != 0) work += poll_landings(now_ns);
+  if (copying()) work += poll_landings(now_ns);
+  if (down_) work += take_all_back();
   const bool lively = now_ns - last_activity_ns_ < kLivelyNs;
   if (std::exchange(urgent_noted_, false)) attentive_until_ns_ = now_ns + kAttentiveNs;
   attentive_ = now_ns < attentive_until_ns_;
@@ -173,8 +179,8 @@ uint64_t Connection::frame_deadline_ns() const noexcept {
 
 // Reads and messages that found no room wait for a lane that has output.
 bool Connection::arm() noexcept {
-  if (!ended_.empty() || !settled()) return true;  // a GPU's copy ends without waking anybody
-  if (down_) return false;
+  if (!ended_.empty() || copying()) return true;  // a GPU's copy ends without waking anybody
+  if (down_) return !settled();
   bool work = false;
   std::size_t asked = 0;
   for (; asked < lanes_.size() && !work; ++asked) {
@@ -198,7 +204,7 @@ void Connection::disarm() noexcept {
 // After a call from outside the worker: a sleeping worker does not know of the work that the call left.
 void Connection::wake_if_needed() noexcept {
   if (!armed_) return;
-  bool work = !ended_.empty() || !settled();
+  bool work = !ended_.empty() || copying();
   for (const auto& lane : lanes_) work = work || lane->broken.status != Status::kOk || has_output(*lane);
   if (!work) return;
   armed_ = false;
@@ -218,13 +224,14 @@ void Connection::break_lane(LaneState& lane, const IoResult& result, const char*
   }
 }
 
-// Nothing is read into, or written from, registered memory after this.
+// Nothing is read into, or written from, registered memory after this, but for what lanes were lent.
 void Connection::release_everything() noexcept {
   drop_landings();
   for (const auto& lane : lanes_) {
     lane->lane->close();  // unless it was abandoned
     lane->in.pins.release(host_);
     lane->in.target.clear();
+    if (lane->out.lent) keep_loan(*lane);
     lane->out.pins.release(host_);
     lane->out.frame.clear();
     lane->out.frame_open = lane->out.apart = false;
@@ -239,6 +246,7 @@ void Connection::fail(Status status, const char* text) noexcept {
   for (const auto& lane : lanes_) lane->lane->abandon();
   release_everything();
   end_all(Status::kPeerLost);
+  take_all_back();
   deliver_ended();
   host_.connection_event(peer_, TOWLINE_CONNECTION_DOWN, status, text);
 }
@@ -255,6 +263,7 @@ void Connection::close() noexcept {
       for (const auto& lane : lanes_) lane->lane->abandon();
     release_everything();
     end_all(Status::kClosed);
+    take_all_back();
   }
   deliver_ended();
 }

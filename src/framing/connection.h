@@ -46,6 +46,7 @@
 //   core_owner.cc    what the owner of memory does: place WRITEs, answer READs
 //   core_express.cc  the lane of urgent parts
 //   core_payload.cc  payload that goes on a flow of its own (payload_flow.h)
+//   core_loans.cc    payload that a lane reads after it was written (loans.h)
 //   core_landing.cc  the same of payload in GPU memory, and sending it (landing.h)
 #pragma once
 
@@ -112,17 +113,21 @@ class Connection {
 
   // Breaks the connection: closes lanes, completes every part in flight with kPeerLost, gives pins back,
   // reports TOWLINE_CONNECTION_DOWN once with this status and text. No byte lands afterwards. Later calls do
-  // nothing. Copies of a GPU that were begun run on: until settled(), their parts are not completed and their pins
-  // not given back, progress() has to be called, and this is not to be destroyed.
+  // nothing. Copies of a GPU that were begun run on, and a lane may still read what it was lent: until settled(),
+  // their parts are not completed and their pins not given back, progress() has to be called, and this is not to be
+  // destroyed.
   void fail(Status status, const char* text) noexcept;
   // Ends the connection on this side: says goodbye to the peer as far as lanes have room, then acts like
   // fail(), but parts end with kClosed and no event is reported. Written messages still arrive if no part was
   // in flight.
   void close() noexcept;
 
-  [[nodiscard]] bool settled() const noexcept {  // no copy of a GPU is under way
-    return landings_ == nullptr || landings_->under_way == 0;
-  }
+  // No copy of a GPU is under way, and no lane reads what it was lent.
+  [[nodiscard]] bool settled() const noexcept { return !copying() && !lending(); }
+  [[nodiscard]] bool copying() const noexcept { return landings_ != nullptr && landings_->under_way != 0; }
+  [[nodiscard]] bool lending() const noexcept;
+  // Resets lanes that still read what they were lent, and drops it: the peer may not get it. After close().
+  void call_loans_in() noexcept;
   // After close(), where copies run on for too long: completes their parts without a fence. This is never to be
   // destroyed, since a GPU may still reach what it holds.
   void give_up() noexcept;
@@ -211,6 +216,14 @@ class Connection {
   IoResult fill_from_flow(LaneState& lane, std::size_t& asked) noexcept;
   void receive_into_slot(LaneState& lane, ScatterSlot& slot) noexcept;
   [[nodiscard]] Status begin_scatter(uint32_t index, int32_t& vendor_code) noexcept;
+
+  // core_loans.cc
+  [[nodiscard]] bool may_lend(const LaneState& lane, std::size_t payload) const noexcept;
+  static void lend(LaneState& lane, Part& part) noexcept;
+  IoResult write_lent_frame(LaneState& lane, std::span<const iovec> queued, std::size_t& offered) noexcept;
+  static void keep_loan(LaneState& lane) noexcept;
+  uint32_t take_back(LaneState& lane) noexcept;
+  uint32_t take_all_back() noexcept;
 
   // core_receive.cc
   uint32_t read_lane(LaneState& lane) noexcept;

@@ -42,7 +42,9 @@ bool Connection::flush_stream(LaneState& lane, std::size_t& budget) noexcept {
   std::size_t offered = ahead + (with_frame ? out.frame.bytes() : 0);
   if (offered == 0 || out.blocked) return statistics_.bytes_sent != sent_before;
   IoResult result;
-  if (!had_frame && with_frame && ahead == 0 && goes_in_two(lane)) {
+  if (with_frame && out.lent) {
+    result = write_lent_frame(lane, queued, offered);
+  } else if (!had_frame && with_frame && ahead == 0 && goes_in_two(lane)) {
     std::array<iovec, kHeadPieces> head;
     const std::size_t count = out.frame.head(kHeadBytes, head);
     offered = 0;
@@ -70,7 +72,11 @@ bool Connection::flush_stream(LaneState& lane, std::size_t& budget) noexcept {
   out.queue.pop(from_queue);
   if (with_frame) {
     out.ahead -= from_queue;
-    out.frame.advance(result.bytes - from_queue);
+    const std::size_t from_frame = result.bytes - from_queue;
+    const std::size_t from_head = std::min(from_frame, out.head_left);
+    out.head_left -= from_head;
+    out.payload_left -= std::min(from_frame - from_head, out.payload_left);
+    out.frame.advance(from_frame);
     if (out.frame.empty()) finish_frame_out(lane);
   }
   out.blocked = result.bytes < offered;
@@ -88,6 +94,10 @@ void Connection::flush_inline(LaneState& lane) noexcept {
 
 void Connection::finish_frame_out(LaneState& lane) noexcept {
   Output& out = lane.out;
+  if (out.lent) {
+    keep_loan(lane);
+    take_back(lane);
+  }
   out.pins.release(host_);
   if (out.slot != kNoSlot) free_gather(std::exchange(out.slot, kNoSlot));
   out.frame_open = out.apart = false;

@@ -640,6 +640,7 @@ void Connection::drop_landings() noexcept {
     lane->in.slot = lane->out.slot = kNoSlot;
     lane->in.stalled = false;
     lane->out.gathers.clear();
+    if (lane->loans != nullptr) lane->loans->forget_slots();
     if (lane->in.landed != nullptr) lane->in.landed->clear();
   }
   if (landings_ == nullptr) return;

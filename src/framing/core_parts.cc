@@ -171,7 +171,7 @@ void Connection::note_failure(Part& part, Status status, uint64_t begin, uint64_
 
 // Call when a frame or request of the part was settled, or no more will be made.
 void Connection::settle(Part& part) noexcept {
-  if (part.state != PartState::kWaiting || part.outstanding != 0) return;
+  if (part.state != PartState::kWaiting || part.outstanding != 0 || part.copies != 0) return;
   const bool complete = part.status == Status::kOk && part.produced == part.bytes();
   if (!complete || part.message.empty() || part.message_sent) {
     end_part(part);
@@ -207,10 +207,13 @@ void Connection::end_part(Part& part) noexcept {
 void Connection::end_all(Status status) noexcept {
   parts_.for_each_live([&](Part& part) {
     if (part.state == PartState::kEnded) return;
-    // Everything had arrived, but the message was not sent, which is still a failure.
-    part.status = status;
+    // Everything may have arrived. If a message was not sent, that is still a failure; if only the lane has not given
+    // the memory back, it is none.
+    const bool arrived = part.state == PartState::kWaiting && part.outstanding == 0 && part.copies != 0 &&
+                         part.produced == part.bytes() && (part.message.empty() || part.message_sent);
+    if (!arrived) part.status = status;
     if (part.copies == 0) return end_part(part);
-    // A GPU still copies: the part ends after that.
+    // A GPU still copies, or the lane still reads: the part ends after that.
     if (part.list != nullptr) part.list->remove(part);
     part.state = PartState::kWaiting;
   });

@@ -30,6 +30,9 @@ void Connection::end_header(LaneState& lane, FrameHeader& header, bool apart,
   header.message_bytes = static_cast<uint32_t>(message.size());
   out.frame_sequence = header.sequence;
   out.apart = apart;
+  out.lent = !apart && may_lend(lane, header.payload_bytes);
+  out.head_left = preamble_bytes(header);
+  out.payload_left = header.payload_bytes;
   if (!apart) {
     if (!message.empty()) out.frame.append(message.data(), message.size());
     add_checksum(header, out.frame.pieces().subspan(1));

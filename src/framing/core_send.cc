@@ -310,6 +310,7 @@ bool Connection::open_write(LaneState& lane, PartList& from) noexcept {
   const bool with_message = last && !part.message.empty() && (only || part.chained);
   end_header(lane, header, apart, with_message ? message_of(part) : std::span<const uint8_t>{});
   track(lane, part, header.sequence, bytes);
+  lend(lane, part);
   if (last) {
     from.remove(part);
     part.state = PartState::kWaiting;

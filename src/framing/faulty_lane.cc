@@ -17,6 +17,10 @@ IoResult FaultyLane::write(std::span<const iovec> pieces) noexcept {
   return call(&Lane::write, pieces, write_paused_until_);
 }
 
+IoResult FaultyLane::write_lent(std::span<const iovec> pieces) noexcept {
+  return call(&Lane::write_lent, pieces, write_paused_until_);
+}
+
 IoResult FaultyLane::read(std::span<const iovec> pieces) noexcept {
   return call(&Lane::read, pieces, read_paused_until_);
 }

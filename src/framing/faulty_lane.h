@@ -22,6 +22,10 @@ class FaultyLane final : public Lane {
 
   [[nodiscard]] IoResult write(std::span<const iovec> pieces) noexcept override;
   [[nodiscard]] IoResult read(std::span<const iovec> pieces) noexcept override;
+  [[nodiscard]] IoResult write_lent(std::span<const iovec> pieces) noexcept override;
+  [[nodiscard]] bool lends() const noexcept override { return inner_->lends(); }
+  [[nodiscard]] uint64_t lent() const noexcept override { return inner_->lent(); }
+  [[nodiscard]] uint64_t returned() noexcept override { return inner_->returned(); }
   // During a pause it returns true: nothing else would end the sleep in time.
   [[nodiscard]] bool arm(bool want_write) noexcept override;
   void disarm() noexcept override { inner_->disarm(); }

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "framing/connection.h"
+#include "framing/lending_lane.h"
 #include "framing/test_support.h"
 
 namespace towline::framing {
@@ -218,6 +219,47 @@ TEST_P(LandingTest, EveryByteArrivesBothWaysWhateverLiesOnAGpu) {
       EXPECT_LE(gpu_a_.most_under_way, 2 * kLandingSlots);
     }
   }
+}
+
+TEST_P(LandingTest, StagingMemoryThatALaneStillReadsIsNotUsedAgain) {
+  ConnectionOptions options;
+  options.make_lander = gpu_a_.maker();
+  a_ = std::make_unique<Side>(options);
+  options.make_lander = gpu_b_.maker();
+  b_ = std::make_unique<Side>(options);
+  testing::LanePair lanes = testing::socket_lanes(2u << 20);
+  auto lending = std::make_unique<testing::LendingLane>(std::move(lanes.first));
+  testing::LendingLane& lane = *lending;
+  a_->connection.add_lane(std::move(lending));
+  b_->connection.add_lane(std::move(lanes.second));
+  make_memory(12u << 20);
+  FakePlan plan{key_};
+  plan.set_kinds(TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_VRAM);
+  fill(plan, 1u << 20);
+  ASSERT_EQ(submit(prepare(plan, TOWLINE_WRITE), 1, plan.bytes()), Status::kInProgress);
+  turns();
+  EXPECT_EQ(gpu_a_.copies, kLandingSlots);
+  EXPECT_FALSE(a_->host.ended(1));
+  for (int i = 0; i < 100 && !a_->host.ended(1); ++i) {
+    lane.give_back();
+    turns();
+  }
+  ASSERT_TRUE(a_->host.ended(1));
+  EXPECT_EQ(a_->host.status(1), Status::kOk);
+  EXPECT_TRUE(same(1u << 20));
+  EXPECT_FALSE(a_->connection.settled());  // the part has ended, since its own memory was copied
+  lane.give_back();
+  expect_nothing_left();
+
+  // A connection that breaks: the memory stays until the lane has let go of it.
+  ASSERT_EQ(submit(prepare(plan, TOWLINE_WRITE), 2, plan.bytes()), Status::kInProgress);
+  turns();
+  a_->connection.fail(Status::kPeerLost, "by the test");
+  EXPECT_FALSE(a_->connection.settled());
+  lane.give_back();
+  turns();
+  EXPECT_TRUE(a_->connection.settled());
+  EXPECT_EQ(a_->host.status(2), Status::kPeerLost);
 }
 
 TEST_P(LandingTest, APageGoesInOneFrameWithItsMessage) {

@@ -10,9 +10,7 @@
 //    done, and arm() asks the inner lane for what the handshake waits for.
 //  - io_uring: write and read return the results of earlier submissions and submit new ones. A lane that keeps
 //    reading from the caller's memory after write() returned must copy, or answer kAgain until the kernel has
-//    finished: the caller may change the bytes that write() reports.
-//  - MSG_ZEROCOPY: the same rule; to keep memory for longer, add a trait to Traits, and let the engine hold its
-//    pins until the lane reports them free.
+//    finished: the caller may change the bytes that write() reports. Only those of write_lent() stay as they are.
 #pragma once
 
 #include <sys/uio.h>
@@ -72,6 +70,15 @@ class Lane {
 
   // Takes a prefix of the given bytes, in order; at most IOV_MAX pieces, none empty.
   [[nodiscard]] virtual IoResult write(std::span<const iovec> pieces) noexcept = 0;
+  // As write(), of bytes that stay as they are after it, until returned() has reached what lent() answers now.
+  [[nodiscard]] virtual IoResult write_lent(std::span<const iovec> pieces) noexcept { return write(pieces); }
+  // A lane that reads after write_lent() counts its calls. True: it may do so in the next one. A lane that never does
+  // answers false from the beginning.
+  [[nodiscard]] virtual bool lends() const noexcept { return false; }
+  [[nodiscard]] virtual uint64_t lent() const noexcept { return 0; }
+  // The bytes of so many calls, from the first one on, are not read any more. Rises to lent() without further calls;
+  // after abandon() at once, or as soon as a device has let go of them; after close() when the peer has them too.
+  [[nodiscard]] virtual uint64_t returned() noexcept { return 0; }
   // Fills a prefix of the given space, in order; at most IOV_MAX pieces, none empty.
   [[nodiscard]] virtual IoResult read(std::span<const iovec> pieces) noexcept = 0;
 

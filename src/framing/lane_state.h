@@ -14,6 +14,7 @@
 #include "framing/iov_list.h"
 #include "framing/landing.h"
 #include "framing/lane.h"
+#include "framing/loans.h"
 #include "framing/options.h"
 #include "framing/part.h"
 #include "framing/pin_set.h"
@@ -112,7 +113,11 @@ struct Output {
   std::size_t ahead = 0;  // bytes of the queue that precede the current frame
   IovList frame;          // the rest of the current frame
   std::unique_ptr<uint8_t[]> preamble;
-  PinSet pins;  // DATA under way
+  PinSet pins;                   // DATA under way
+  bool lent = false;             // the lane may read the payload of the frame under way after it was written,
+  Part* lent_part = nullptr;     // which is this part's own memory
+  std::size_t head_left = 0;     // of the frame under way, not written: before its payload,
+  std::size_t payload_left = 0;  // and of that
   bool frame_open = false;
   uint32_t frame_sequence = 0;  // of the frame under way
   uint64_t served = 0;          // bytes of it, when it answers a read request
@@ -211,7 +216,8 @@ struct LaneState {
   bool express = false;
   Output out;
   Input in;
-  IoResult broken;  // not kOk: a write failed, and the next progress() fails the connection
+  std::unique_ptr<Loans> loans;  // null: the lane never reads what was written
+  IoResult broken;               // not kOk: a write failed, and the next progress() fails the connection
 
   // Scratch for one call: as many pieces as it needs of a large frame.
   static constexpr std::size_t kMostPieces = 256;

@@ -58,7 +58,8 @@ struct Part {
   Part* next = nullptr;
   const towline_region_ref* regions = nullptr;  // the plan's remote ones
   const Prepared* prepared = nullptr;
-  uint32_t copies = 0;  // between its local memory and slots, under way
+  uint32_t copies =
+      0;  // between its local memory and slots, under way; and frames of it that are lent to a lane
   int32_t vendor_code = 0;
   std::optional<plugin::Cursor> cursor;
   std::vector<uint8_t> message;  // held; keeps its capacity

@@ -110,6 +110,9 @@ constexpr Setting kSettings[] = {
      "congestion control by the kernel's name; empty: reno on loopback, else the kernel's"},
     {"tuning.tcpx.congestion", SettingType::kText, "", "",
      "congestion control by the kernel's name; empty: reno on loopback, else the kernel's"},
+    {"tuning.tcp.zerocopy", SettingType::kChoice, "auto", "auto, on, off",
+     "large payload is lent to the kernel instead of copied; auto: until the kernel reports that it copies "
+     "nevertheless"},
     {"tuning.tcp.handshake_timeout", SettingType::kDuration, "5s", "",
      "for a stranger's hello, and for further sockets"},
     {"tuning.tcpx.handshake_timeout", SettingType::kDuration, "5s", "",

@@ -23,6 +23,8 @@ namespace {
 constexpr uint64_t kQuietNs = kMillisecondNs;
 // And so many passes: a worker that was not scheduled for a while has not looked yet.
 constexpr uint32_t kQuietPasses = 256;
+// A connection that is being ended lets the kernel send what it was lent for at most so long.
+constexpr uint64_t kPeerReadsNs = 50 * kMillisecondNs;
 
 // For a peer's region.
 struct Import {
@@ -173,7 +175,7 @@ framing::Lane& Connection::add_lane(Stream stream) {
                                        options.congestion, stirred, this);
   else
     lane = std::make_unique<SocketLane>(host(), worker_, std::move(stream), first, frame_bytes,
-                                        options.congestion, stirred, this);
+                                        options.congestion, stirred, this, options.zerocopy);
   framing::Lane& plain = *lane;
   framed_->add_lane(with_faults(std::move(lane)));
   return plain;
@@ -191,9 +193,9 @@ std::unique_ptr<framing::Lane> Connection::with_faults(std::unique_ptr<framing::
 void Connection::add_express_lane(Stream stream) {
   express_tried_ = true;
   const Options& options = backend_.options();
-  framed_->add_express_lane(with_faults(std::make_unique<SocketLane>(host(), worker_, std::move(stream), true,
-                                                                     options.frame_bytes_to(address_),
-                                                                     options.congestion, stirred, this)));
+  framed_->add_express_lane(with_faults(
+      std::make_unique<SocketLane>(host(), worker_, std::move(stream), true, options.frame_bytes_to(address_),
+                                   options.congestion, stirred, this, options.zerocopy)));
 }
 
 // A further socket of the connection, of that number.
@@ -411,16 +413,26 @@ void Connection::disconnect() noexcept {
 
 int32_t Connection::settle() noexcept {
   if (framed_ == nullptr || framed_->settled()) return TOWLINE_OK;
+  const uint64_t now_ns = host().now_ns();
+  if (lent_until_ns_ == 0) lent_until_ns_ = now_ns + kPeerReadsNs;
+  const bool peer_may_read = !framed_->down() && !framed_->copying() && now_ns < lent_until_ns_;
   // Calls off everything that has not begun.
-  if (!framed_->down()) framed_->fail(Status::kClosed, "the connection is being ended");
+  if (!framed_->down() && !peer_may_read) framed_->fail(Status::kClosed, "the connection is being ended");
   activate();
   return TOWLINE_AGAIN;
 }
 
-// The core goes on without us. Only the end of an agent comes here while a GPU copies: then for a second.
+// The core goes on without us. Only the end of an agent comes here while a GPU copies, or the kernel sends what it was
+// lent: then for a second.
 void Connection::wait_for_copies() noexcept {
-  const uint64_t until_ns = monotonic_now_ns() + kSecondNs;
+  const uint64_t now_ns = monotonic_now_ns();
+  const uint64_t until_ns = now_ns + kSecondNs;
+  bool called_in = false;
   while (!framed_->settled() && monotonic_now_ns() < until_ns) {
+    if (!called_in && monotonic_now_ns() > now_ns + kPeerReadsNs) {
+      called_in = true;
+      framed_->call_loans_in();
+    }
     (void)framed_->progress(host().now_ns());
     cpu_pause();
   }

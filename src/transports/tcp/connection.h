@@ -48,7 +48,7 @@ class Connection {
   int32_t import(const towline_region_args& args, const void* token, size_t token_bytes,
                  towline_import** import, char how[64]);
   void unimport(towline_import* import) noexcept;
-  // A GPU's copy that was begun runs to its end.
+  // A GPU's copy that was begun runs to its end. The kernel has a moment to send what it was lent.
   int32_t settle() noexcept;
   static int32_t settle_prepared(towline_prepared*) noexcept { return TOWLINE_OK; }  // parts end after it
   void disconnect() noexcept;
@@ -117,6 +117,7 @@ class Connection {
   Hello hello_;                 // as sent, or as received: names the connection
   SocketAddress address_;       // of the peer, where lane 0 reached it
   uint64_t opened_ns_ = 0;
+  uint64_t lent_until_ns_ = 0;  // being ended: a connection that is up keeps what the kernel reads until then
   uint32_t idle_passes_ = 0;
   std::vector<Sources::Slot> slots_;  // of accepted sockets
   std::unique_ptr<framing::Connection> framed_;

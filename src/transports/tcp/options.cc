@@ -62,6 +62,14 @@ bool read_bool(const plugin::Host& host, const std::string& key, bool fallback) 
   refuse(key, value, "true or false");
 }
 
+Zerocopy read_zerocopy(const plugin::Host& host, const std::string& key) {
+  const std::string value = host.config(key.c_str(), "auto");
+  if (value == "auto") return Zerocopy::kAuto;
+  if (value == "on") return Zerocopy::kOn;
+  if (value == "off") return Zerocopy::kOff;
+  refuse(key, value, "auto, on or off");
+}
+
 // `read` throws Error without the key.
 template <class Read>
 void read_with(const std::string& key, const std::string& value, Read read) {
@@ -116,6 +124,8 @@ Options read_all(const plugin::Host& host, const std::string& name) {
     options.frame_bytes = read_bytes(host, key("frame_bytes"), "", 4096, 16u << 20);
   options.socket_buffer = read_bytes(host, key("socket_buffer"), "0", 0, 1u << 30);
   options.congestion = host.config(key("congestion").c_str(), "");
+  // Payload of the others goes on flows of their own.
+  options.zerocopy = name == "tcp" ? read_zerocopy(host, key("zerocopy")) : Zerocopy::kOff;
   options.handshake_timeout_ns = read_duration(host, key("handshake_timeout"), "5s");
   options.user_timeout_ns = read_duration(host, key("user_timeout"), "20s");
   options.checksum = read_bool(host, key("checksum"), false);

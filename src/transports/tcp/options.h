@@ -12,6 +12,13 @@
 
 namespace towline::tcp {
 
+// Whether large payload is lent to the kernel instead of copied.
+enum class Zerocopy : uint8_t {
+  kAuto,  // until the kernel reports that it copies nevertheless
+  kOn,
+  kOff,
+};
+
 struct Options {
   std::vector<Endpoint>
       listen;              // empty: takes no connections; the agent's own addresses unless said otherwise
@@ -25,6 +32,7 @@ struct Options {
   uint64_t frame_bytes = 0;    // payload of one frame; 0: by frame_bytes_to()
   uint64_t socket_buffer = 0;  // SO_SNDBUF and SO_RCVBUF; 0: the kernel tunes them
   std::string congestion;      // control, by the kernel's name; empty: reno on loopback, else the kernel's
+  Zerocopy zerocopy = Zerocopy::kAuto;
   uint64_t handshake_timeout_ns = 0;
   uint64_t user_timeout_ns = 0;  // sent data that stays unacknowledged so long breaks a socket
   bool checksum = false;

@@ -23,6 +23,9 @@ constexpr uint32_t kReadsBeforeRest = 64;
 // header of 64 bytes has moved on.
 constexpr uint32_t kPayloadAlignment = 4096;
 
+// Lent writes refused in a row, each a system call for nothing, until no more are tried.
+constexpr uint32_t kMostRefused = 16;
+
 // Over loopback congestion control is useless: no packet is lost, and the only queue is the receiver's. But a
 // congestion control with pacing (bbr) still waits for timers, which cost WRITEs of large blocks up to half
 // of their speed. Reno is in every kernel and allowed for every process.
@@ -48,7 +51,7 @@ void tune(Stream& stream, const Options& options) noexcept {
 
 SocketLane::SocketLane(const plugin::Host& host, uint32_t worker, Stream stream, bool first,
                        uint32_t frame_bytes, const std::string& congestion, towline_ready_fn ready,
-                       void* argument)
+                       void* argument, Zerocopy lending)
     : host_(host),
       worker_(worker),
       stream_(std::move(stream)),
@@ -56,19 +59,51 @@ SocketLane::SocketLane(const plugin::Host& host, uint32_t worker, Stream stream,
       frame_bytes_(frame_bytes),
       ready_(ready),
       argument_(argument),
+      lending_(SocketAddress::peer_of(stream_.fd()).is_unix() ? Zerocopy::kOff : lending),
       name_(fmt::format("{} -> {}", SocketAddress::local_of(stream_.fd()).text(),
                         SocketAddress::peer_of(stream_.fd()).text())) {
   choose_congestion_control(stream_, congestion);
 }
 
 framing::IoResult SocketLane::write(std::span<const iovec> pieces) noexcept {
-  if (!stream_.valid()) return framing::IoResult::closed();
+  if (!open()) return framing::IoResult::closed();
   const StreamResult result = stream_.write(pieces);
   return result.moved() ? framing::IoResult::moved(result.bytes) : not_moved(result);
 }
 
+framing::IoResult SocketLane::write_lent(std::span<const iovec> pieces) noexcept {
+  if (!open()) return framing::IoResult::closed();
+  if (lends() && !allowed_) {
+    allowed_ = LentWrites::allow(stream_) == 0;
+    if (!allowed_) stop_lending("the kernel does not have it");
+  }
+  if (!lends() || (lent_writes_.full() && returned() + LentWrites::kMost == lent())) return write(pieces);
+  const StreamResult result = lent_writes_.write(stream_, pieces);
+  if (result.moved()) {
+    refused_ = 0;
+    return framing::IoResult::moved(result.bytes);
+  }
+  if (result.kind != StreamResult::Kind::kFailed) return not_moved(result);
+  if (result.error != ENOBUFS && result.error != EFAULT) return not_moved(result);
+  if (++refused_ == kMostRefused) stop_lending("the kernel's limits on locked memory");
+  return write(pieces);
+}
+
+uint64_t SocketLane::returned() noexcept {
+  if (lent_writes_.all_returned()) return lent_writes_.lent();
+  lent_writes_.collect(stream_);
+  if (lending_ == Zerocopy::kAuto && lent_writes_.copied()) stop_lending("the kernel copies on this path");
+  if (ending_ && lent_writes_.all_returned()) stream_.close();
+  return lent_writes_.returned();
+}
+
+void SocketLane::stop_lending(const char* why) noexcept {
+  lending_ = Zerocopy::kOff;
+  why_not_ = why;
+}
+
 framing::IoResult SocketLane::read(std::span<const iovec> pieces) noexcept {
-  if (!stream_.valid()) return framing::IoResult::closed();
+  if (!open()) return framing::IoResult::closed();
   if (!first_ && empty_reads_ >= kPatience && ++empty_reads_ % kSeldom != 0) {
     return framing::IoResult::again();
   }
@@ -83,7 +118,7 @@ framing::IoResult SocketLane::read(std::span<const iovec> pieces) noexcept {
 }
 
 bool SocketLane::arm(bool want_write) noexcept {
-  if (!stream_.valid()) return true;
+  if (!open()) return true;
   empty_reads_ = 0;  // whatever wakes us may have come here
   reads_ = 0;
   const uint32_t wanted = want_write ? EPOLLIN | EPOLLOUT : EPOLLIN;
@@ -100,21 +135,32 @@ void SocketLane::rest() noexcept {
   if (host_.rewatch(worker_, stream_.fd(), 0, ready_, argument_) == TOWLINE_OK) watched_ = 0;
 }
 
-void SocketLane::close() noexcept {
-  if (!stream_.valid()) return;
+void SocketLane::end() noexcept {
   if (known_) host_.unwatch(worker_, stream_.fd());
   known_ = false;
   watched_ = 0;
-  stream_.close();
+  ending_ = true;
+  if (returned() == lent()) stream_.close();
+}
+
+void SocketLane::close() noexcept {
+  if (!open()) return;
+  if (!lent_writes_.all_returned()) stream_.end_writing();
+  end();
 }
 
 void SocketLane::abandon() noexcept {
   if (!stream_.valid()) return;
   stream_.reset_at_close();
-  close();
+  if (!lent_writes_.all_returned()) LentWrites::drop(stream_);
+  end();
 }
 
-std::string SocketLane::describe() const { return name_; }
+std::string SocketLane::describe() const {
+  if (lent() != 0 && lends()) return fmt::format("{}, {} writes lent to the kernel", name_, lent());
+  if (why_not_ != nullptr) return fmt::format("{}, nothing lent: {}", name_, why_not_);
+  return name_;
+}
 
 framing::Lane::Traits SocketLane::traits() const noexcept {
   Traits traits;
