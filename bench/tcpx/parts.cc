@@ -120,7 +120,8 @@ class Landing {
  private:
   static void check(int32_t status, const std::string& what) {
     if (status != TOWLINE_OK)
-      throw std::runtime_error(fmt::format("{}: {}", what, towline_status_name(status)));
+      throw std::runtime_error(
+          fmt::format("{}: {}: {}", what, towline_status_name(status), towline::last_error()));
   }
 
   towline::Agent agent_;
@@ -220,7 +221,7 @@ std::string show(const std::vector<double>& values, double scale,
 class Parts {
  public:
   explicit Parts(const Options& options)
-      : options_(options), landing_(options), target_(bench::tcpx::allocate(kMostBytes)) {
+      : options_(options), target_(bench::tcpx::allocate(kMostBytes)), landing_(options) {
     pool_ = landing_.make_pool(options.pool == "gpu", where_);
   }
 
@@ -322,8 +323,8 @@ class Parts {
   }
 
   const Options options_;
+  const uint64_t target_;  // first: memory is pinned only in a process that uses a GPU
   Landing landing_;
-  const uint64_t target_;
   uint64_t pool_ = 0;
   std::string where_;
 };
