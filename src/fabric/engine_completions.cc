@@ -72,7 +72,7 @@ void Engine::State::finish(Rail& rail, Connection& connection, Entry& entry) noe
     rail.counters.bytes += entry.slice.length;
     transfer.done += entry.slice.length;
   }
-  transfer.stalls = 0;
+  transfer.stalls = transfer.breaks = 0;
   if (entry.kind != EntryKind::kData) {
     transfer.record_done = true;
   }

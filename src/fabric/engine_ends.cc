@@ -108,6 +108,7 @@ void Engine::State::resolve(Connection& connection, const SequenceWindow& seen) 
     }
     ++rail.counters.retried;
     Peer& peer = *peers[transfer.peer];
+    end_fruitless(transfer, connection.id);
     if (!transfer.ending) enqueue(peer, transfer);
     if (--transfer.outstanding == 0) settle(transfer);
   }

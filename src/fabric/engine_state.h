@@ -46,6 +46,9 @@ struct Transfer {
   bool record_done = false;
   bool queued = false;
   uint32_t stalls = 0;  // connections that were given up in a row, while the peer answered
+  uint32_t breaks = 0;  // connections that broke in a row under its slices, of which none was done meanwhile,
+  uint64_t broken_by = 0;        // the last of them,
+  uint64_t broken_since_ns = 0;  // and when the first one broke
   bool retried = false;
   bool mixed = false;   // its slices took more than one connection
   bool ending = false;  // its outcome is told, its fence is not
@@ -249,6 +252,7 @@ struct Engine::State {
   void check_deadlines() noexcept;
   void check_connections() noexcept;
   void break_stalled(Connection& connection) noexcept;
+  void end_fruitless(Transfer& transfer, uint64_t connection) noexcept;
   void check_peers() noexcept;
   void recover_rails() noexcept;
 

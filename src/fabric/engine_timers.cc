@@ -6,6 +6,7 @@
 namespace towline::fabric {
 namespace {
 constexpr uint32_t kMostStalls = 4;
+constexpr uint32_t kMostBreaks = 32;  // rails that come and go break many, too
 constexpr uint32_t kMostDoublings = 2;
 }  // namespace
 
@@ -117,6 +118,15 @@ void Engine::State::break_stalled(Connection& connection) noexcept {
   for (Transfer& transfer : transfers)
     if (transfer.peer == peer && transfer.stalls >= kMostStalls && !transfer.ending)
       end(transfer, Status::kIo);
+}
+
+// The same of connections that break: some libraries end one for memory that is not mapped any more.
+void Engine::State::end_fruitless(Transfer& transfer, uint64_t connection) noexcept {
+  if (transfer.ending || transfer.broken_by == connection) return;
+  transfer.broken_by = connection;
+  if (transfer.breaks++ == 0) transfer.broken_since_ns = now_ns;
+  if (transfer.breaks >= kMostBreaks && now_ns - transfer.broken_since_ns >= kMostStalls * options.stall_ns)
+    end(transfer, Status::kIo);
 }
 
 void Engine::State::check_peers() noexcept {

@@ -182,7 +182,8 @@ void Engine::State::release(Transfer& transfer) noexcept {
   transfer.peer = kNoIndex;
   transfer.exhausted = transfer.wants_record = transfer.record_posted = transfer.record_done = false;
   transfer.retried = transfer.mixed = transfer.ending = transfer.cancel = transfer.no_memory = false;
-  transfer.sole = transfer.stalls = 0;
+  transfer.sole = transfer.stalls = transfer.breaks = 0;
+  transfer.broken_by = 0;
   transfer.segment = transfer.segments_held = 0;
   transfer.issued = transfer.done = transfer.sequence = 0;
   transfer.fence_deadline_ns = kNoDeadline;

@@ -47,6 +47,7 @@
 //   core_express.cc  the lane of urgent parts
 //   core_payload.cc  payload that goes on a flow of its own (payload_flow.h)
 //   core_loans.cc    payload that a lane reads after it was written (loans.h)
+//   core_unmapped.cc registered memory whose pages are gone
 //   core_landing.cc  the same of payload in GPU memory, and sending it (landing.h)
 #pragma once
 
@@ -224,6 +225,10 @@ class Connection {
   static void keep_loan(LaneState& lane) noexcept;
   uint32_t take_back(LaneState& lane) noexcept;
   uint32_t take_all_back() noexcept;
+
+  // core_unmapped.cc
+  IoResult note_unmapped(Part* part, const IoResult& result) noexcept;
+  [[nodiscard]] bool drop_unmapped(LaneState& lane) noexcept;
 
   // core_receive.cc
   uint32_t read_lane(LaneState& lane) noexcept;

@@ -63,7 +63,7 @@ bool Connection::flush_stream(LaneState& lane, std::size_t& budget) noexcept {
     return false;
   }
   if (result.status != Status::kOk) {
-    lane.broken = result;
+    lane.broken = note_unmapped(out.frame_part, result);
     return false;
   }
   statistics_.bytes_sent += result.bytes;
@@ -98,6 +98,7 @@ void Connection::finish_frame_out(LaneState& lane) noexcept {
     keep_loan(lane);
     take_back(lane);
   }
+  out.frame_part = nullptr;
   out.pins.release(host_);
   if (out.slot != kNoSlot) free_gather(std::exchange(out.slot, kNoSlot));
   out.frame_open = out.apart = false;

@@ -21,11 +21,10 @@ bool Connection::may_lend(const LaneState& lane, std::size_t payload) const noex
          payload >= kLeastMeanPiece * lane.out.frame.pieces().size() && lane.lane->lends();
 }
 
-// The memory of `part` is what the frame under way reads.
+// The frame under way reads the memory of `part`.
 void Connection::lend(LaneState& lane, Part& part) noexcept {
-  if (!lane.out.lent) return;
-  lane.out.lent_part = &part;
-  ++part.copies;
+  lane.out.frame_part = &part;
+  if (lane.out.lent) ++part.copies;
 }
 
 // One write of the frame under way, with what is queued before it.
@@ -49,7 +48,7 @@ void Connection::keep_loan(LaneState& lane) noexcept {
   Output& out = lane.out;
   Loan& loan = lane.loans->push();
   loan.until = lane.lane->lent();
-  loan.part = std::exchange(out.lent_part, nullptr);
+  loan.part = std::exchange(out.frame_part, nullptr);
   loan.slot = std::exchange(out.slot, kNoSlot);
   loan.pins.swap(out.pins);
   out.lent = false;

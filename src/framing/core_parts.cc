@@ -116,6 +116,7 @@ bool Connection::write_small(Part& part, LaneState& lane, const towline_submit_a
   track(lane, part, header.sequence, bytes);
   part.state = PartState::kWaiting;
   emit(lane, {pieces.data(), used}, total);
+  if (lane.broken.status != Status::kOk) lane.broken = note_unmapped(&part, lane.broken);
   return true;
 }
 
@@ -211,7 +212,7 @@ void Connection::end_all(Status status) noexcept {
     // the memory back, it is none.
     const bool arrived = part.state == PartState::kWaiting && part.outstanding == 0 && part.copies != 0 &&
                          part.produced == part.bytes() && (part.message.empty() || part.message_sent);
-    if (!arrived) part.status = status;
+    if (!arrived && !part.unmapped) part.status = status;
     if (part.copies == 0) return end_part(part);
     // A GPU still copies, or the lane still reads: the part ends after that.
     if (part.list != nullptr) part.list->remove(part);

@@ -58,7 +58,7 @@ bool Connection::flush_payload(LaneState& lane, std::size_t& budget) noexcept {
     return false;
   }
   if (result.status != Status::kOk) {
-    lane.broken = result;
+    lane.broken = note_unmapped(out.frame_part, result);
     return false;
   }
   statistics_.bytes_sent += result.bytes;

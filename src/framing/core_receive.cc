@@ -3,6 +3,7 @@
 // staging, in the same call). A frame is begun when its preamble has arrived and is checked, and counted when
 // it has been handled.
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include <fmt/format.h>
@@ -36,6 +37,10 @@ uint32_t Connection::read_lane(LaneState& lane) noexcept {
     if (result.status == Status::kClosed && lane.express) {
       express_ended();
       break;
+    }
+    if (result.vendor_code == EFAULT && drop_unmapped(lane)) {
+      ++work;
+      continue;
     }
     if (result.status != Status::kOk) {
       break_lane(lane, result, "reading");
@@ -336,7 +341,10 @@ void Connection::end_data(LaneState& lane, bool good) noexcept {
   if (lane.in.slot != kNoSlot) return land_received_data(lane, request, good);
   const uint64_t bytes = lane.in.header.payload_bytes;
   request.part->confirmed += bytes;
-  if (!good) note_failure(*request.part, Status::kCorrupt, request.next, request.next + bytes);
+  if (lane.in.refused != Status::kOk)
+    note_failure(*request.part, lane.in.refused, request.next, request.next + bytes, EFAULT);
+  else if (!good)
+    note_failure(*request.part, Status::kCorrupt, request.next, request.next + bytes);
   request.next += bytes;
   lane.in.read_bytes -= bytes;
   read_bytes_ -= bytes;

@@ -114,8 +114,8 @@ struct Output {
   IovList frame;          // the rest of the current frame
   std::unique_ptr<uint8_t[]> preamble;
   PinSet pins;                   // DATA under way
-  bool lent = false;             // the lane may read the payload of the frame under way after it was written,
-  Part* lent_part = nullptr;     // which is this part's own memory
+  Part* frame_part = nullptr;    // whose own memory the payload of the frame under way is, if it is a part's
+  bool lent = false;             // the lane may read that payload after it was written
   std::size_t head_left = 0;     // of the frame under way, not written: before its payload,
   std::size_t payload_left = 0;  // and of that
   bool frame_open = false;

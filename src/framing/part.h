@@ -43,6 +43,7 @@ struct Part {
   bool urgent = false;        // before those that are not
   bool chained = false;       // all its frames use one lane, the only such part there (see kFlagChained)
   bool message_sent = false;  // inside its last frame
+  bool unmapped = false;      // its own memory was not there any more
   uint64_t cookie = 0;
   uint64_t begin = 0;
   uint64_t end = 0;
@@ -119,7 +120,7 @@ class PartTable {
   void release(Part& part) noexcept {
     if (++part.generation == 0) part.generation = 1;
     part.state = PartState::kFree;
-    part.cancelled = part.chained = part.message_sent = part.urgent = false;
+    part.cancelled = part.chained = part.message_sent = part.urgent = part.unmapped = false;
     part.confirmed = part.failed_bytes = part.failed_begin = part.failed_end = 0;
     part.outstanding = part.copies = 0;
     part.vendor_code = 0;

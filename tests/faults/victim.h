@@ -24,7 +24,7 @@ struct VictimOptions {
 };
 
 // Starts this very program again as the victim. It registers kVictimBytes and answers every notice with the
-// same text.
+// same text; after "unmap OFFSET BYTES" that part of its memory is not there any more.
 class Victim {
  public:
   explicit Victim(const VictimOptions& options);
