@@ -27,7 +27,7 @@ void GpuBackend::settle_ways(const towline_collective_open_args& args) {
   // Blocks of small kernels fill a multiprocessor.
   const uint64_t most =
       marked_capacity(std::clamp(std::min(share / 2, max_blocks_), 1u, marked_blocks(size_)), size_);
-  const uint64_t marked = !spread ? 64 << 10 : size_ <= 2 ? 512 << 10 : size_ <= 4 ? 64 << 10 : 32 << 10;
+  const uint64_t marked = !spread ? 64 << 10 : size_ <= 2 ? 512 << 10 : size_ <= 4 ? 256 << 10 : 32 << 10;
   marked_bytes_ =
       std::min(number_setting("tuning.collectives.gpu_marked_bytes", marked, marked_capacity(64, 2)), most);
   // About the same bytes out of a GPU, whatever the number of ranks.
