@@ -17,6 +17,7 @@
 #include "collectives/checks.h"
 #include "collectives/hosts_backend.h"
 #include "collectives/interrupt.h"
+#include "collectives/paired_backend.h"
 #include "collectives/reduce.h"
 #include "rendezvous/exchange.h"
 #include "rendezvous/meeting.h"
@@ -201,10 +202,20 @@ void Communicator::open() {
   args.hints = hints.data();
   backend_text.clear();
   const towline_collective_table_v1_t& inside = *table_;
-  if (!hosts_.empty()) table_ = &hosts_table();
-  if (const int32_t status =
-          hosts_.empty() ? table_->open(&args, &backend_) : open_over_hosts(args, inside, hosts_, &backend_);
-      status < 0)
+  const bool paired = hosts_.empty() && inside.issue_steps != nullptr && options_.size > 1 &&
+                      config_->get_string(kNcclFrom, "none") != "none";
+  int32_t status = TOWLINE_OK;
+  if (!hosts_.empty()) {
+    table_ = &hosts_table();
+    status = open_over_hosts(args, inside, hosts_, &backend_);
+  } else if (paired) {
+    paired_ = std::make_unique<const towline_collective_table_v1_t>(paired_table(inside));
+    table_ = paired_.get();
+    status = open_paired(args, inside, &backend_);
+  } else {
+    status = table_->open(&args, &backend_);
+  }
+  if (status < 0)
     fail(Status{status}, "communicator {} did not form: {}", options_.name,
          backend_text.empty() ? status_text(Status{status}) : backend_text);
 }

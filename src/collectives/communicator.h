@@ -177,6 +177,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const std::shared_ptr<rendezvous::Store> store_;
   const std::shared_ptr<Config> config_;
   const towline_collective_table_v1_t* table_;
+  std::unique_ptr<const towline_collective_table_v1_t> paired_;  // the table, of GPUs that use NCCL by size
   std::vector<std::vector<int>> hosts_;  // the ranks of each, where GPUs of several work together
   towline_collective_host_v1_t host_ = {};
   towline_collective_backend* backend_ = nullptr;

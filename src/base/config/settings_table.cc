@@ -412,6 +412,8 @@ constexpr Setting kSettings[] = {
      "ranks store into one another's memory instead of reading it"},
     {"tuning.collectives.gpu_staging_bytes", SettingType::kBytes, "8MiB", "",
      "between hosts: pinned memory through which data of a GPU passes"},
+    {"tuning.collectives.nccl_from", SettingType::kText, "none", "none, measured or OPERATION=SIZE, ...",
+     "on GPUs of one host: operations that NCCL does, each from this size on"},
     {"tuning.collectives.gpu_direct", SettingType::kNumber, "1", "0 or 1",
      "ranks of one process use one another's buffers directly"},
     {"tuning.collectives.stage_bytes", SettingType::kBytes, "512KiB", "",
