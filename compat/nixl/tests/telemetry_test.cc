@@ -2,12 +2,15 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -141,6 +144,116 @@ TEST_F(Telemetry, EventsLieInTheBufferThatNixlsReadersMap) {
   std::ifstream again(folder_ / "buffered_from", std::ios::binary);
   again.read(reinterpret_cast<char*>(&header), sizeof header);
   EXPECT_EQ(header.write_position, 7u);
+}
+
+// What NIXL's readers do: they map the file and take events out of it, in a process of their own.
+class Reader {
+ public:
+  explicit Reader(const std::filesystem::path& file) {
+    const int fd = ::open(file.c_str(), O_RDWR | O_CLOEXEC);
+    EXPECT_GE(fd, 0) << file;
+    bytes_ = std::filesystem::file_size(file);
+    memory_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    EXPECT_NE(memory_, MAP_FAILED);
+    ::close(fd);
+  }
+  ~Reader() { (void)::munmap(memory_, bytes_); }
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
+
+  // How often each event came, and the sum of its values.
+  struct Sum {
+    int events = 0;
+    uint64_t values = 0;
+  };
+  std::map<Event, Sum> take() {
+    auto* const header = static_cast<RingHeader*>(memory_);
+    const auto* const events = reinterpret_cast<const nixlTelemetryEvent*>(header + 1);
+    const std::atomic_ref written{header->write_position};
+    const std::atomic_ref read{header->read_position};
+    std::map<Event, Sum> sums;
+    for (uint64_t at = read.load(); at != written.load(); read.store(at)) {
+      Sum& sum = sums[events[at].eventType_];
+      ++sum.events;
+      sum.values += events[at].value_;
+      at = (at + 1) & header->mask;
+    }
+    return sums;
+  }
+
+  // The last event's place, of a page that a shorter file would not have.
+  [[nodiscard]] uint64_t last_value() const {
+    return reinterpret_cast<const nixlTelemetryEvent*>(static_cast<const char*>(memory_) + bytes_)[-1].value_;
+  }
+
+ private:
+  void* memory_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+TEST_F(Telemetry, AReaderInAnotherProcessOutlivesAgents) {
+  const auto environment = [&](const std::string& events) {
+    return std::vector<std::string>{"NIXL_TELEMETRY_ENABLE=y", "NIXL_TELEMETRY_DIR=" + folder_.string(),
+                                    "NIXL_TELEMETRY_BUFFER_SIZE=" + events};
+  };
+  Side peer("read_peer");
+  const auto write = [&](Child& child) {
+    EXPECT_EQ(child.ask("write read_peer " + std::to_string(peer.address()) + " 4096 done"), "NIXL_SUCCESS");
+  };
+  const std::filesystem::path file = folder_ / "read_agent";
+  Child first("read_agent", environment("1024"));
+  ASSERT_EQ(first.ask("load " + to_hex(peer.metadata())), "NIXL_SUCCESS");
+  Reader reader(file);
+  EXPECT_EQ(reader.take()[Event::AGENT_MEMORY_REGISTERED].events, 1);
+  uint64_t moved = 0;
+  for (int i = 0; i < 300; ++i) {  // more events than the ring holds
+    write(first);
+    moved += reader.take()[Event::AGENT_TX_BYTES].values;
+  }
+  EXPECT_EQ(moved, 300u * 4096);
+  write(first);
+  first.signal(SIGKILL);
+  EXPECT_EQ(first.wait(), -1);
+
+  // The next agent of that name goes on in the ring: nothing that was not read is lost.
+  Child second("read_agent", environment("1024"));
+  ASSERT_EQ(second.ask("load " + to_hex(peer.metadata())), "NIXL_SUCCESS");
+  write(second);
+  const auto both = reader.take();
+  EXPECT_EQ(both.at(Event::AGENT_MEMORY_REGISTERED).events, 1);
+  EXPECT_EQ(both.at(Event::AGENT_TX_BYTES).values, 2u * 4096);
+
+  // A third one of that name, while the second lives, or with another size, gets a file of its own.
+  Child third("read_agent", environment("8"));
+  EXPECT_NE(third.ask("address"), "");
+  EXPECT_EQ(std::filesystem::file_size(file), sizeof(RingHeader) + 8 * sizeof(nixlTelemetryEvent));
+  EXPECT_EQ(Reader(file).take()[Event::AGENT_MEMORY_REGISTERED].events, 1);
+  write(second);
+  EXPECT_EQ(reader.take()[Event::AGENT_TX_BYTES].values, 4096u);
+  (void)reader.last_value();  // SIGBUS if the file was cut short
+  Child fourth("read_agent", environment("8"));
+  EXPECT_NE(fourth.ask("address"), "");
+  EXPECT_EQ(Reader(file).take()[Event::AGENT_MEMORY_REGISTERED].events, 1);
+}
+
+TEST_F(Telemetry, ARingThatMakesNoSenseIsReplaced) {
+  const Variables variables{{{"NIXL_TELEMETRY_ENABLE", "y"},
+                             {"NIXL_TELEMETRY_DIR", folder_.string()},
+                             {"NIXL_TELEMETRY_BUFFER_SIZE", "8"}}};
+  const std::filesystem::path file = folder_ / "spoilt";
+  constexpr uint32_t kVersion = TELEMETRY_VERSION;
+  const RingHeader spoilt[] = {{8, 0, kVersion, kVersion, 8, 7},
+                               {0, 9, kVersion, kVersion, 8, 7},
+                               {0, 0, kVersion, kVersion, 16, 15},
+                               {0, 0, 3, 3, 8, 7}};
+  for (const RingHeader& header : spoilt) {
+    std::vector<char> bytes(sizeof header + 8 * sizeof(nixlTelemetryEvent));
+    std::memcpy(bytes.data(), &header, sizeof header);
+    std::filesystem::remove(file);
+    std::ofstream(file, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    const Side side("spoilt");
+    EXPECT_EQ(Reader(file).take()[Event::AGENT_MEMORY_REGISTERED].events, 1) << &header - spoilt;
+  }
 }
 
 TEST_F(Telemetry, ABufferThatCannotBeMadeIsRefused) {
