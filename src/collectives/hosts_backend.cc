@@ -257,7 +257,8 @@ Status HostsBackend::run(const Leg& leg) {
   call.deadline = Deadline::after(monotonic_now_ns(), leg.timeout_ns);
   call.compared = leg.step != 0;
   const size_t hosts = layout_.hosts.size();
-  Parts& parts = leg.kind == LegKind::kAllGather ? call.out : call.in;
+  const bool gathers = leg.kind == LegKind::kAllGather || leg.kind == LegKind::kGather;
+  Parts& parts = gathers ? call.out : call.in;
   parts.resize(hosts);
   for (size_t host = 0; host < hosts; ++host) {
     parts.at[host] = base + host * leg.stride;
@@ -278,6 +279,21 @@ Status HostsBackend::run(const Leg& leg) {
       return column_->reduce_scatter(call);
     case LegKind::kBroadcast:
       return column_->broadcast(call);
+    case LegKind::kReduce:
+      return column_->reduce(call);
+    case LegKind::kGather:
+      call.input = parts.at[layout_.mine];
+      return column_->gather(call);
+    case LegKind::kScatter:
+      call.output = base + hosts * leg.stride;
+      return column_->scatter(call);
+    case LegKind::kAllToAll:
+      call.out.resize(hosts);
+      for (size_t host = 0; host < hosts; ++host) {
+        call.out.at[host] = base + (hosts + host) * leg.stride;
+        call.out.bytes[host] = leg.bytes;
+      }
+      return column_->all_to_all(call);
   }
   return breaker.raise(Status::kInternal, "a leg of an unknown kind");
 }

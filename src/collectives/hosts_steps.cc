@@ -24,7 +24,9 @@ const std::vector<towline_collective_step_t>& HostsSteps::cut(const HostsLayout&
   counts_.clear();
   lists_.clear();
   const auto size = static_cast<int>(layout.host_of.size());
-  const bool parts = call.op == TOWLINE_COLLECTIVE_ALL_GATHER || call.op == TOWLINE_COLLECTIVE_REDUCE_SCATTER;
+  const bool parts = call.op == TOWLINE_COLLECTIVE_ALL_GATHER ||
+                     call.op == TOWLINE_COLLECTIVE_REDUCE_SCATTER || call.op == TOWLINE_COLLECTIVE_GATHER ||
+                     call.op == TOWLINE_COLLECTIVE_SCATTER || call.op == TOWLINE_COLLECTIVE_ALL_TO_ALL;
   if ((parts && !layout.even) || (call.op == TOWLINE_COLLECTIVE_BROADCAST &&
                                   layout.index_of[static_cast<size_t>(call.root)] >= layout.columns))
     fail(Status::kUnsupported, "{} among GPUs of hosts that have different numbers of ranks: only with NCCL",
@@ -45,6 +47,18 @@ const std::vector<towline_collective_step_t>& HostsSteps::cut(const HostsLayout&
       break;
     case TOWLINE_COLLECTIVE_REDUCE_SCATTER:
       reduce_scatter();
+      break;
+    case TOWLINE_COLLECTIVE_REDUCE:
+      reduce();
+      break;
+    case TOWLINE_COLLECTIVE_GATHER:
+      gather();
+      break;
+    case TOWLINE_COLLECTIVE_SCATTER:
+      scatter();
+      break;
+    case TOWLINE_COLLECTIVE_ALL_TO_ALL:
+      all_to_all();
       break;
     default:
       fail(Status::kUnsupported, "{} among GPUs of several hosts: only with NCCL (collectives.on_gpu)",
@@ -239,6 +253,113 @@ void HostsSteps::broadcast() {
         made.root = static_cast<int32_t>(index);
         if (layout_->index == index) made.input = chunk.stage;
         if (!is_root || parts_.output != parts_.input) made.output = parts_.output + chunk.begin;
+      });
+}
+
+// As all_reduce, to the root's host; its other ranks gather the results in staging, where nobody reads them.
+void HostsSteps::reduce() {
+  const auto input = reinterpret_cast<uintptr_t>(call_->input);
+  const auto output = reinterpret_cast<uintptr_t>(call_->output);
+  const uint64_t half = part_bytes(2);
+  pipeline(
+      parts_.bytes, half,
+      [&](const Chunk& chunk) {
+        const std::vector<uint64_t>& counts = shares(chunk.bytes);
+        towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_REDUCE_SCATTER_V, counts[layout_->index]);
+        made.input = reinterpret_cast<const void*>(input + chunk.begin);
+        made.output = chunk.stage;
+        made.input_counts = counts.data();
+      },
+      [&](const Chunk& chunk) {
+        return layout_->index < layout_->columns &&
+               post(LegKind::kReduce, chunk, counts_.back()[layout_->index] * parts_.element, 0);
+      },
+      [&](const Chunk& chunk) {
+        if (!on_root_host()) return;
+        const std::vector<uint64_t>& counts = counts_[chunk.number];
+        towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_ALL_GATHER_V, counts[layout_->index]);
+        made.input = chunk.stage;
+        made.output = is_root() ? reinterpret_cast<void*>(output + chunk.begin) : chunk.stage + half;
+        made.output_counts = counts.data();
+      });
+}
+
+// Columns gather on the root's host; then its ranks give the root one part of every host.
+void HostsSteps::gather() {
+  const uint64_t stride = part_bytes(layout_->hosts.size());
+  pipeline(
+      parts_.bytes, stride,
+      [&](const Chunk& chunk) {
+        add_move(chunk.stage + layout_->mine * stride, parts_.input + chunk.begin, chunk.bytes);
+      },
+      [&](const Chunk& chunk) { return post(LegKind::kGather, chunk, chunk.bytes, stride); },
+      [&](const Chunk& chunk) {
+        for (size_t host = 0; host < layout_->hosts.size() && on_root_host(); ++host) {
+          towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_GATHER, chunk.bytes / parts_.element);
+          made.root = root_index();
+          made.input = chunk.stage + host * stride;
+          if (!is_root()) continue;
+          std::vector<void*>& outputs = lists_.emplace_back();
+          for (const int rank : layout_->hosts[host])
+            outputs.push_back(parts_.out.at[static_cast<size_t>(rank)] + chunk.begin);
+          made.outputs = outputs.data();
+        }
+      });
+}
+
+// The root gives each rank of its host the parts of a column, which that rank scatters among the hosts.
+void HostsSteps::scatter() {
+  const uint64_t stride = part_bytes(layout_->hosts.size() + 1);
+  pipeline(
+      parts_.bytes, stride,
+      [&](const Chunk& chunk) {
+        for (size_t host = 0; host < layout_->hosts.size() && on_root_host(); ++host) {
+          towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_SCATTER, chunk.bytes / parts_.element);
+          made.root = root_index();
+          made.output = chunk.stage + host * stride;
+          if (!is_root()) continue;
+          std::vector<void*>& inputs = lists_.emplace_back();
+          for (const int rank : layout_->hosts[host])
+            inputs.push_back(parts_.in.at[static_cast<size_t>(rank)] + chunk.begin);
+          made.inputs = inputs.data();
+        }
+      },
+      [&](const Chunk& chunk) { return post(LegKind::kScatter, chunk, chunk.bytes, stride); },
+      [&](const Chunk& chunk) {
+        add_move(parts_.output + chunk.begin, chunk.stage + layout_->hosts.size() * stride, chunk.bytes);
+      });
+}
+
+// Ranks of a host give each other what is for the other's column, column by column of every host. So each has what its
+// column's ranks get from this host, and the column exchanges that.
+void HostsSteps::all_to_all() {
+  const size_t hosts = layout_->hosts.size();
+  const uint64_t part = part_bytes(2 * hosts * layout_->columns);
+  const uint64_t stride = part * layout_->columns;
+  pipeline(
+      parts_.bytes, part,
+      [&](const Chunk& chunk) {
+        for (size_t host = 0; host < hosts; ++host) {
+          std::vector<void*>& inputs = lists_.emplace_back();
+          std::vector<void*>& outputs = lists_.emplace_back();
+          for (size_t i = 0; i < layout_->columns; ++i) {
+            const auto rank = static_cast<size_t>(layout_->hosts[host][i]);
+            inputs.push_back(parts_.in.at[rank] + chunk.begin);
+            outputs.push_back(chunk.stage + host * stride + i * chunk.bytes);
+          }
+          towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_ALL_TO_ALL, chunk.bytes / parts_.element);
+          made.inputs = inputs.data();
+          made.outputs = outputs.data();
+        }
+      },
+      [&](const Chunk& chunk) {
+        return post(LegKind::kAllToAll, chunk, layout_->columns * chunk.bytes, stride);
+      },
+      [&](const Chunk& chunk) {
+        for (size_t host = 0; host < hosts; ++host)
+          for (size_t i = 0; i < layout_->columns; ++i)
+            add_move(parts_.out.at[static_cast<size_t>(layout_->hosts[host][i])] + chunk.begin,
+                     chunk.stage + (hosts + host) * stride + i * chunk.bytes, chunk.bytes);
       });
 }
 

@@ -31,6 +31,10 @@ enum class LegKind : uint32_t {
   kAllGather,      // a part of each host, the own one at its place
   kReduceScatter,  // a part of each host, and behind them the result
   kBroadcast,
+  kReduce,    // in place, on the root's host
+  kGather,    // as kAllGather, on the root's host
+  kScatter,   // a part of each host on the root's host; on all, the result is behind the place for them
+  kAllToAll,  // a part for each host, and behind them one of each host
 };
 struct Leg {
   LegKind kind;
@@ -67,6 +71,17 @@ class HostsSteps {
   void reduce_scatter();
   void broadcast();
   void barrier();
+  void reduce();
+  void gather();
+  void scatter();
+  void all_to_all();
+  [[nodiscard]] bool on_root_host() const noexcept {
+    return layout_->host_of[static_cast<size_t>(call_->root)] == layout_->mine;
+  }
+  [[nodiscard]] bool is_root() const noexcept { return layout_->here()[layout_->index] == call_->root; }
+  [[nodiscard]] int32_t root_index() const noexcept {
+    return static_cast<int32_t>(layout_->index_of[static_cast<size_t>(call_->root)]);
+  }
   // before(chunk) and leg(chunk), then after(chunk) while the next one crosses. leg may be without (false).
   template <class Before, class LegOf, class After>
   void pipeline(uint64_t bytes, uint64_t chunk, Before&& before, LegOf&& leg, After&& after);

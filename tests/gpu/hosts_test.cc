@@ -10,9 +10,10 @@
 namespace towline::gpu_test {
 namespace {
 
-constexpr uint32_t kBetweenHosts[] = {TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_COLLECTIVE_ALL_GATHER,
-                                      TOWLINE_COLLECTIVE_REDUCE_SCATTER, TOWLINE_COLLECTIVE_BROADCAST,
-                                      TOWLINE_COLLECTIVE_BARRIER};
+constexpr uint32_t kBetweenHosts[] = {
+    TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_COLLECTIVE_ALL_GATHER, TOWLINE_COLLECTIVE_REDUCE_SCATTER,
+    TOWLINE_COLLECTIVE_BROADCAST,  TOWLINE_COLLECTIVE_REDUCE,     TOWLINE_COLLECTIVE_GATHER,
+    TOWLINE_COLLECTIVE_SCATTER,    TOWLINE_COLLECTIVE_ALL_TO_ALL, TOWLINE_COLLECTIVE_BARRIER};
 
 // Staging is small, so that operations take several chunks. NCCL, where it is, would go before legs.
 constexpr const char* kSmall =
@@ -65,6 +66,9 @@ TEST_P(CollectivesBetweenHosts, EveryTypeAndReductionGivesTheBitsOfTheCpu) {
         what.count = 3001;
         try_one(rank, what);
         what.op = TOWLINE_COLLECTIVE_REDUCE_SCATTER;
+        try_one(rank, what);
+        what.op = TOWLINE_COLLECTIVE_REDUCE;
+        what.root = rank.size - 1;
         try_one(rank, what);
       }
     }
@@ -125,6 +129,28 @@ TEST(CollectivesBetweenHostsFail, RanksThatDisagreeAreNamed) {
     EXPECT_NE(communicator_error(rank.on_gpu).find("ranks disagree"), std::string::npos)
         << communicator_error(rank.on_gpu);
   });
+}
+
+// Each host has a root of its own: the columns notice.
+TEST(CollectivesBetweenHostsFail, RanksThatDisagreeInTheRootAreNamed) {
+  for (const uint32_t op :
+       {TOWLINE_COLLECTIVE_REDUCE, TOWLINE_COLLECTIVE_GATHER, TOWLINE_COLLECTIVE_SCATTER}) {
+    run_on_gpus(on({"a", "a", "b", "b"}), false, [&](Rank& rank) {
+      Buffer input(rank.gpu, 64);
+      Buffer output(rank.gpu, 64);
+      input.put(values(TOWLINE_FLOAT32, rank.rank, 16, 1));
+      towline_collective_t call = {};
+      call.struct_size = sizeof call;
+      call.op = op;
+      call.count = 4;
+      call.root = rank.rank < 2 ? 0 : 2;
+      call.input = input.at();
+      call.output = output.at();
+      EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_MISMATCH);
+      EXPECT_NE(communicator_error(rank.on_gpu).find("ranks disagree"), std::string::npos)
+          << communicator_error(rank.on_gpu);
+    });
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CollectivesBetweenHosts,
