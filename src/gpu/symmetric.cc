@@ -101,7 +101,10 @@ SymmetricMemory::SymmetricMemory(KernelDevice& device, uint32_t gpu, Part part, 
     exchange(gpu, board, deadline, prefix);
   } catch (const core::Error& error) {
     failure = error.message();
-    tell();
+    try {
+      tell();
+    } catch (const core::Error&) {  // the others time out; this rank's own failure is what counts here
+    }
     throw;
   }
   tell();

@@ -127,6 +127,24 @@ TEST_F(SymmetricMemoryTest, StrangersNeitherHoldUpTheRanksNorAreTakenForOne) {
   EXPECT_EQ(memory_->lost(), std::nullopt);
 }
 
+// The board is gone when the rank wants to tell the others why it failed.
+TEST_F(SymmetricMemoryTest, ARankThatCannotTellItsFailureStillGivesIt) {
+  device_.start();
+  board_.set("gpu/1", std::vector<uint8_t>{1, 2, 3});
+  Noticeboard board = board_.noticeboard();
+  board.set = [this](const std::string& key, std::span<const uint8_t> value) {
+    if (key == "gpu/0/in") throw Error(Status::kPeerLost, "the board is gone");
+    board_.set(key, value);
+  };
+  try {
+    const SymmetricMemory memory(device_, 0, kBytes, device_.make_words(0, 4096), 0, 2, board, in_time());
+    FAIL() << "it took a notice of another build";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Status::kMismatch);
+    EXPECT_EQ(error.message(), "gpu: rank 1 runs another build of Towline");
+  }
+}
+
 TEST_F(SymmetricMemoryTest, ARankThatFailsTellsTheOthersItsWords) {
   start();
   const auto piece = device_.allocate(0, kBytes);
