@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/os/host_identity.h"
+#include "base/os/prefer_node.h"
 #include "base/sync/in_use.h"
 
 namespace towline {
@@ -118,7 +119,12 @@ void Agent::open() {
   metrics_ = std::make_unique<Metrics>(options_.name, incarnation_);
   regions_ = std::make_unique<OwnRegions>(*this);
   staging_ = std::make_unique<Staging>(*this, read_staging_settings(options_.config));
-  for (uint32_t i = 0; i < options_.workers; ++i) workers_.push_back(std::make_unique<Worker>(*this, i));
+  for (WorkerPlace& place :
+       place_workers(options_.config.get_string("tuning.workers.place", "any"), options_.workers)) {
+    const PreferNode prefer(place.node);
+    workers_.push_back(
+        std::make_unique<Worker>(*this, static_cast<uint32_t>(workers_.size()), std::move(place)));
+  }
   blocking_work_ = std::make_unique<BlockingWork>(in_real_time_);
   reaper_ = std::make_unique<RegionReaper>(*regions_, in_real_time_);
   errands_ = std::make_unique<Errands>(in_real_time_);

@@ -140,6 +140,18 @@ json describe_staging(const std::vector<Staging::Use>& pools, const StagingSetti
   return all;
 }
 
+json describe_places(const std::vector<std::unique_ptr<Worker>>& workers, bool hosted) {
+  json places = json::array();
+  for (const auto& worker : workers) {
+    const WorkerPlace& place = worker->place();
+    json entry = {{"why", hosted ? place.why : "any processor: the application drives it"}};
+    if (hosted && !place.cpus.empty()) entry["cpus"] = place.cpus;
+    if (hosted && place.node) entry["numa_node"] = *place.node;
+    places.push_back(std::move(entry));
+  }
+  return places;
+}
+
 // Names may hold any byte; JSON wants UTF-8.
 std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
@@ -158,6 +170,7 @@ std::string Agent::info() {
                  {"version", {TOWLINE_VERSION_MAJOR, TOWLINE_VERSION_MINOR, TOWLINE_VERSION_PATCH}},
                  {"progress", hosted() ? "hosted" : "caller"},
                  {"workers", workers_.size()},
+                 {"worker_places", describe_places(workers_, hosted())},
                  {"copies", describe_copies()},
                  {"listen", metadata_service_ ? json(metadata_service_->addresses()) : json::array()},
                  {"backends", json::array()},

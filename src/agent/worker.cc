@@ -10,8 +10,10 @@
 #include "agent/link.h"
 #include "agent/part.h"
 #include "agent/staged_transfer.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "base/os/futex.h"
+#include "base/os/prefer_node.h"
 #include "base/ticks.h"
 
 namespace towline {
@@ -39,7 +41,8 @@ constexpr uint64_t kFreshTicks = 2000;  // less than a microsecond or so
 
 }  // namespace
 
-Worker::Worker(Agent& agent, uint32_t index) : agent_(agent), index_(index), queue_(kQueueCapacity) {
+Worker::Worker(Agent& agent, uint32_t index, WorkerPlace place)
+    : agent_(agent), index_(index), queue_(kQueueCapacity), place_(std::move(place)) {
   poller_.add(wake_.fd(), EPOLLIN, nullptr);
   poller_.add(kick_.fd(), EPOLLIN, &kick_);
 }
@@ -434,6 +437,11 @@ void Worker::sleep_in_epoll(uint64_t limit_ns) noexcept {
 }
 
 void Worker::run_thread() noexcept {
+  const PreferNode prefer(place_.node);
+  if (!place_.cpus.empty()) {
+    if (const int error = run_on(place_.cpus); error != 0)
+      TOWLINE_LOG(kWarning, "worker {} could not be bound to {}: {}", index_, place_.why, errno_text(error));
+  }
   uint64_t seen_driven = driven_.load(std::memory_order_relaxed);
   uint64_t idle_since_ns = monotonic_now_ns();
   uint64_t park_ns = kShortestParkNs;

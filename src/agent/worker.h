@@ -18,6 +18,7 @@
 
 #include "agent/inbox.h"
 #include "agent/intrusive_list.h"
+#include "base/os/placement.h"
 #include "base/os/poller.h"
 #include "base/sync/mpsc_queue.h"
 #include "base/sync/spin.h"
@@ -34,7 +35,7 @@ struct Part;
 
 class Worker {
  public:
-  Worker(Agent& agent, uint32_t index);
+  Worker(Agent& agent, uint32_t index, WorkerPlace place = {});
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
   ~Worker();
@@ -117,6 +118,7 @@ class Worker {
   [[nodiscard]] Agent& agent() const noexcept { return agent_; }
   [[nodiscard]] NoticePool& notices() noexcept { return notice_pool_; }
   [[nodiscard]] bool hosted() const noexcept { return thread_.joinable(); }
+  [[nodiscard]] const WorkerPlace& place() const noexcept { return place_; }  // of its thread
 
  private:
   struct Watch {
@@ -199,6 +201,7 @@ class Worker {
   Ending* finished_ = nullptr;
   Ending** finished_tail_ = &finished_;
   NoticePool notice_pool_;
+  const WorkerPlace place_;
   std::thread thread_;
 };
 

@@ -1,15 +1,20 @@
 #include "agent/worker.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/epoll.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <stdexcept>
+#include <string>
+#include <thread>
 #include <utility>
 
 #include "agent/agent.h"
 #include "base/clock.h"
+#include "base/os/topology.h"
 #include "base/sync/wake.h"
 
 namespace towline {
@@ -23,6 +28,37 @@ std::shared_ptr<Agent> quiet_agent(const VirtualClock* clock = nullptr) {
   options.listen = "none";
   options.backends = {"memory"};
   return Agent::create(std::move(options));
+}
+
+// Told, and true of its thread.
+TEST(Worker, ItsThreadRunsWhereTheSettingSays) {
+  const std::vector<uint32_t> cpus = read_host_topology().allowed_cpus;
+  AgentOptions options;
+  options.name = "a";
+  options.listen = "none";
+  options.backends = {"memory"};
+  const std::string last = std::to_string(cpus.back());
+  options.config.set("tuning.workers.place", "cpus:" + last);
+  const auto agent = Agent::create(std::move(options));
+  EXPECT_NE(agent->info().find("\"cpus\":[" + last + "]"), std::string::npos) << agent->info();
+  EventFd event;
+  std::atomic<int> on = -1;
+  {
+    const Worker::Guard guard(*agent->workers()[0]);
+    const auto tell = [](void* told, uint32_t) {
+      cpu_set_t set;
+      sched_getaffinity(0, sizeof set, &set);
+      *static_cast<std::atomic<int>*>(told) = CPU_COUNT(&set);
+    };
+    ASSERT_EQ(agent->workers()[0]->watch(event.fd(), EPOLLIN, tell, &on, false), TOWLINE_OK);
+  }
+  event.signal();
+  for (const Deadline deadline = Deadline::after(monotonic_now_ns(), 60 * kSecondNs);
+       on == -1 && !deadline.passed(monotonic_now_ns());)
+    std::this_thread::yield();
+  EXPECT_EQ(on, 1);
+  const Worker::Guard guard(*agent->workers()[0]);
+  agent->workers()[0]->unwatch(event.fd());
 }
 
 void count(void* counter, uint32_t) { ++*static_cast<int*>(counter); }

@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "base/log.h"
+#include "base/os/prefer_node.h"
 #include "fabric/engine_state.h"
 
 namespace towline::fabric {
@@ -117,6 +118,8 @@ void Engine::State::prepare(Connection& connection) {
   connection.receives = connection.initiator ? kInitiatorReceives : options.credits + kSpareReceives;
   if (connection.block == nullptr) {
     const uint64_t bytes = uint64_t{connection.receives + sends} * options.record_bytes;
+    const int32_t node = rail.domain->traits().numa_node;
+    const PreferNode beside(node < 0 ? std::nullopt : std::optional(static_cast<uint32_t>(node)));
     auto block = std::make_unique<uint8_t[]>(bytes);
     connection.ring.resize(std::bit_ceil(rail.send_depth));
     connection.block_key = rail.domain->register_memory({block.get(), bytes});

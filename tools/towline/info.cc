@@ -119,7 +119,7 @@ std::string render_fabric(const json& fabric, const Terminal& terminal) {
   return terminal.bold("Fabric") + ": " + fabric.value("choice", "") + "\n" + table.render(terminal) + "\n";
 }
 
-std::string render_topology(const json& topology, const Terminal& terminal) {
+std::string render_topology(const json& topology, const json& places, const Terminal& terminal) {
   std::string text = terminal.bold("Machine") + "\n";
   text += fmt::format("  processors  {} online, {} for this process\n", topology.value("online_cpus", 0),
                       topology.value("allowed_cpus", 0));
@@ -128,6 +128,8 @@ std::string render_topology(const json& topology, const Terminal& terminal) {
         fmt::format("  NUMA node {} {} of memory, {} processors\n", node.value("id", 0),
                     format_size(node.value("memory_bytes", 0.0)), node.value("cpus", json::array()).size());
   }
+  for (std::size_t i = 0; i < places.size(); ++i)
+    text += fmt::format("  worker {}    {}\n", i, places[i].value("why", "?"));
   for (const json& size : topology.value("huge_pages", json::array())) {
     text += fmt::format("  huge pages  {}: {} reserved, {} free\n", format_size(size.value("bytes", 0.0)),
                         size.value("reserved", 0), size.value("free", 0));
@@ -144,7 +146,8 @@ std::string render_info(const json& info, const Terminal& terminal) {
     text += fmt::format("{}: an agent here would listen at {}\n\n", terminal.bold("Addresses"), join(listen));
   }
   text += render_fabric(info.value("fabric", json::object()), terminal);
-  return text + render_topology(info.value("topology", json::object()), terminal);
+  return text + render_topology(info.value("topology", json::object()),
+                                info.value("worker_places", json::array()), terminal);
 }
 
 void add_info_command(CLI::App& app, CommonOptions& common) {

@@ -11,8 +11,11 @@ TEST(Info, SaysWhyABackendIsNotUsable) {
        "moves": [{"ops": ["read", "write"], "local": ["dram"], "remote": ["dram", "vram"], "where": "same host"}],
        "worst_fence_ns": 2000000, "fence_reason": "connection closed"},
       {"name": "rdma", "usable": false, "step": "open", "reason": "no device"}],
-      "topology": {"online_cpus": 2, "allowed_cpus": 1, "numa_nodes": [{"id": 0, "cpus": [0, 1], "memory_bytes": 1024}]}})");
+      "topology": {"online_cpus": 2, "allowed_cpus": 1, "numa_nodes": [{"id": 0, "cpus": [0, 1], "memory_bytes": 1024}]},
+      "worker_places": [{"why": "node 1: 2 devices", "cpus": [1], "numa_node": 1}]
+})");
   const std::string text = render_info(info, Terminal{stdout, false});
+  EXPECT_NE(text.find("worker 0    node 1: 2 devices"), std::string::npos) << text;
   EXPECT_NE(text.find("open: no device"), std::string::npos) << text;
   EXPECT_NE(text.find("dram here, dram, vram there; same host"), std::string::npos) << text;
   EXPECT_NE(text.find("2 ms: connection closed"), std::string::npos) << text;

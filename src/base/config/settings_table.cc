@@ -37,6 +37,9 @@ constexpr Setting kSettings[] = {
     {"connection.timeout", SettingType::kDuration, "10s", "", "limit for a connection to come up"},
     {"tuning.connection.wait", SettingType::kDuration, "infinite", "",
      "how long creating a transfer waits for a connection that is coming up"},
+    {"tuning.workers.place", SettingType::kText, "any", "",
+     "processors of progress threads: any; auto: the NUMA nodes of GPUs and network cards; node:1,0; "
+     "cpus:0-3/8,9"},
     {"tuning.split", SettingType::kChoice, "auto", "auto, on, off",
      "posts of 4 MiB and more are split over all workers; auto: over sockets, where that was measured as "
      "quicker"},
