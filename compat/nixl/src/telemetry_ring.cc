@@ -7,23 +7,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <new>
 #include <stdexcept>
 
 namespace towline::nixl {
-
-// The layout that readers of version 4 know.
-struct TelemetryRing::Header {
-  std::atomic<size_t> write_position{0};
-  std::atomic<size_t> read_position{0};
-  std::atomic<uint32_t> version{0};
-  uint32_t expected_version = TELEMETRY_VERSION;
-  size_t capacity = 0;
-  size_t mask = 0;
-};
 
 namespace {
 
@@ -34,14 +23,14 @@ namespace {
 }  // namespace
 
 TelemetryRing::TelemetryRing(const std::string& file, size_t events) : mask_(events - 1) {
-  static_assert(sizeof(Header) == 40 && sizeof(nixlTelemetryEvent) == 16);
+  static_assert(sizeof(nixlTelemetryEvent) == 16);
   if (!take_over(file)) make(file);
 }
 
 TelemetryRing::~TelemetryRing() { unmap(); }
 
 size_t TelemetryRing::bytes() const noexcept {
-  return sizeof(Header) + (mask_ + 1) * sizeof(nixlTelemetryEvent);
+  return sizeof(::nixl::ringHeader) + (mask_ + 1) * sizeof(nixlTelemetryEvent);
 }
 
 // False if there is no file, if an agent still writes it, or if it holds another ring.
@@ -60,10 +49,10 @@ bool TelemetryRing::take_over(const std::string& file) {
   if (static_cast<size_t>(status.st_size) != bytes() || ::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0)
     return false;
   map(file);
-  const size_t write = header_->write_position.load(std::memory_order_acquire);
+  const size_t write = header_->write_pos.load(std::memory_order_acquire);
   if (header_->version.load(std::memory_order_acquire) != TELEMETRY_VERSION ||
       header_->capacity != mask_ + 1 || header_->mask != mask_ || write > mask_ ||
-      header_->read_position.load(std::memory_order_acquire) > mask_) {
+      header_->read_pos.load(std::memory_order_acquire) > mask_) {
     unmap();
     return false;
   }
@@ -78,7 +67,8 @@ void TelemetryRing::make(const std::string& file) {
   if (!fd_.valid()) refuse_ring(file, "can't be made");
   (void)::flock(fd_.get(), LOCK_EX | LOCK_NB);
   map(file);
-  header_ = new (header_) Header;
+  header_ = new (header_)::nixl::ringHeader;
+  header_->expected_version = TELEMETRY_VERSION;
   header_->capacity = mask_ + 1;
   header_->mask = mask_;
   header_->version.store(TELEMETRY_VERSION, std::memory_order_release);
@@ -92,8 +82,8 @@ void TelemetryRing::map(const std::string& file) {
   }
   void* const memory = ::mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
   if (memory == MAP_FAILED) refuse_ring(file, "can't be mapped");
-  header_ = static_cast<Header*>(memory);
-  events_ = reinterpret_cast<nixlTelemetryEvent*>(static_cast<char*>(memory) + sizeof(Header));
+  header_ = static_cast<::nixl::ringHeader*>(memory);
+  events_ = reinterpret_cast<nixlTelemetryEvent*>(static_cast<char*>(memory) + sizeof(::nixl::ringHeader));
 }
 
 void TelemetryRing::unmap() noexcept { (void)::munmap(header_, bytes()); }
@@ -101,10 +91,10 @@ void TelemetryRing::unmap() noexcept { (void)::munmap(header_, bytes()); }
 bool TelemetryRing::push(const nixlTelemetryEvent& event) noexcept {
   const std::lock_guard lock(mutex_);
   const size_t after = (next_ + 1) & mask_;
-  if (after == header_->read_position.load(std::memory_order_acquire)) return false;
+  if (after == header_->read_pos.load(std::memory_order_acquire)) return false;
   events_[next_] = event;
   next_ = after;
-  header_->write_position.store(next_, std::memory_order_release);
+  header_->write_pos.store(next_, std::memory_order_release);
   return true;
 }
 

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <string>
 
+#include <common/cyclic_buffer.h>
 #include <common/scoped_fd.h>
 #include <telemetry_event.h>
 
@@ -24,8 +25,6 @@ class TelemetryRing {
   bool push(const nixlTelemetryEvent& event) noexcept;
 
  private:
-  struct Header;
-
   [[nodiscard]] bool take_over(const std::string& file);
   void make(const std::string& file);
   void map(const std::string& file);
@@ -36,7 +35,7 @@ class TelemetryRing {
   ::nixl::scopedFd fd_;  // locked while this agent writes
   std::mutex mutex_;
   size_t next_ = 0;  // where the next event goes; what the file says a reader may have overwritten
-  Header* header_ = nullptr;
+  ::nixl::ringHeader* header_ = nullptr;
   nixlTelemetryEvent* events_ = nullptr;
 };
 

@@ -2,12 +2,10 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -17,6 +15,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include <common/cyclic_buffer.h>
 #include <telemetry_event.h>
 #include "support.h"
 
@@ -149,17 +148,7 @@ TEST_F(Telemetry, EventsLieInTheBufferThatNixlsReadersMap) {
 // What NIXL's readers do: they map the file and take events out of it, in a process of their own.
 class Reader {
  public:
-  explicit Reader(const std::filesystem::path& file) {
-    const int fd = ::open(file.c_str(), O_RDWR | O_CLOEXEC);
-    EXPECT_GE(fd, 0) << file;
-    bytes_ = std::filesystem::file_size(file);
-    memory_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    EXPECT_NE(memory_, MAP_FAILED);
-    ::close(fd);
-  }
-  ~Reader() { (void)::munmap(memory_, bytes_); }
-  Reader(const Reader&) = delete;
-  Reader& operator=(const Reader&) = delete;
+  explicit Reader(const std::filesystem::path& file) : buffer_(file.string(), false, TELEMETRY_VERSION) {}
 
   // How often each event came, and the sum of its values.
   struct Sum {
@@ -167,29 +156,35 @@ class Reader {
     uint64_t values = 0;
   };
   std::map<Event, Sum> take() {
-    auto* const header = static_cast<RingHeader*>(memory_);
-    const auto* const events = reinterpret_cast<const nixlTelemetryEvent*>(header + 1);
-    const std::atomic_ref written{header->write_position};
-    const std::atomic_ref read{header->read_position};
     std::map<Event, Sum> sums;
-    for (uint64_t at = read.load(); at != written.load(); read.store(at)) {
-      Sum& sum = sums[events[at].eventType_];
+    for (nixlTelemetryEvent event{}; buffer_.pop(event);) {
+      Sum& sum = sums[event.eventType_];
       ++sum.events;
-      sum.values += events[at].value_;
-      at = (at + 1) & header->mask;
+      sum.values += event.value_;
     }
+    EXPECT_TRUE(buffer_.empty());
     return sums;
   }
 
-  // The last event's place, of a page that a shorter file would not have.
-  [[nodiscard]] uint64_t last_value() const {
-    return reinterpret_cast<const nixlTelemetryEvent*>(static_cast<const char*>(memory_) + bytes_)[-1].value_;
-  }
-
  private:
-  void* memory_ = nullptr;
-  size_t bytes_ = 0;
+  sharedRingBuffer<nixlTelemetryEvent> buffer_;
 };
+
+TEST_F(Telemetry, AReaderRefusesWhatIsNoBuffer) {
+  const std::filesystem::path file = folder_ / "none";
+  EXPECT_THROW(Reader{file}, std::runtime_error);
+  const auto refused = [&](const RingHeader& header, size_t bytes) {
+    std::vector<char> content(bytes);
+    std::memcpy(content.data(), &header, std::min(bytes, sizeof header));
+    std::ofstream(file, std::ios::binary).write(content.data(), static_cast<std::streamsize>(bytes));
+    EXPECT_THROW(Reader{file}, std::runtime_error) << bytes;
+  };
+  constexpr uint32_t kVersion = TELEMETRY_VERSION;
+  refused({}, 10);
+  refused({0, 0, 3, 3, 8, 7}, 168);
+  refused({0, 0, kVersion, kVersion, 8, 7}, 167);
+  refused({0, 0, kVersion, kVersion, 6, 5}, 168);
+}
 
 TEST_F(Telemetry, AReaderInAnotherProcessOutlivesAgents) {
   const auto environment = [&](const std::string& events) {
@@ -229,8 +224,7 @@ TEST_F(Telemetry, AReaderInAnotherProcessOutlivesAgents) {
   EXPECT_EQ(std::filesystem::file_size(file), sizeof(RingHeader) + 8 * sizeof(nixlTelemetryEvent));
   EXPECT_EQ(Reader(file).take()[Event::AGENT_MEMORY_REGISTERED].events, 1);
   write(second);
-  EXPECT_EQ(reader.take()[Event::AGENT_TX_BYTES].values, 4096u);
-  (void)reader.last_value();  // SIGBUS if the file was cut short
+  EXPECT_EQ(reader.take()[Event::AGENT_TX_BYTES].values, 4096u);  // SIGBUS if the file was cut short
   Child fourth("read_agent", environment("8"));
   EXPECT_NE(fourth.ask("address"), "");
   EXPECT_EQ(Reader(file).take()[Event::AGENT_MEMORY_REGISTERED].events, 1);
