@@ -29,8 +29,8 @@ struct Shaped {
 
 }  // namespace detail
 
-// Elements of a region: all of them, or narrowed dimension by dimension. A value that owns the list, but no picks:
-// arrays that it was narrowed by must live as long as it.
+// Elements of a region: all of them, or narrowed dimension by dimension. A value that owns the list. Arrays that it was
+// narrowed by must live as long as it, except that temporary ones are kept.
 class View {
  public:
   // An index fixes the first dimension that nothing has narrowed yet, picks narrow it.
@@ -42,7 +42,7 @@ class View {
                                            " is out of range: dimension " + std::to_string(dimension) +
                                            " has " + std::to_string(shaped_->layout.count[dimension])};
     View narrowed = *this;
-    narrowed.choices_[dimension] = {Kind::index, {nullptr, 0, 0, static_cast<uint64_t>(index), 1, 1}};
+    narrowed.choices_[dimension] = {Kind::index, {nullptr, 0, 0, static_cast<uint64_t>(index), 1, 1}, {}};
     return narrowed;
   }
   [[nodiscard]] View operator[](const Picks& picks) const { return select(first_open(), picks); }
@@ -53,9 +53,9 @@ class View {
                                            " dimensions: there is no dimension " + std::to_string(dimension)};
     View narrowed = *this;
     if (picks.get() == nullptr) {
-      narrowed.choices_[dimension] = {Kind::everything, {}};
+      narrowed.choices_[dimension] = {};
     } else {
-      narrowed.choices_[dimension] = {Kind::picks, *picks.get()};
+      narrowed.choices_[dimension] = {Kind::picks, *picks.get(), picks.kept()};
       narrowed.check(dimension);
     }
     return narrowed;
@@ -98,6 +98,7 @@ class View {
   struct Choice {
     Kind kind = Kind::everything;
     towline_picks_t picks{};  // all zero: everything
+    std::shared_ptr<const void> kept{};
   };
 
   View(towline_block_list_t* list, std::string name, std::string owner, uint64_t key) {
@@ -242,8 +243,8 @@ inline void Region::keep_view(std::string name) {
   view_ = std::make_shared<const View>(view());
 }
 template <class Index>
-View Region::operator[](const Index& index) const {
-  return view()[index];
+View Region::operator[](Index&& index) const {
+  return view()[std::forward<Index>(index)];
 }
 
 inline View Peer::region(const std::string& name) const {

@@ -40,11 +40,23 @@ TOWLINE_API int32_t towline_plan_create(towline_agent_t* agent, towline_block_li
                                         towline_plan_t** plan);
 // The way and the ways not taken: JSON, size convention as towline_agent_info.
 TOWLINE_API int32_t towline_plan_route(towline_plan_t* plan, char* json, size_t capacity, size_t* needed);
+// The backend that moves the bytes now, or "staged": two legs through staging memory. Size convention as
+// towline_agent_info.
+TOWLINE_API int32_t towline_plan_backend(towline_plan_t* plan, char* text, size_t capacity, size_t* needed);
 // How many of its posts are in flight, or held by the application.
 TOWLINE_API uint32_t towline_plan_in_use(towline_plan_t* plan);
 // Refuses posts, cancels what is in flight, waits for its local fence, frees. TOWLINE_NOT_YET: not freed, call
 // again. TOWLINE_BUSY: the application still holds posts of it; release them and call again.
 TOWLINE_API int32_t towline_plan_destroy(towline_plan_t* plan, uint64_t timeout_ns);
+
+enum {
+  // Memory of a GPU of this agent is in its lists: each post names a stream, or says TOWLINE_STREAM_UNORDERED.
+  TOWLINE_PLAN_NEEDS_STREAM = 1,
+  // Its posts can go in the order of a stream, by the backend that moves the bytes now.
+  TOWLINE_PLAN_TAKES_STREAM = 2,
+};
+// TOWLINE_PLAN_*, added up; 0 for null.
+TOWLINE_API uint32_t towline_plan_streams(towline_plan_t* plan);
 
 typedef enum towline_priority_t {
   TOWLINE_PRIORITY_BULK = 0,
@@ -54,8 +66,12 @@ typedef enum towline_priority_t {
 } towline_priority_t;
 
 typedef enum towline_stream_kind_t {
-  TOWLINE_STREAM_NONE = 0,  // at once
+  TOWLINE_STREAM_NONE =
+      0,  // at once; refused where this agent's memory is a GPU's (TOWLINE_PLAN_NEEDS_STREAM)
   TOWLINE_STREAM_CUDA = 1,  // `stream` is a CUstream or cudaStream_t; null is the default stream (gpu.h)
+  // At once, whatever streams do: the application has synchronised what writes the bytes, and reads them after the
+  // outcome. `stream` is null.
+  TOWLINE_STREAM_UNORDERED = 2,
 } towline_stream_kind_t;
 
 typedef struct towline_post_options_t {
@@ -101,6 +117,9 @@ TOWLINE_API int32_t towline_post_result(const towline_post_t* post, towline_resu
 // it runs and after success. Size convention as towline_agent_info.
 TOWLINE_API int32_t towline_post_error(const towline_post_t* post, char* text, size_t capacity,
                                        size_t* needed);
+// The backend that moves it, or has moved it, as towline_plan_backend.
+TOWLINE_API int32_t towline_post_backend(const towline_post_t* post, char* text, size_t capacity,
+                                         size_t* needed);
 // The application needs it no more. A post in flight goes on. Never blocks.
 TOWLINE_API void towline_post_release(towline_post_t* post);
 

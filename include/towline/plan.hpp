@@ -20,12 +20,15 @@ inline namespace v0 {
 
 enum class Priority : uint32_t { bulk = TOWLINE_PRIORITY_BULK, latency = TOWLINE_PRIORITY_LATENCY };
 
-// A stream of a GPU in whose order a post moves its bytes; made by on(stream). Without one a post runs at once.
+// A stream of a GPU in whose order a post moves its bytes, made by on(stream); or `unordered`. Without either a post runs
+// at once, and is refused where this agent's memory is a GPU's.
 struct Stream {
   void* handle = nullptr;
   uint32_t kind = TOWLINE_STREAM_NONE;
 };
 [[nodiscard]] constexpr Stream on(void* stream) noexcept { return {stream, TOWLINE_STREAM_CUDA}; }
+// At once, whatever streams do: what writes the bytes was synchronised, and they are read after the outcome.
+inline constexpr Stream unordered{nullptr, TOWLINE_STREAM_UNORDERED};
 
 struct PlanOptions {
   std::optional<std::chrono::nanoseconds>
@@ -38,9 +41,9 @@ struct PlanOptions {
 class Group;
 
 struct PostOptions {
-  Picks from = all;  // blocks of the plan's `from` ..
-  Picks to = all;    // .. and of its `to`, paired in order
-  BytesView notice{};
+  Picks from = all;          // blocks of the plan's `from` ..
+  Picks to = all;            // .. and of its `to`, paired in order
+  KeptBytes notice{};        // to the peer after the data; empty: none
   uint64_t counter_key = 0;  // the peer's counter to add to after the data; 0: none
   uint64_t counter_add = 0;
   std::optional<Deadline> deadline{};  // none: the plan's timeout
@@ -54,7 +57,7 @@ struct PostOptions {
 };
 
 struct GroupOptions {
-  BytesView notice{};  // to every peer of its members, after the last byte of the last one
+  KeptBytes notice{};  // to every peer of its members, after the last byte of the last one; empty: none
   uint64_t counter_key = 0;
   uint64_t counter_add = 0;
   std::optional<Deadline> deadline{};  // of all of it; none: the agent's default, from now
@@ -164,6 +167,11 @@ class Post {
     if (handle_ == nullptr) return {};
     return detail::error_text<towline_post_t, towline_post_error>(handle_);
   }
+  // The backend that moves it, or has moved it; "" if it was not accepted.
+  [[nodiscard]] std::string backend() const {
+    if (handle_ == nullptr) return {};
+    return detail::error_text<towline_post_t, towline_post_backend>(handle_);
+  }
   void release() noexcept {
     towline_post_release(std::exchange(handle_, nullptr));
     plan_.reset();
@@ -191,6 +199,19 @@ class Plan {
     return detail::read_text([this](char* json, size_t capacity, size_t* needed) {
       return towline_plan_route(handle_.get(), json, capacity, needed);
     });
+  }
+  // The backend that moves the bytes now, or "staged".
+  [[nodiscard]] std::string backend() const {
+    return detail::read_text([this](char* text, size_t capacity, size_t* needed) {
+      return towline_plan_backend(handle_.get(), text, capacity, needed);
+    });
+  }
+  // Whether its posts must name a stream or say `unordered`, and whether they can go in a stream's order.
+  [[nodiscard]] bool needs_stream() const noexcept {
+    return (towline_plan_streams(handle_.get()) & TOWLINE_PLAN_NEEDS_STREAM) != 0;
+  }
+  [[nodiscard]] bool takes_stream() const noexcept {
+    return (towline_plan_streams(handle_.get()) & TOWLINE_PLAN_TAKES_STREAM) != 0;
   }
   // How many of its posts are in flight, or held.
   [[nodiscard]] uint32_t in_use() const noexcept { return towline_plan_in_use(handle_.get()); }

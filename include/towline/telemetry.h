@@ -14,6 +14,33 @@ typedef struct towline_exporter towline_exporter_t;
 // in ns, count]) in each series. Size convention as towline_agent_info. Takes no agent.
 TOWLINE_API int32_t towline_host_metrics(char* json, size_t capacity, size_t* needed);
 
+// What one agent has counted of one peer, backend and direction. Texts are valid during the call that gets them.
+typedef struct towline_metric_t {
+  size_t struct_size;
+  const char*
+      peer;  // its name; "strangers": peers that the application did not ask for; "other": beyond the limit
+  const char* backend;
+  const char* direction;  // "tx": to the peer; "rx": from it
+  uint64_t bytes;
+  uint64_t transfers;
+  uint64_t blocks;
+  uint64_t notices;
+  uint64_t served_bytes;  // moved by the peer's own transfers, where this side takes part in them
+  uint64_t errors;        // of every kind
+  uint64_t measured;      // transfers that were timed; the latencies are theirs
+  uint64_t latency_mean_ns;
+  uint64_t latency_p50_ns;
+  uint64_t latency_p99_ns;
+  uint64_t latency_max_ns;
+} towline_metric_t;
+// Non-zero stops the visit. It may call the library, except that it must not destroy the agent.
+typedef int32_t (*towline_metric_visitor_t)(void* context, const towline_metric_t* metric);
+
+// Calls `visitor` for each series of towline_agent_metrics, on this thread: the same numbers without JSON. Returns
+// TOWLINE_OK after the last one, or the visitor's answer that stopped it.
+TOWLINE_API int32_t towline_metrics_visit(towline_agent_t* agent, towline_metric_visitor_t visitor,
+                                          void* context);
+
 // Serves counters at http://`address`/metrics in Prometheus's text format, until it is stopped: those of one
 // agent, or with null of every agent on this host. `address`: "host:port", "[v6]:port"; port 0 takes any free
 // port. An agent with the setting telemetry.prometheus = "host:port" does this by itself. TOWLINE_NOT_FOUND:

@@ -189,7 +189,7 @@ class Region {
   // Its elements, as the layout says that it was registered with: layout.hpp.
   [[nodiscard]] View view() const;
   template <class Index>
-  [[nodiscard]] View operator[](const Index& index) const;
+  [[nodiscard]] View operator[](Index&& index) const;
   [[nodiscard]] towline_region_t* native() const noexcept { return handle_.get(); }
 
  private:
@@ -200,20 +200,13 @@ class Region {
   std::shared_ptr<const View> view_;  // of one with a name; ends before the region
 };
 
-class BlockList;
-
-// Some blocks of a list, in order: list[picks]. An argument, which owns nothing.
-struct PickedBlocks {
-  PickedBlocks(const BlockList& all_of) noexcept : list(&all_of) {}  // NOLINT: implicit on purpose
-  PickedBlocks(const BlockList& of, const Picks& some) noexcept : list(&of), picks(some) {}
-  const BlockList* list;
-  Picks picks = all;
-};
+struct PickedBlocks;
 
 // Validated, resolved blocks of this agent or of a peer. Block indices count through its entries.
 class BlockList {
  public:
-  [[nodiscard]] PickedBlocks operator[](const Picks& picks) const noexcept { return {*this, picks}; }
+  [[nodiscard]] PickedBlocks operator[](Picks picks) const& noexcept;
+  [[nodiscard]] PickedBlocks operator[](Picks picks) &&;
   [[nodiscard]] uint64_t blocks() const noexcept { return towline_block_list_blocks(handle_.get()); }
   [[nodiscard]] uint64_t bytes() const noexcept { return towline_block_list_bytes(handle_.get()); }
   [[nodiscard]] towline_block_list_t* native() const noexcept { return handle_.get(); }
@@ -244,6 +237,22 @@ class BlockList {
   }
   detail::Handle<towline_block_list_t, towline_block_list_destroy> handle_;
 };
+
+// Some blocks of a list, in order: list[picks]. The list must live as long as this, except that a temporary one is kept.
+struct PickedBlocks {
+  PickedBlocks(const BlockList& all_of) noexcept : list(&all_of) {}  // NOLINT: implicit on purpose
+  PickedBlocks(BlockList&& all_of)                                   // NOLINT: the same
+      : kept(std::make_shared<const BlockList>(std::move(all_of))), list(kept.get()) {}
+  PickedBlocks(const BlockList& of, Picks some) noexcept : list(&of), picks(std::move(some)) {}
+  PickedBlocks(BlockList&& of, Picks some) : PickedBlocks(std::move(of)) { picks = std::move(some); }
+
+  std::shared_ptr<const BlockList> kept;  // null: nothing was temporary
+  const BlockList* list;
+  Picks picks = all;
+};
+
+inline PickedBlocks BlockList::operator[](Picks picks) const& noexcept { return {*this, std::move(picks)}; }
+inline PickedBlocks BlockList::operator[](Picks picks) && { return {std::move(*this), std::move(picks)}; }
 
 using RegionInfo = towline_region_info_t;
 
@@ -321,7 +330,7 @@ class Peer {
 // Transfers
 
 struct TransferOptions {
-  BytesView notice{};        // delivered to the peer after the data; copied
+  KeptBytes notice{};        // delivered to the peer after the data; empty: none
   uint64_t counter_key = 0;  // the peer's counter to add to after the data; 0: none
   uint64_t counter_add = 0;
   std::optional<std::chrono::nanoseconds> timeout{};  // from each post; none: the agent's default

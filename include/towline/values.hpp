@@ -12,12 +12,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <ranges>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace towline {
@@ -201,7 +203,7 @@ struct RegionOptions {
   std::optional<Layout> layout{};  // of a region with a name
 };
 
-// Views: arguments that own nothing and live as long as the call
+// Bytes and picks: arguments. Those that options keep hold on to temporaries, and to nothing else.
 
 namespace detail {
 
@@ -221,9 +223,20 @@ concept TextLike = std::convertible_to<const Text&, std::string_view>;
 template <class Range>
 concept ByteArray = Array<Range> && sizeof(Element<Range>) == 1 && !TextLike<Range>;
 
+template <class>
+inline constexpr bool is_initializer_list = false;
+template <class Element>
+inline constexpr bool is_initializer_list<std::initializer_list<Element>> = true;
+
+// What an argument of this type refers to ends with it: a temporary string or vector, but no span.
+template <class Argument>
+inline constexpr bool is_temporary =
+    std::is_class_v<std::remove_cvref_t<Argument>> && !std::is_lvalue_reference_v<Argument> &&
+    !std::ranges::borrowed_range<Argument>;
+
 }  // namespace detail
 
-// Bytes from text or from any contiguous range of one-byte values.
+// Bytes from text or from any contiguous range of one-byte values, for the length of a call.
 class BytesView {
  public:
   constexpr BytesView() noexcept = default;
@@ -243,6 +256,35 @@ class BytesView {
   size_t size_ = 0;
 };
 
+// Bytes in options, which a program may store: a view, except that a temporary string or container is kept.
+class KeptBytes {
+ public:
+  KeptBytes() noexcept = default;
+  KeptBytes(BytesView bytes) noexcept : bytes_(bytes) {}  // NOLINT: implicit on purpose
+  template <class Bytes>
+  requires(std::convertible_to<const std::remove_cvref_t<Bytes>&, BytesView> &&
+           !std::same_as<std::remove_cvref_t<Bytes>, KeptBytes> &&
+           !std::same_as<std::remove_cvref_t<Bytes>, BytesView> &&
+           !detail::is_initializer_list<std::remove_cvref_t<Bytes>>)
+      KeptBytes(Bytes&& bytes) {  // NOLINT: the same
+    if constexpr (detail::is_temporary<Bytes>) {
+      auto kept = std::make_shared<const std::remove_cvref_t<Bytes>>(std::forward<Bytes>(bytes));
+      bytes_ = BytesView{*kept};
+      kept_ = std::move(kept);
+    } else {
+      bytes_ = BytesView{bytes};
+    }
+  }
+
+  // Null without bytes, wherever they came from.
+  [[nodiscard]] const void* data() const noexcept { return size() != 0 ? bytes_.data() : nullptr; }
+  [[nodiscard]] size_t size() const noexcept { return bytes_.size(); }
+
+ private:
+  BytesView bytes_;
+  std::shared_ptr<const void> kept_;
+};
+
 // Blocks start, start + step, .. of a list.
 struct Range {
   uint64_t start = 0;
@@ -254,24 +296,39 @@ struct Range {
 struct All {};
 inline constexpr All all{};
 
-// Which blocks of a list, in order: `all`, a Range, or 4- or 8-byte indices (vector, span), not copied.
+// Which blocks of a list, in order: `all`, a Range, or 4- or 8-byte indices (vector, span). Indices are not copied and must
+// live as long as this, except that a temporary container is kept.
 class Picks {
  public:
-  constexpr Picks(All) noexcept {}       // NOLINT: implicit on purpose
-  constexpr Picks(Range range) noexcept  // NOLINT: the same
+  Picks(All) noexcept {}       // NOLINT: implicit on purpose
+  Picks(Range range) noexcept  // NOLINT: the same
       : picks_{nullptr, 0, 0, range.start, range.step, range.count}, all_(false) {}
-  template <detail::IndexArray Indices>
-  constexpr Picks(const Indices& indices) noexcept  // NOLINT: the same
-      : all_(false) {
+  template <class Indices>
+  requires(detail::IndexArray<std::remove_cvref_t<Indices>> &&
+           !detail::is_initializer_list<std::remove_cvref_t<Indices>>)
+      Picks(Indices&& indices)  // NOLINT: the same
+  noexcept(!detail::is_temporary<Indices>) : all_(false) {
+    if constexpr (detail::is_temporary<Indices>) {
+      auto kept = std::make_shared<const std::remove_cvref_t<Indices>>(std::forward<Indices>(indices));
+      point_to(*kept);
+      kept_ = std::move(kept);
+    } else {
+      point_to(indices);
+    }
+  }
+
+  // Null for all.
+  [[nodiscard]] const towline_picks_t* get() const noexcept { return all_ ? nullptr : &picks_; }
+  // What keeps a temporary's indices; null: nothing does.
+  [[nodiscard]] const std::shared_ptr<const void>& kept() const noexcept { return kept_; }
+
+ private:
+  template <class Indices>
+  void point_to(const Indices& indices) noexcept {
     picks_.indices = indices_or_dummy(std::ranges::data(indices));
     picks_.index_bytes = sizeof(detail::Element<Indices>);
     picks_.count = std::ranges::size(indices);
   }
-
-  // Null for all.
-  [[nodiscard]] constexpr const towline_picks_t* get() const noexcept { return all_ ? nullptr : &picks_; }
-
- private:
   // An empty vector has no data, and null would mean a range; with a count of 0 the dummy is never read.
   static constexpr const void* indices_or_dummy(const void* indices) noexcept {
     return indices != nullptr ? indices : &kNothing;
@@ -280,6 +337,7 @@ class Picks {
 
   towline_picks_t picks_{};
   bool all_ = true;
+  std::shared_ptr<const void> kept_;
 };
 
 // A piece of memory to register. Made by dram() and similar functions.

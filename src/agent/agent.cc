@@ -98,7 +98,8 @@ Agent::Agent(AgentOptions options)
              config.get_duration_ns("tuning.connection.idle", 300 * kSecondNs),
              config.get_duration_ns("connection.timeout", 10 * kSecondNs),
              config.get_duration_ns("tuning.connection.wait", UINT64_MAX),
-             read_split_mode(config)};
+             read_split_mode(config),
+             config.get_bool("gpu.unordered", false)};
   const HostIdentity host = read_host_identity();
   identity_ = {sizeof identity_,
                {incarnation_.hi, incarnation_.lo},

@@ -79,6 +79,7 @@ struct AgentTuning {
   uint64_t connect_timeout_ns;  // connection.timeout
   uint64_t connect_wait_ns;     // tuning.connection.wait: how long creating a transfer waits for a connection
   SplitMode split;              // tuning.split
+  bool gpu_unordered;           // gpu.unordered
 };
 
 // Whether an agent still exists.

@@ -46,6 +46,7 @@ struct PostOptions {
   uint32_t notice_bytes = 0;
   bool has_notice = false;
   bool urgent = false;          // before the bytes of posts that are not
+  bool unordered = false;       // at once, although memory of a GPU is moved
   uint64_t tag = 0;             // of the notice; 0: none
   EventQueue* queue = nullptr;  // for the end; null: none
   uint64_t counter_key = 0;

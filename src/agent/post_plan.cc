@@ -84,6 +84,25 @@ uint32_t PostPlan::room_for_parts() const noexcept {
   return by_memory && mode == SplitMode::kAuto ? 1 : std::min(workers, kMaxParts);
 }
 
+bool PostPlan::must_name_stream() const noexcept {
+  if (route_.agent().tuning().gpu_unordered) return false;
+  const auto has_gpu = [](const BlockList& list) {
+    const auto view = list.view();
+    return std::any_of(view.regions, view.regions + view.region_count,
+                       [](const towline_region_ref& region) { return region.kind == TOWLINE_MEMORY_VRAM; });
+  };
+  const BlockList& remote = route_.remote();
+  const bool within =
+      remote.peer() != nullptr && remote.peer()->incarnation() == route_.agent().incarnation();
+  return has_gpu(route_.local()) || (within && has_gpu(remote));
+}
+
+bool PostPlan::takes_stream() const {
+  const std::lock_guard lock(route_.agent().transfer_details_mutex());
+  const Backend* const backend = route_.backend();
+  return route_.legs() == nullptr && backend != nullptr && backend->data->stream_submit != nullptr;
+}
+
 PlannedPost* PostPlan::make() {
   const std::lock_guard lock(making_);
   const uint32_t index = made_.load(std::memory_order_relaxed);
@@ -129,11 +148,22 @@ void PostPlan::is_over(Ending& ending, Worker* worker) noexcept {
     give_back(post);
 }
 
+Status PostPlan::run(PlannedPost& post, const PickPair& picks, const PostOptions& options,
+                     void* const* stream) {
+  if (needs_stream_ && stream == nullptr && !options.unordered) [[unlikely]]
+    fail(Status::kInvalidArgument,
+         "memory of a GPU of this agent is moved, but the post names no stream: give the one whose work the "
+         "copy comes after, or say TOWLINE_STREAM_UNORDERED (C++: towline::unordered, Python: "
+         "stream=\"unordered\") if that work has been waited for, or gpu.unordered = true once for all{}",
+         takes_stream() ? "" : ". The backend of this plan takes no stream, so it has to be the latter");
+  return post.post_with(picks, options, stream);
+}
+
 Status PostPlan::start(PlannedPost& post, const PickPair& picks, const PostOptions& options,
                        void* const* stream) {
   Group* const group = options.group;
   post.queue_ = options.queue;
-  if (group == nullptr) return post.post_with(picks, options, stream);
+  if (group == nullptr) return run(post, picks, options, stream);
   if (&group->agent() != &route_.agent())
     fail(Status::kInvalidArgument, "the group belongs to agent '{}', the plan to agent '{}'",
          group->agent().name(), route_.agent().name());
@@ -145,7 +175,7 @@ Status PostPlan::start(PlannedPost& post, const PickPair& picks, const PostOptio
   as_member.pace = &group->pace();
   Status status = Status::kOk;
   try {
-    status = post.post_with(picks, as_member, stream);
+    status = run(post, picks, as_member, stream);
   } catch (const Error& error) {
     std::exchange(post.group_, nullptr)->refused(post, error.code(), error.what());
     throw;

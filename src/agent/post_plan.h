@@ -74,7 +74,9 @@ class PostPlan final : public AfterEnding {
 
   PostPlan(std::shared_ptr<Agent> agent, uint32_t op, std::shared_ptr<BlockList> local,
            std::shared_ptr<BlockList> remote, uint64_t timeout_ns)
-      : route_(std::move(agent), op, std::move(local), std::move(remote)), timeout_ns_(timeout_ns) {}
+      : route_(std::move(agent), op, std::move(local), std::move(remote)),
+        timeout_ns_(timeout_ns),
+        needs_stream_(must_name_stream()) {}
   PostPlan(const PostPlan&) = delete;
   PostPlan& operator=(const PostPlan&) = delete;
   // After retire() succeeded, or establish() threw.
@@ -101,6 +103,10 @@ class PostPlan final : public AfterEnding {
   [[nodiscard]] bool closing() const noexcept { return closing_.load(std::memory_order_acquire); }
   [[nodiscard]] Route& route() noexcept { return route_; }
   [[nodiscard]] uint64_t timeout_ns() const noexcept { return timeout_ns_; }
+  // Memory of a GPU of this agent is in a list: posts are in a stream, or `unordered`.
+  [[nodiscard]] bool needs_stream() const noexcept { return needs_stream_; }
+  [[nodiscard]] bool takes_stream() const;
+  [[nodiscard]] std::string backend_name();
   // The way and the ways not taken, as JSON.
   [[nodiscard]] std::string route_text();
 
@@ -111,6 +117,9 @@ class PostPlan final : public AfterEnding {
   using Chunk = std::array<std::unique_ptr<PlannedPost>, kChunk>;
 
   void is_over(Ending& ending, Worker* worker) noexcept override;
+  // Throws Error where it needs a stream and has none.
+  [[nodiscard]] Status run(PlannedPost& post, const PickPair& picks, const PostOptions& options,
+                           void* const* stream);
   // Joins its group, if it is to have one, and posts it.
   [[nodiscard]] Status start(PlannedPost& post, const PickPair& picks, const PostOptions& options,
                              void* const* stream);
@@ -122,8 +131,11 @@ class PostPlan final : public AfterEnding {
   void give_back(PlannedPost& post) noexcept;
   [[nodiscard]] uint32_t count_free() noexcept;
 
+  [[nodiscard]] bool must_name_stream() const noexcept;
+
   Route route_;
   const uint64_t timeout_ns_;
+  const bool needs_stream_;
   std::string why_not_whole_;
   std::atomic<bool> closing_{false};
   uint32_t retired_ = 0;           // posts, by retire()

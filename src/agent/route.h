@@ -86,7 +86,6 @@ class Route {
   // Every backend that may be used for so many bytes, and why the taken one was.
   [[nodiscard]] std::vector<Way> ways(uint64_t bytes) const;
   [[nodiscard]] std::string why(const std::vector<Way>& ways) const;
-  [[nodiscard]] std::string backend_name() const;
 
  private:
   static constexpr uint8_t kNobody = 255;

@@ -161,6 +161,11 @@ std::string Post::sentence(Status status, const std::string& more) const {
       fenced(TOWLINE_FENCE_LOCAL) ? "may be reused" : "is not fenced yet: wait before it is reused");
 }
 
+std::string PostPlan::backend_name() {
+  const std::lock_guard lock(making_);
+  return at(0).backend_name();
+}
+
 std::string PostPlan::route_text() {
   const std::lock_guard lock(making_);
   return at(0).route();

@@ -83,16 +83,19 @@ int32_t post_of(PostPlan& plan, const towline_post_options_t& given, PlannedPost
   options.timeout_ns = plan.timeout_ns();
   options.group = reinterpret_cast<Group*>(given.group);
   check_deadline(plan.route().agent(), given.deadline_ns);
-  if (given.stream_kind > TOWLINE_STREAM_CUDA)
+  if (given.stream_kind > TOWLINE_STREAM_UNORDERED)
     fail(Status::kInvalidArgument, "options.stream_kind is {}, which is unknown here", given.stream_kind);
-  if (given.stream_kind == TOWLINE_STREAM_NONE && given.stream != nullptr)
-    fail(Status::kInvalidArgument, "options.stream is set, but options.stream_kind is TOWLINE_STREAM_NONE");
+  const bool in_stream = given.stream_kind == TOWLINE_STREAM_CUDA;
+  if (!in_stream && given.stream != nullptr)
+    fail(Status::kInvalidArgument, "options.stream is set, but options.stream_kind is TOWLINE_STREAM_{}",
+         given.stream_kind == TOWLINE_STREAM_NONE ? "NONE" : "UNORDERED");
+  options.unordered = given.stream_kind == TOWLINE_STREAM_UNORDERED;
   const bool reading = plan.route().op() == TOWLINE_READ;
   if (!plan.why_not_whole().empty() && picks_of(given.from) == nullptr && picks_of(given.to) == nullptr)
     fail(Status::kMismatch, "{}", plan.why_not_whole());
   const PickPair picks = {picks_of(reading ? given.to : given.from),
                           picks_of(reading ? given.from : given.to)};
-  void* const* const stream = given.stream_kind == TOWLINE_STREAM_NONE ? nullptr : &given.stream;
+  void* const* const stream = in_stream ? &given.stream : nullptr;
   const Status status = plan.post(picks, options, stream, made);
   return is_error(status) ? refused("towline_plan_post", status) : static_cast<int32_t>(status);
 }
@@ -132,6 +135,25 @@ int32_t towline_plan_route(towline_plan_t* plan, char* json, size_t capacity, si
     const std::string text = of(plan).route_text();
     return capi::give(text.data(), text.size(), true, json, capacity, needed);
   });
+}
+
+int32_t towline_plan_backend(towline_plan_t* plan, char* text, size_t capacity, size_t* needed) {
+  return capi::guard(__func__, [&] {
+    capi::need(plan, "plan");
+    const std::string name = of(plan).backend_name();
+    return capi::give(name.data(), name.size(), true, text, capacity, needed);
+  });
+}
+
+uint32_t towline_plan_streams(towline_plan_t* plan) {
+  uint32_t streams = 0;
+  if (plan == nullptr) return streams;
+  (void)capi::guard(__func__, [&] {
+    if (of(plan).needs_stream()) streams |= TOWLINE_PLAN_NEEDS_STREAM;
+    if (of(plan).takes_stream()) streams |= TOWLINE_PLAN_TAKES_STREAM;
+    return Status::kOk;
+  });
+  return streams;
 }
 
 uint32_t towline_plan_in_use(towline_plan_t* plan) { return plan == nullptr ? 0 : of(plan).in_use(); }
@@ -197,6 +219,14 @@ int32_t towline_post_error(const towline_post_t* post, char* text, size_t capaci
     capi::need(post, "post");
     const std::string why = of(post).failure();
     return capi::give(why.data(), why.size(), true, text, capacity, needed);
+  });
+}
+
+int32_t towline_post_backend(const towline_post_t* post, char* text, size_t capacity, size_t* needed) {
+  return capi::guard(__func__, [&] {
+    capi::need(post, "post");
+    const std::string name = of(post).backend_name();
+    return capi::give(name.data(), name.size(), true, text, capacity, needed);
   });
 }
 

@@ -1,7 +1,11 @@
 // C API: counters of a host, exporters.
 #include "towline/telemetry.h"
+
+#include <numeric>
+
 #include "agent/exporter.h"
 #include "capi/handles.h"
+#include "telemetry/snapshot.h"
 
 using namespace towline;  // NOLINT: C entry points
 
@@ -16,6 +20,27 @@ int32_t towline_host_metrics(char* json, size_t capacity, size_t* needed) {
   return capi::guard(__func__, [&] {
     const std::string text = counters_json(nullptr);
     return capi::give(text.data(), text.size(), true, json, capacity, needed);
+  });
+}
+
+int32_t towline_metrics_visit(towline_agent_t* agent, towline_metric_visitor_t visitor, void* context) {
+  return capi::guard(__func__, [&] {
+    capi::need(agent, "agent");
+    capi::need(reinterpret_cast<const void*>(visitor), "visitor");
+    agent->agent->check_usable();
+    for (const SeriesSnapshot& series : read_snapshot(agent->agent->metrics()).series) {
+      const towline_metric_t metric = {
+          sizeof metric,          series.peer.c_str(),
+          series.backend.c_str(), series.direction == Direction::kTx ? "tx" : "rx",
+          series.bytes,           series.transfers,
+          series.blocks,          series.notices,
+          series.served_bytes,    std::reduce(series.errors.begin(), series.errors.end()),
+          series.measured,        series.latency_mean_ns,
+          series.latency_p50_ns,  series.latency_p99_ns,
+          series.latency_max_ns};
+      if (const int32_t answer = visitor(context, &metric); answer != 0) return static_cast<Status>(answer);
+    }
+    return Status::kOk;
   });
 }
 

@@ -260,6 +260,7 @@ class TransportTest : public ::testing::TestWithParam<Transport> {
     for (AgentOptions* options : {&left_options, &right_options}) {
       options->backends = transport.backends;
       options->config += transport.config;
+      if (transport.kind == Kind::kVram) options->config += "[gpu]\nunordered = true\n";
       if (options->listen.empty()) options->listen = "127.0.0.1:0";
       if (options->default_timeout == 0ns) options->default_timeout = 20s;
     }

@@ -120,10 +120,14 @@ class Maker {
   nb::object from_blocks(const std::vector<Blocks>& blocks) {
     uint64_t count = 0;
     for (const Blocks& entry : blocks) count += entry.dimensions == 0 ? 1 : 0;
-    return make(count, "towline_block_list_create", [&](towline_agent_t* agent, towline_block_list_t** list) {
-      return towline_block_list_create(agent, native_peer_, blocks.data(), sizeof(towline_blocks_t),
-                                       blocks.size(), list);
-    });
+    int64_t gpu = -1;
+    for (const Blocks& entry : blocks)
+      if (gpu < 0 && entry.kind == TOWLINE_MEMORY_VRAM) gpu = static_cast<int64_t>(entry.device);
+    return make(count, gpu, "towline_block_list_create",
+                [&](towline_agent_t* agent, towline_block_list_t** list) {
+                  return towline_block_list_create(agent, native_peer_, blocks.data(),
+                                                   sizeof(towline_blocks_t), blocks.size(), list);
+                });
   }
 
   // Rows of (address, length[, device]), read where they are.
@@ -147,8 +151,8 @@ class Maker {
       }
     }
     const auto stride = static_cast<size_t>(rows.strides[0]);
-    return make(count, "towline_block_list_create_flat",
-                [&](towline_agent_t* agent, towline_block_list_t** list) {
+    return make(count, kind == TOWLINE_MEMORY_VRAM ? static_cast<int64_t>(device) : -1,
+                "towline_block_list_create_flat", [&](towline_agent_t* agent, towline_block_list_t** list) {
                   return towline_block_list_create_flat(agent, native_peer_, kind, at(0, 0), stride, at(0, 1),
                                                         stride, device, count, list);
                 });
@@ -168,11 +172,12 @@ class Maker {
   }
 
   template <class Create>
-  nb::object make(uint64_t count, const char* function, Create create) {
+  nb::object make(uint64_t count, int64_t gpu, const char* function, Create create) {
     auto* list = new BlockList;
     nb::object result = nb::cast(list, nb::rv_policy::take_ownership);
     list->agent = agent_;
     list->peer = peer_;
+    list->gpu = gpu;
     Agent& agent = agent_of(agent_);
     int32_t status = 0;
     if (count < kManyBlocks) {

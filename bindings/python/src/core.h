@@ -86,6 +86,8 @@ void back_off(uint32_t& turns) noexcept;
 
 // The address of a stream of torch, of CuPy, or of any type with the CUDA stream protocol, or itself (streams.cc).
 void* stream_of(nb::handle object);
+// torch's current stream of that GPU, or None if the program does not use torch with GPUs.
+nb::object torch_stream(int64_t gpu);
 
 // ---- agent.cc
 
@@ -284,6 +286,7 @@ struct BlockList {
   nb::object peer;  // None: the agent's own memory
   towline_block_list_t* native = nullptr;
   uint64_t region_key = 0;  // of the region that all of it was made from; 0: none
+  int64_t gpu = -1;         // the ordinal of the first one whose memory is in it; -1: none
 
   BlockList() = default;
   BlockList(const BlockList&) = delete;

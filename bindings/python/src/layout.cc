@@ -78,7 +78,12 @@ nb::object identity(nb::handle_t<BlockList> self) {
 nb::object region_list(const Region& region) {
   towline_block_list_t* list = nullptr;
   check(towline_region_list(region.use(), &list), "towline_region_list");
-  return own(region.agent, nb::none(), list, towline_region_key(region.native));
+  nb::object made = own(region.agent, nb::none(), list, towline_region_key(region.native));
+  towline_region_info_t info = {};
+  if (towline_region_info(region.native, &info, sizeof info) == TOWLINE_OK &&
+      info.kind == TOWLINE_MEMORY_VRAM)
+    nb::cast<BlockList&>(made).gpu = static_cast<int64_t>(info.device);
+  return made;
 }
 
 nb::object peer_region_list(nb::handle peer, nb::handle name) {

@@ -1,4 +1,5 @@
 // Plans, posts and groups. Plan.post() is the hot path: one call of the C API, and an object for its handle.
+#include <nanobind/stl/string.h>
 #include <towline/pace.h>
 #include <towline/plan.h>
 
@@ -23,6 +24,7 @@ struct Plan {
   uint64_t from_blocks = 0;
   uint64_t to_blocks = 0;
   uint64_t timeout = 0;  // 0: the agent's default
+  int64_t gpu = -1;      // whose memory of this agent it moves: posts are in a stream, or unordered; -1: none
 
   Plan() = default;
   Plan(const Plan&) = delete;
@@ -176,7 +178,29 @@ nb::object make_plan(nb::handle agent, nb::handle from, nb::handle to, nb::handl
   }
   check(status, "towline_plan_create");
   plan->native = native;
+  if ((towline_plan_streams(native) & TOWLINE_PLAN_NEEDS_STREAM) != 0) {
+    plan->gpu = 0;
+    for (const nb::handle list : {from, to}) {
+      const BlockList& its_list = nb::cast<BlockList&>(list);
+      if (its_list.peer.is_none() && its_list.gpu >= 0) plan->gpu = its_list.gpu;
+    }
+  }
   return made;
+}
+
+// Whether the post says nothing and goes in torch's current stream.
+bool choose_stream(const Plan& plan, nb::handle stream, towline_post_options_t& options) {
+  if (PyUnicode_Check(stream.ptr())) {
+    if (PyUnicode_CompareWithASCIIString(stream.ptr(), "unordered") != 0)
+      raise(TOWLINE_INVALID_ARGUMENT, "stream is a stream, or 'unordered'");
+    options.stream_kind = TOWLINE_STREAM_UNORDERED;
+    return false;
+  }
+  const nb::object chosen = stream.is_none() && plan.gpu >= 0 ? torch_stream(plan.gpu) : nb::borrow(stream);
+  if (chosen.is_none()) return false;
+  options.stream = stream_of(chosen);
+  options.stream_kind = TOWLINE_STREAM_CUDA;
+  return stream.is_none();
 }
 
 int32_t post_once(towline_plan_t* plan, const towline_post_options_t& options, uint64_t bytes,
@@ -227,10 +251,7 @@ nb::object post(nb::handle self, nb::handle from, nb::handle to, nb::handle noti
   const Picks targets(to, plan.to_blocks, "to");
   if (sources.native() != nullptr) options.from = *sources.native();
   if (targets.native() != nullptr) options.to = *targets.native();
-  if (!stream.is_none()) {
-    options.stream = stream_of(stream);
-    options.stream_kind = TOWLINE_STREAM_CUDA;
-  }
+  const bool in_torchs_stream = choose_stream(plan, stream, options);
   if (!group.is_none()) {
     Group& its_group = nb::cast<Group&>(group);
     options.group = its_group.native;
@@ -251,6 +272,9 @@ nb::object post(nb::handle self, nb::handle from, nb::handle to, nb::handle noti
     raise(status, "the peer gives no credit, or too many posts of the plan are in flight");
   // A refused member counts too.
   if (!group.is_none()) nb::cast<Group&>(group).plans.append(self);
+  if (status == TOWLINE_UNSUPPORTED && in_torchs_stream)
+    raise(status, std::string(towline_last_error()) +
+                      ": torch's current stream was taken. Synchronise it, and post with stream='unordered'");
   check(status, "towline_plan_post");
   made->bytes = bytes;
   made->ended = status == TOWLINE_OK;
@@ -468,6 +492,10 @@ void bind_posts(nb::module_& module) {
              (void)towline_post_cancel(post.native);
            })
       .def_ro("nbytes", &Post::bytes)
+      .def_prop_ro("backend",
+                   [](const Post& post) {
+                     return text_of(static_cast<const towline_post_t*>(post.native), towline_post_backend);
+                   })
       .def_ro("awaitable", &Post::awaitable)
       .def_ro("_looked", &Post::looked)
       .def_ro("_id", &Post::id)
@@ -508,6 +536,7 @@ void bind_plan(nb::module_& module) {
              return coroutine("post", self, std::move(arguments), std::move(keywords));
            })
       .def("route", &route_of)
+      .def_prop_ro("backend", [](const Plan& plan) { return text_of(plan.native, towline_plan_backend); })
       .def_ro("_agent", &Plan::agent)
       .def_prop_ro("_peer", &peer_of)
       .def_ro("from_", &Plan::from)

@@ -21,4 +21,16 @@ void* stream_of(nb::handle object) {
             Py_TYPE(object.ptr())->tp_name);
 }
 
+nb::object torch_stream(int64_t gpu) {
+  static PyObject* const name = PyUnicode_InternFromString("torch");
+  const nb::object torch = nb::steal(PyImport_GetModule(name));
+  if (!torch.is_valid()) {
+    PyErr_Clear();
+    return nb::none();
+  }
+  const nb::object cuda = nb::getattr(torch, "cuda", nb::none());
+  if (cuda.is_none() || !nb::cast<bool>(cuda.attr("is_initialized")())) return nb::none();
+  return cuda.attr("current_stream")(gpu);
+}
+
 }  // namespace towline::python

@@ -339,8 +339,9 @@ class Agent(_core.Agent):
         until this side's memory is fenced. The plans of the last lists are kept for the next copy.
 
         notice: sent to the peer once the data is there. counter: key, or (key, amount), of a counter of the peer's to add
-        to then. timeout: seconds. priority: "latency" goes before "bulk". stream: of a GPU, in whose order it moves. tag:
-        of the notice, for the peer's notices(tag).
+        to then. timeout: seconds. priority: "latency" goes before "bulk". tag: of the
+        notice, for the peer's notices(tag). stream: of a GPU, in whose order it moves, or "unordered": at once; by default
+        torch's current one where this agent's memory is a GPU's, and InvalidArgument without torch.
 
         Raises OutOfRange, Mismatch and so on for lists and picks that don't fit; and where an event loop runs Again when
         the peer gives no credit, for which copy_async() waits.

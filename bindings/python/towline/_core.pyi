@@ -447,7 +447,9 @@ class Plan:
         tag: int = 0,
     ) -> Post:
         """Starts moving picked blocks, pairwise in order. Wrong picks raise, and say which. Without credit it waits, or
-        raises Again where an event loop runs. stream: of a GPU, as in Transfer.post_on(). tag: of the notice. awaitable:
+        raises Again where an event loop runs. stream: of a GPU, as in Transfer.post_on(), or "unordered": at once, whatever
+        streams do. Without it, memory of a GPU of this agent is moved in torch's current stream of that GPU if the program
+        uses torch with GPUs, and else refused. tag: of the notice. awaitable:
         whether its end is told to event loops at once; by default where one runs. Without it an `await` is told 2 ms later
         at most."""
     def post_async(
@@ -466,6 +468,9 @@ class Plan:
     ) -> Coroutine[Any, Any, Post]:
         """post() that waits for credit, up to the agent's timeout, and returns the Post, started."""
     @property
+    def backend(self) -> str:
+        """What moves the bytes now; "staged": two legs through staging memory."""
+    @property
     def _agent(self) -> Any: ...
     @property
     def _peer(self) -> Peer | None: ...
@@ -476,6 +481,9 @@ class Plan:
 class Post:
     """One run of a plan. `await post`, or `post.result()`. Dropping it lets it go on as long as its plan is there."""
 
+    @property
+    def backend(self) -> str:
+        """What moves it, or has moved it."""
     @property
     def nbytes(self) -> int:
         """The bytes that it moves."""

@@ -43,6 +43,9 @@ constexpr Setting kSettings[] = {
     {"tuning.split", SettingType::kChoice, "auto", "auto, on, off",
      "posts of 4 MiB and more are split over all workers; auto: over sockets, where that was measured as "
      "quicker"},
+    {"gpu.unordered", SettingType::kBool, "false", "",
+     "posts of plans that move memory of a GPU and name no stream run at once instead of being refused: the "
+     "application waits for the GPU's work itself"},
     {"tuning.connection.idle", SettingType::kDuration, "5min", "",
      "connections to other hosts are closed after this long without use"},
     {"log.level", SettingType::kChoice, "warning", "off, error, warning, info, debug, trace",

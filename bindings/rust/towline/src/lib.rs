@@ -70,7 +70,7 @@ pub use layout::Layout;
 pub use memory::{Memory, MemoryOwner};
 pub use notice::Notice;
 pub use peer::{Peer, RegionInfo};
-pub use plan::{Group, GroupOptions, Plan, PlanOptions, Post, PostOptions};
+pub use plan::{Group, GroupOptions, Plan, PlanOptions, Post, PostOptions, Stream};
 pub use queue::{Event, Queue, QueueOptions};
 pub use region::{Access, Region, RegionOptions};
 pub use storage::{StorageInfo, StorageOptions};

@@ -29,6 +29,18 @@ pub struct PlanOptions {
     pub usual_bytes: u64,
 }
 
+/// Whose work a post that moves memory of a GPU of this agent comes after.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stream {
+    /// Nothing is said: such a post is refused, and any other runs at once.
+    #[default]
+    None,
+    /// Runs at once, whatever streams do: what writes the bytes was synchronised.
+    Unordered,
+    /// In the order of this CUstream or cudaStream_t, given by its address; 0 is the default stream.
+    Cuda(usize),
+}
+
 /// Options of one post of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct PostOptions<'a> {
@@ -48,6 +60,8 @@ pub struct PostOptions<'a> {
     pub group: Option<&'a Group>,
     /// Latency goes before bulk that has not begun.
     pub priority: Priority,
+    /// For memory of a GPU of this agent.
+    pub stream: Stream,
     /// Gets an event `DONE` with this token; [`Plan::run`] uses none.
     pub queue: Option<(&'a Queue, u64)>,
 }
@@ -63,6 +77,7 @@ impl Default for PostOptions<'_> {
             tag: 0,
             group: None,
             priority: Priority::BULK,
+            stream: Stream::None,
             queue: None,
         }
     }
@@ -234,6 +249,11 @@ impl Plan {
 
     fn native_options(options: &PostOptions<'_>) -> sys::towline_post_options_t {
         let (counter_key, counter_add) = options.count.unwrap_or_default();
+        let (stream_kind, stream) = match options.stream {
+            Stream::None => (sys::TOWLINE_STREAM_NONE, 0),
+            Stream::Unordered => (sys::TOWLINE_STREAM_UNORDERED, 0),
+            Stream::Cuda(stream) => (sys::TOWLINE_STREAM_CUDA, stream),
+        };
         sys::towline_post_options_t {
             struct_size: size_of::<sys::towline_post_options_t>(),
             from: options.from.native().unwrap_or_default(),
@@ -248,6 +268,8 @@ impl Plan {
             queue: options.queue.map_or(ptr::null_mut(), |(queue, _)| queue.native()),
             user_data: options.queue.map_or(ptr::null_mut(), |(_, token)| token_pointer(token)),
             priority: options.priority.0,
+            stream_kind,
+            stream: stream as *mut _,
             ..Default::default()
         }
     }
