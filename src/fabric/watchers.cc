@@ -10,15 +10,16 @@ Watchers::Watchers(WatcherOptions options)
   if (options_.device != nullptr) pinned_ = options_.device->pin(word_address(0), kHostBytes);
   thread_ = std::thread([this] { run(); });
   if (const int error = pin_thread(thread_, options_.cpu); error != 0) {
-    closing_ = true;
-    changed_.notify_all();
-    thread_.join();
+    end();
     fail_errno(error, "the watchers' thread can't run on processor {}", options_.cpu);
   }
 }
 
-Watchers::~Watchers() {
+Watchers::~Watchers() { end(); }
+
+void Watchers::end() noexcept {
   {
+    // Not between the thread's look at it and its wait, which would miss the call.
     const std::lock_guard held{mutex_};
     closing_ = true;
   }

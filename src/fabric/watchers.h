@@ -59,6 +59,7 @@ class Watchers {
 
   uint64_t word_address(uint32_t index) const noexcept;
   void run() noexcept;
+  void end() noexcept;
   bool look() noexcept;
 
   WatcherOptions options_;
