@@ -10,6 +10,7 @@
 #include "base/config/config.h"
 #include "base/error.h"
 #include "collectives/calls/types.h"
+#include "collectives/host_relay.h"
 #include "rendezvous/exchange.h"
 
 namespace towline::collectives {
@@ -53,34 +54,12 @@ HostsBackend::HostsBackend(const towline_collective_open_args& args,
   layout_.index = layout_.index_of[static_cast<size_t>(rank_)];
   prefix_ = fmt::format("host/{}/", layout_.mine);
 
-  cpu_host_ = *host_;
-  cpu_host_.context = this;
-  cpu_host_.fail = [](void* context, const char* text) {
-    const auto& self = *static_cast<HostsBackend*>(context);
-    self.host_->fail(self.host_->context, text);
-  };
+  cpu_host_ = relay_host(*this);
   // The mesh has agreed on the reason: GPUs stop, and the application is told.
   cpu_host_.broken = [](void* context, int32_t status, const char* text) {
     auto& self = *static_cast<HostsBackend*>(context);
     self.stop_inside(status, text);
     self.host_->broken(self.host_->context, status, text);
-  };
-  cpu_host_.store_set = [](void* context, const char* key, const void* value, size_t bytes) -> int32_t {
-    const auto& host = *static_cast<HostsBackend*>(context)->host_;
-    return host.store_set(host.context, key, value, bytes);
-  };
-  cpu_host_.store_get = [](void* context, const char* key, uint64_t deadline_ns, void* value, size_t capacity,
-                           size_t* bytes) -> int32_t {
-    const auto& host = *static_cast<HostsBackend*>(context)->host_;
-    return host.store_get(host.context, key, deadline_ns, value, capacity, bytes);
-  };
-  cpu_host_.config = [](void* context, const char* key, const char* fallback) -> const char* {
-    const auto& host = *static_cast<HostsBackend*>(context)->host_;
-    return host.config(host.context, key, fallback);
-  };
-  cpu_host_.environment = [](void* context, const char* name) -> const char* {
-    const auto& host = *static_cast<HostsBackend*>(context)->host_;
-    return host.environment(host.context, name);
   };
   towline_collective_open_args cpu_args = args;
   cpu_args.host = &cpu_host_;
@@ -119,17 +98,7 @@ void HostsBackend::open_inside(const towline_collective_open_args& args) {
   inside_host_.broken = [](void* context, int32_t status, const char* text) {
     static_cast<HostsBackend*>(context)->cpu_->abort(Status{status}, text);
   };
-  // Their own keys in the store.
-  inside_host_.store_set = [](void* context, const char* key, const void* value, size_t bytes) -> int32_t {
-    const auto& self = *static_cast<HostsBackend*>(context);
-    return self.host_->store_set(self.host_->context, (self.prefix_ + key).c_str(), value, bytes);
-  };
-  inside_host_.store_get = [](void* context, const char* key, uint64_t deadline_ns, void* value,
-                              size_t capacity, size_t* bytes) -> int32_t {
-    const auto& self = *static_cast<HostsBackend*>(context);
-    return self.host_->store_get(self.host_->context, (self.prefix_ + key).c_str(), deadline_ns, value,
-                                 capacity, bytes);
-  };
+  prefix_keys<HostsBackend>(inside_host_);
   towline_collective_open_args mine = args;
   mine.host = &inside_host_;
   mine.rank = static_cast<int32_t>(layout_.index);

@@ -38,6 +38,7 @@ class HostsBackend {
   [[nodiscard]] std::string describe() const;
   [[nodiscard]] const Breaker& breaker() const noexcept { return cpu_->breaker(); }
   [[nodiscard]] const towline_collective_host_v1_t* host() const noexcept { return host_; }
+  [[nodiscard]] const std::string& key_prefix() const noexcept { return prefix_; }
   // The backend among the ranks of this host.
   [[nodiscard]] const towline_collective_table_v1_t& inside_table() const noexcept { return table_; }
   [[nodiscard]] towline_collective_backend* inside() const noexcept { return inside_; }

@@ -155,6 +155,35 @@ std::vector<uint64_t>& HostsSteps::shares(uint64_t bytes) {
   return counts;
 }
 
+// Each of this host's ranks reduces its share of the host's inputs into the stage.
+void HostsSteps::reduce_shares(const Chunk& chunk) {
+  const std::vector<uint64_t>& counts = shares(chunk.bytes);
+  towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_REDUCE_SCATTER_V, counts[layout_->index]);
+  made.input = reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(call_->input) + chunk.begin);
+  made.output = chunk.stage;
+  made.input_counts = counts.data();
+}
+
+bool HostsSteps::post_share(LegKind kind, const Chunk& chunk) {
+  return layout_->index < layout_->columns &&
+         post(kind, chunk, counts_.back()[layout_->index] * parts_.element, 0);
+}
+
+void HostsSteps::gather_shares(const Chunk& chunk, void* output) {
+  const std::vector<uint64_t>& counts = counts_[chunk.number];
+  towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_ALL_GATHER_V, counts[layout_->index]);
+  made.input = chunk.stage;
+  made.output = output;
+  made.output_counts = counts.data();
+}
+
+// Of each rank of that host.
+void** HostsSteps::of_host(const Parts& parts, size_t host, uint64_t begin) {
+  std::vector<void*>& made = lists_.emplace_back();
+  for (const int rank : layout_->hosts[host]) made.push_back(parts.at[static_cast<size_t>(rank)] + begin);
+  return made.data();
+}
+
 // ---- Operations
 
 void HostsSteps::barrier() {
@@ -166,28 +195,10 @@ void HostsSteps::barrier() {
 
 // Each rank reduces its column's share of this host's inputs, columns reduce those, and ranks of a host share the results.
 void HostsSteps::all_reduce() {
-  const auto input = reinterpret_cast<uintptr_t>(call_->input);
-  const auto output = reinterpret_cast<uintptr_t>(call_->output);
   pipeline(
-      parts_.bytes, part_bytes(1) * layout_->columns,
-      [&](const Chunk& chunk) {
-        const std::vector<uint64_t>& counts = shares(chunk.bytes);
-        towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_REDUCE_SCATTER_V, counts[layout_->index]);
-        made.input = reinterpret_cast<const void*>(input + chunk.begin);
-        made.output = chunk.stage;
-        made.input_counts = counts.data();
-      },
-      [&](const Chunk& chunk) {
-        return layout_->index < layout_->columns &&
-               post(LegKind::kAllReduce, chunk, counts_.back()[layout_->index] * parts_.element, 0);
-      },
-      [&](const Chunk& chunk) {
-        const std::vector<uint64_t>& counts = counts_[chunk.number];
-        towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_ALL_GATHER_V, counts[layout_->index]);
-        made.input = chunk.stage;
-        made.output = reinterpret_cast<void*>(output + chunk.begin);
-        made.output_counts = counts.data();
-      });
+      parts_.bytes, part_bytes(1) * layout_->columns, [&](const Chunk& chunk) { reduce_shares(chunk); },
+      [&](const Chunk& chunk) { return post_share(LegKind::kAllReduce, chunk); },
+      [&](const Chunk& chunk) { gather_shares(chunk, output_at(chunk.begin)); });
 }
 
 // Columns exchange their parts; then each rank has one of every host, which it gives to the ranks of its own.
@@ -201,12 +212,9 @@ void HostsSteps::all_gather() {
       [&](const Chunk& chunk) { return post(LegKind::kAllGather, chunk, chunk.bytes, stride); },
       [&](const Chunk& chunk) {
         for (size_t host = 0; host < layout_->hosts.size(); ++host) {
-          std::vector<void*>& outputs = lists_.emplace_back();
-          for (const int rank : layout_->hosts[host])
-            outputs.push_back(parts_.out.at[static_cast<size_t>(rank)] + chunk.begin);
           towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_ALL_GATHER, chunk.bytes / parts_.element);
           made.input = chunk.stage + host * stride;
-          made.outputs = outputs.data();
+          made.outputs = of_host(parts_.out, host, chunk.begin);
         }
       });
 }
@@ -218,12 +226,9 @@ void HostsSteps::reduce_scatter() {
       parts_.bytes, stride,
       [&](const Chunk& chunk) {
         for (size_t host = 0; host < layout_->hosts.size(); ++host) {
-          std::vector<void*>& inputs = lists_.emplace_back();
-          for (const int rank : layout_->hosts[host])
-            inputs.push_back(parts_.in.at[static_cast<size_t>(rank)] + chunk.begin);
           towline_collective_t& made =
               add_call(TOWLINE_COLLECTIVE_REDUCE_SCATTER, chunk.bytes / parts_.element);
-          made.inputs = inputs.data();
+          made.inputs = of_host(parts_.in, host, chunk.begin);
           made.output = chunk.stage + host * stride;
         }
       },
@@ -235,13 +240,11 @@ void HostsSteps::reduce_scatter() {
 
 // Through the root's column to a rank of every host, which gives it to the others there.
 void HostsSteps::broadcast() {
-  const auto root = static_cast<size_t>(call_->root);
-  const size_t index = layout_->index_of[root];
-  const bool is_root = static_cast<size_t>(layout_->here()[layout_->index]) == root;
+  const size_t index = layout_->index_of[static_cast<size_t>(call_->root)];
   pipeline(
       parts_.bytes, part_bytes(1),
       [&](const Chunk& chunk) {
-        if (is_root) add_move(chunk.stage, parts_.input + chunk.begin, chunk.bytes);
+        if (is_root()) add_move(chunk.stage, parts_.input + chunk.begin, chunk.bytes);
       },
       [&](const Chunk& chunk) {
         if (layout_->index == index) return post(LegKind::kBroadcast, chunk, chunk.bytes, 0);
@@ -250,37 +253,20 @@ void HostsSteps::broadcast() {
       },
       [&](const Chunk& chunk) {
         towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_BROADCAST, chunk.bytes / parts_.element);
-        made.root = static_cast<int32_t>(index);
+        made.root = root_index();
         if (layout_->index == index) made.input = chunk.stage;
-        if (!is_root || parts_.output != parts_.input) made.output = parts_.output + chunk.begin;
+        if (!is_root() || parts_.output != parts_.input) made.output = parts_.output + chunk.begin;
       });
 }
 
 // As all_reduce, to the root's host; its other ranks gather the results in staging, where nobody reads them.
 void HostsSteps::reduce() {
-  const auto input = reinterpret_cast<uintptr_t>(call_->input);
-  const auto output = reinterpret_cast<uintptr_t>(call_->output);
   const uint64_t half = part_bytes(2);
   pipeline(
-      parts_.bytes, half,
+      parts_.bytes, half, [&](const Chunk& chunk) { reduce_shares(chunk); },
+      [&](const Chunk& chunk) { return post_share(LegKind::kReduce, chunk); },
       [&](const Chunk& chunk) {
-        const std::vector<uint64_t>& counts = shares(chunk.bytes);
-        towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_REDUCE_SCATTER_V, counts[layout_->index]);
-        made.input = reinterpret_cast<const void*>(input + chunk.begin);
-        made.output = chunk.stage;
-        made.input_counts = counts.data();
-      },
-      [&](const Chunk& chunk) {
-        return layout_->index < layout_->columns &&
-               post(LegKind::kReduce, chunk, counts_.back()[layout_->index] * parts_.element, 0);
-      },
-      [&](const Chunk& chunk) {
-        if (!on_root_host()) return;
-        const std::vector<uint64_t>& counts = counts_[chunk.number];
-        towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_ALL_GATHER_V, counts[layout_->index]);
-        made.input = chunk.stage;
-        made.output = is_root() ? reinterpret_cast<void*>(output + chunk.begin) : chunk.stage + half;
-        made.output_counts = counts.data();
+        if (on_root_host()) gather_shares(chunk, is_root() ? output_at(chunk.begin) : chunk.stage + half);
       });
 }
 
@@ -299,10 +285,7 @@ void HostsSteps::gather() {
           made.root = root_index();
           made.input = chunk.stage + host * stride;
           if (!is_root()) continue;
-          std::vector<void*>& outputs = lists_.emplace_back();
-          for (const int rank : layout_->hosts[host])
-            outputs.push_back(parts_.out.at[static_cast<size_t>(rank)] + chunk.begin);
-          made.outputs = outputs.data();
+          made.outputs = of_host(parts_.out, host, chunk.begin);
         }
       });
 }
@@ -318,10 +301,7 @@ void HostsSteps::scatter() {
           made.root = root_index();
           made.output = chunk.stage + host * stride;
           if (!is_root()) continue;
-          std::vector<void*>& inputs = lists_.emplace_back();
-          for (const int rank : layout_->hosts[host])
-            inputs.push_back(parts_.in.at[static_cast<size_t>(rank)] + chunk.begin);
-          made.inputs = inputs.data();
+          made.inputs = of_host(parts_.in, host, chunk.begin);
         }
       },
       [&](const Chunk& chunk) { return post(LegKind::kScatter, chunk, chunk.bytes, stride); },
@@ -340,15 +320,11 @@ void HostsSteps::all_to_all() {
       parts_.bytes, part,
       [&](const Chunk& chunk) {
         for (size_t host = 0; host < hosts; ++host) {
-          std::vector<void*>& inputs = lists_.emplace_back();
           std::vector<void*>& outputs = lists_.emplace_back();
-          for (size_t i = 0; i < layout_->columns; ++i) {
-            const auto rank = static_cast<size_t>(layout_->hosts[host][i]);
-            inputs.push_back(parts_.in.at[rank] + chunk.begin);
+          for (size_t i = 0; i < layout_->columns; ++i)
             outputs.push_back(chunk.stage + host * stride + i * chunk.bytes);
-          }
           towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_ALL_TO_ALL, chunk.bytes / parts_.element);
-          made.inputs = inputs.data();
+          made.inputs = of_host(parts_.in, host, chunk.begin);
           made.outputs = outputs.data();
         }
       },

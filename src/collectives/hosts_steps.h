@@ -90,6 +90,13 @@ class HostsSteps {
   bool post(LegKind kind, const Chunk& chunk, uint64_t bytes, uint64_t stride);
   [[nodiscard]] uint64_t part_bytes(uint64_t parts) const noexcept;
   std::vector<uint64_t>& shares(uint64_t bytes);
+  void reduce_shares(const Chunk& chunk);
+  bool post_share(LegKind kind, const Chunk& chunk);
+  void gather_shares(const Chunk& chunk, void* output);
+  void** of_host(const Parts& parts, size_t host, uint64_t begin);
+  [[nodiscard]] void* output_at(uint64_t begin) const noexcept {
+    return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(call_->output) + begin);
+  }
 
   const HostsLayout* layout_ = nullptr;
   const towline_collective_t* call_ = nullptr;

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "collectives/backend.h"
 #include "collectives/calls/types.h"
+#include "collectives/host_relay.h"
 #include "collectives/host_store.h"
 #include "rendezvous/exchange.h"
 
@@ -35,7 +36,7 @@ std::string trimmed(const std::string& text) {
 
 constexpr uint64_t kGlanceNs = 2 * kMillisecondNs;
 
-// What a backend said of its failure in the current call of this thread.
+// Why a backend failed in this thread's current call.
 thread_local std::string side_text;
 
 }  // namespace
@@ -122,9 +123,8 @@ PairedBackend::PairedBackend(const towline_collective_open_args& args,
 }
 
 // Passes everything on to the communicator. A failure of either backend ends the operations of both.
-towline_collective_host_v1_t PairedBackend::make_host() const {
-  towline_collective_host_v1_t made = *host_;
-  made.context = const_cast<PairedBackend*>(this);
+towline_collective_host_v1_t PairedBackend::make_host() {
+  towline_collective_host_v1_t made = relay_host(*this);
   made.fail = [](void* context, const char* text) {
     const auto& host = *static_cast<PairedBackend*>(context)->host_;
     side_text = text;
@@ -134,23 +134,6 @@ towline_collective_host_v1_t PairedBackend::make_host() const {
     auto& self = *static_cast<PairedBackend*>(context);
     if (!self.stop_both(status, text, true)) return;  // the communicator knows
     self.host_->broken(self.host_->context, status, self.reason_.c_str());
-  };
-  made.store_set = [](void* context, const char* key, const void* value, size_t bytes) -> int32_t {
-    const auto& host = *static_cast<PairedBackend*>(context)->host_;
-    return host.store_set(host.context, key, value, bytes);
-  };
-  made.store_get = [](void* context, const char* key, uint64_t deadline_ns, void* value, size_t capacity,
-                      size_t* bytes) -> int32_t {
-    const auto& host = *static_cast<PairedBackend*>(context)->host_;
-    return host.store_get(host.context, key, deadline_ns, value, capacity, bytes);
-  };
-  made.config = [](void* context, const char* key, const char* fallback) -> const char* {
-    const auto& host = *static_cast<PairedBackend*>(context)->host_;
-    return host.config(host.context, key, fallback);
-  };
-  made.environment = [](void* context, const char* name) -> const char* {
-    const auto& host = *static_cast<PairedBackend*>(context)->host_;
-    return host.environment(host.context, name);
   };
   return made;
 }
@@ -173,17 +156,7 @@ void PairedBackend::agree(const towline_collective_open_args& args) {
 
 void PairedBackend::open_nccl(const towline_collective_open_args& args) {
   nccl_host_ = make_host();
-  // Keys of its own in the store.
-  nccl_host_.store_set = [](void* context, const char* key, const void* value, size_t bytes) -> int32_t {
-    const auto& host = *static_cast<PairedBackend*>(context)->host_;
-    return host.store_set(host.context, (std::string("beside/") + key).c_str(), value, bytes);
-  };
-  nccl_host_.store_get = [](void* context, const char* key, uint64_t deadline_ns, void* value,
-                            size_t capacity, size_t* bytes) -> int32_t {
-    const auto& host = *static_cast<PairedBackend*>(context)->host_;
-    return host.store_get(host.context, (std::string("beside/") + key).c_str(), deadline_ns, value, capacity,
-                          bytes);
-  };
+  prefix_keys<PairedBackend>(nccl_host_);
   towline_collective_open_args mine = args;
   mine.host = &nccl_host_;
   // A rank that has no NCCL does not come to meet the others in it: they must have time left to tell one another.

@@ -48,6 +48,7 @@ class PairedBackend {
   void abort(int32_t status, const char* text) { stop_both(status, text, false); }
   [[nodiscard]] std::string describe() const;
   [[nodiscard]] const towline_collective_host_v1_t* host() const noexcept { return host_; }
+  [[nodiscard]] std::string key_prefix() const { return "beside/"; }  // of NCCL's keys in the store
 
  private:
   void open_nccl(const towline_collective_open_args& args);
@@ -58,7 +59,7 @@ class PairedBackend {
   [[nodiscard]] std::string reason_of_others();
   void close_one(const towline_collective_table_v1_t& table, towline_collective_backend*& side);
 
-  [[nodiscard]] towline_collective_host_v1_t make_host() const;
+  [[nodiscard]] towline_collective_host_v1_t make_host();
 
   const towline_collective_host_v1_t* const host_;
   const towline_collective_table_v1_t& own_table_;
