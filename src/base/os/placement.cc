@@ -134,14 +134,14 @@ std::vector<WorkerPlace> place_workers(const std::string& setting, uint32_t work
   return places;
 }
 
-int run_on(const std::vector<uint32_t>& cpus) noexcept {
+int run_on(std::span<const uint32_t> cpus, pthread_t thread) noexcept {
   cpu_set_t set;
   CPU_ZERO(&set);
   for (const uint32_t cpu : cpus) {
     if (cpu >= CPU_SETSIZE) return EINVAL;
     CPU_SET(cpu, &set);
   }
-  return ::sched_setaffinity(0, sizeof set, &set) == 0 ? 0 : errno;
+  return ::pthread_setaffinity_np(thread, sizeof set, &set);
 }
 
 }  // namespace towline

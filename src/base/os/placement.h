@@ -1,8 +1,11 @@
 // Where an agent's progress threads run: on the NUMA nodes of the devices that they serve.
 #pragma once
 
+#include <pthread.h>
+
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,7 +28,7 @@ struct WorkerPlace {
 std::vector<WorkerPlace> place_workers(const std::string& setting, uint32_t workers,
                                        const std::string& root = "");
 
-// Binds the calling thread. 0, or an errno.
-int run_on(const std::vector<uint32_t>& cpus) noexcept;
+// Binds a thread, by default the calling one. 0, or an errno.
+int run_on(std::span<const uint32_t> cpus, pthread_t thread = pthread_self()) noexcept;
 
 }  // namespace towline

@@ -104,7 +104,7 @@ TEST_F(Placement, AThreadRunsWhereItIsPut) {
     ASSERT_EQ(sched_getaffinity(0, sizeof set, &set), 0);
     EXPECT_FALSE(CPU_ISSET(first_[0], &set));
     EXPECT_TRUE(CPU_ISSET(second_[0], &set));
-    EXPECT_NE(run_on({100000}), 0);
+    EXPECT_NE(run_on(std::vector<uint32_t>{100000}), 0);
   }).join();
 }
 
