@@ -64,15 +64,22 @@ class CudaTest : public ::testing::Test {
       return error.what();
     }
   }
-  // A connected pair of regions, and the transfer between them.
-  Transfer make_move(TransferOptions transfer_options = {}) {
+  // A connected pair of regions.
+  void connect() {
     left_region_ =
         std::make_unique<Region>(left_->register_memory(vram(left_memory_), {.access = Access::kAll}));
     right_region_ =
         std::make_unique<Region>(right_->register_memory(vram(right_memory_), {.access = Access::kAll}));
     peer_ = std::make_unique<Peer>(left_->add_peer(right_->metadata()));
+  }
+  // The same, and the transfer between them.
+  Transfer make_move(TransferOptions transfer_options = {}) {
+    connect();
     return left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
                            peer_->block_list(pages(right_memory_)), transfer_options);
+  }
+  [[nodiscard]] bool arrived() const {
+    return std::memcmp(left_memory_.data(), right_memory_.data(), left_memory_.size()) == 0;
   }
   void restart(const char* more) {
     peer_.reset();
@@ -111,6 +118,24 @@ class CudaTest : public ::testing::Test {
   std::unique_ptr<Region> left_region_;
   std::unique_ptr<Region> right_region_;
   std::unique_ptr<Peer> peer_;
+};
+
+// The same with a stream, and the left agent's memory stamped.
+class CudaStreamTest : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (HasFatalFailure()) return;
+    stream_ = reinterpret_cast<void*>(stream_command_("make", nullptr, 0, 0, 0));
+    stamp(left_memory_.data(), left_memory_.size(), 1);
+  }
+  void TearDown() override {
+    if (command_ != nullptr) gpu("reset");
+    if (stream_command_ != nullptr) (void)stream_command_("free", stream_, 0, 0, 0);
+    CudaTest::TearDown();
+  }
+
+  void* stream_ = nullptr;
 };
 
 }  // namespace towline::conformance

@@ -8,37 +8,16 @@
 namespace towline::conformance {
 namespace {
 
-class CudaPlansTest : public CudaTest {
+class CudaPlansTest : public CudaStreamTest {
  protected:
   void SetUp() override {
-    CudaTest::SetUp();
-    if (HasFatalFailure()) return;
-    stream_ = reinterpret_cast<void*>(stream_command_("make", nullptr, 0, 0, 0));
-    stamp(left_memory_.data(), left_memory_.size(), 1);
-    connect();
-  }
-  void TearDown() override {
-    if (command_ != nullptr) gpu("reset");
-    if (stream_command_ != nullptr) (void)stream_command_("free", stream_, 0, 0, 0);
-    CudaTest::TearDown();
-  }
-  void connect() {
-    left_region_ = region(*left_, left_memory_);
-    right_region_ = region(*right_, right_memory_);
-    peer_ = std::make_unique<Peer>(left_->add_peer(right_->metadata()));
-  }
-  static std::unique_ptr<Region> region(const Agent& agent, const Buffer& memory) {
-    return std::make_unique<Region>(agent.register_memory(vram(memory), {.access = Access::kAll}));
+    CudaStreamTest::SetUp();
+    if (!HasFatalFailure()) connect();
   }
   [[nodiscard]] Plan make_plan() const {
     return left_->plan(left_->block_list(pages(left_memory_)), peer_->block_list(pages(right_memory_)));
   }
-  [[nodiscard]] bool arrived() const {
-    return std::memcmp(left_memory_.data(), right_memory_.data(), left_memory_.size()) == 0;
-  }
   void stream(const char* command, uint64_t a = 0) { (void)stream_command_(command, stream_, a, 0, 0); }
-
-  void* stream_ = nullptr;
 };
 
 TEST_F(CudaPlansTest, APostNamesAStreamOrSaysThatItNeedsNone) {

@@ -50,9 +50,6 @@ class CudaStreamsTest : public CudaTest {
   void copy_in_stream(Buffer& to, const Buffer& from) {
     stream("copy", reinterpret_cast<uint64_t>(to.data()), reinterpret_cast<uint64_t>(from.data()), to.size());
   }
-  [[nodiscard]] bool arrived() const {
-    return std::memcmp(left_memory_.data(), right_memory_.data(), left_memory_.size()) == 0;
-  }
 
   void* stream_ = nullptr;
   std::vector<void*> streams_;

@@ -11,19 +11,11 @@
 namespace towline::conformance {
 namespace {
 
-class CudaStuckTest : public CudaTest {
+class CudaStuckTest : public CudaStreamTest {
  protected:
-  void SetUp() override {
-    CudaTest::SetUp();
-    if (HasFatalFailure()) return;
-    stream_ = reinterpret_cast<void*>(stream_command_("make", nullptr, 0, 0, 0));
-    stamp(left_memory_.data(), left_memory_.size(), 1);
-  }
   void TearDown() override {
-    if (command_ != nullptr) gpu("reset");
-    if (stream_command_ != nullptr) (void)stream_command_("free", stream_, 0, 0, 0);
     if (graph_ != 0) (void)stream_command_("free graph", nullptr, graph_, 0, 0);
-    CudaTest::TearDown();
+    CudaStreamTest::TearDown();
   }
 
   // Copies wait in the middle until let_go().
@@ -31,9 +23,6 @@ class CudaStuckTest : public CudaTest {
   void let_go() { gpu("hold", 0); }
   void wait_until_stuck() {
     while (!command_("held", 0, 0, 0)) std::this_thread::yield();
-  }
-  [[nodiscard]] bool arrived() const {
-    return std::memcmp(left_memory_.data(), right_memory_.data(), left_memory_.size()) == 0;
   }
   // The left agent's worker still serves: its notice arrives at another agent.
   [[nodiscard]] bool left_goes_on() {
@@ -67,7 +56,6 @@ class CudaStuckTest : public CudaTest {
     ending.wait();
   }
 
-  void* stream_ = nullptr;
   uint64_t graph_ = 0;
   std::unique_ptr<Agent> third_;
   std::unique_ptr<Peer> onlooker_;

@@ -24,16 +24,6 @@ std::string reserving(uint32_t sms) {
   return fmt::format("[tuning.collectives]\ngpu_reserved_sms = \"{}\"\n", sms);
 }
 
-towline_collective_t reduce_call(const Buffer& from, const Buffer& to, uint64_t count) {
-  towline_collective_t call = {};
-  call.struct_size = sizeof call;
-  call.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
-  call.count = count;
-  call.input = from.at();
-  call.output = to.at();
-  return call;
-}
-
 void fill(Rank& rank, Buffer& buffer, uint64_t count, float value) {
   const std::vector<float> values(count, value);
   rank.gpu.put(buffer.at(), values.data(), count * sizeof(float));

@@ -259,15 +259,6 @@ INSTANTIATE_TEST_SUITE_P(
 
 // ---- Bad days
 
-towline_collective_t reduce_call(Buffer& buffer, uint64_t count) {
-  towline_collective_t call = {};
-  call.struct_size = sizeof call;
-  call.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
-  call.count = count;
-  call.input = call.output = buffer.at();
-  return call;
-}
-
 TEST(CollectivesOnGpuFail, ARankThatNeverComesIsNamedByAllOthers) {
   for (const uint64_t count : {100, 1000000}) {
     run_on_gpus({3, "", 60'000'000'000}, false, [&](Rank& rank) {
@@ -279,7 +270,7 @@ TEST(CollectivesOnGpuFail, ARankThatNeverComesIsNamedByAllOthers) {
         return;
       }
       Buffer buffer(rank.gpu, count * 4);
-      const towline_collective_t call = reduce_call(buffer, count);
+      const towline_collective_t call = reduce_call(buffer, buffer, count);
       towline_collective_options_t options = {};
       options.struct_size = sizeof options;
       options.timeout_ns = 300'000'000;
@@ -309,7 +300,7 @@ TEST(CollectivesOnGpuFail, RanksThatDisagreeAreNamedWithTheirOperations) {
     run_on_gpus({2, "", 60'000'000'000}, false, [&](Rank& rank) {
       const auto mine = static_cast<size_t>(rank.rank);
       Buffer buffer(rank.gpu, 400000);
-      towline_collective_t call = reduce_call(buffer, pair.counts[mine]);
+      towline_collective_t call = reduce_call(buffer, buffer, pair.counts[mine]);
       call.datatype = pair.datatypes[mine];
       call.op = pair.ops[mine];
       EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_MISMATCH)
@@ -329,7 +320,7 @@ TEST(CollectivesOnGpuFail, AnAbortEndsWaitingRanks) {
       EXPECT_EQ(towline_communicator_abort(rank.on_gpu, "enough"), TOWLINE_OK);
       return;
     }
-    const towline_collective_t call = reduce_call(buffer, 1000);
+    const towline_collective_t call = reduce_call(buffer, buffer, 1000);
     EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_CANCELLED);
     const std::string text = communicator_error(rank.on_gpu);
     EXPECT_NE(text.find("rank 1 aborted"), std::string::npos) << text;
@@ -340,7 +331,7 @@ TEST(CollectivesOnGpuFail, ARankThatLeftIsNamed) {
   run_on_gpus({2, "", 60'000'000'000}, false, [](Rank& rank) {
     if (rank.rank == 1) return;
     Buffer buffer(rank.gpu, 4000);
-    const towline_collective_t call = reduce_call(buffer, 1000);
+    const towline_collective_t call = reduce_call(buffer, buffer, 1000);
     EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_PEER_LOST);
     const std::string text = communicator_error(rank.on_gpu);
     EXPECT_NE(text.find("rank 1 has left"), std::string::npos) << text;
@@ -372,7 +363,7 @@ TEST(CollectivesOnGpuFail, BrokenCommunicatorsRefuseAndTheGpuStaysUsable) {
   run_on_gpus({2, "", 60'000'000'000}, false, [](Rank& rank) {
     void* const stream = rank.gpu.make_stream();
     Buffer buffer(rank.gpu, 4000);
-    const towline_collective_t call = reduce_call(buffer, 1000);
+    const towline_collective_t call = reduce_call(buffer, buffer, 1000);
     if (rank.rank == 0) {
       EXPECT_EQ(towline_communicator_abort(rank.on_gpu, nullptr), TOWLINE_OK);
     }

@@ -70,6 +70,17 @@ class Buffer {
   const uint64_t bytes_;
 };
 
+// The sum of `count` float32 of every rank; the same buffer twice: in place.
+inline towline_collective_t reduce_call(const Buffer& from, const Buffer& to, uint64_t count) {
+  towline_collective_t call = {};
+  call.struct_size = sizeof call;
+  call.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
+  call.count = count;
+  call.input = from.at();
+  call.output = to.at();
+  return call;
+}
+
 class MapStore {
  public:
   [[nodiscard]] towline_collective_store_t table();

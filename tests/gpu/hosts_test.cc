@@ -76,11 +76,7 @@ TEST_P(CollectivesBetweenHosts, EveryTypeAndReductionGivesTheBitsOfTheCpu) {
 }
 
 int32_t sum_four(Rank& rank, Buffer& buffer) {
-  towline_collective_t call = {};
-  call.struct_size = sizeof call;
-  call.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
-  call.count = 4;
-  call.input = call.output = buffer.at();
+  const towline_collective_t call = reduce_call(buffer, buffer, 4);
   return towline_collective(rank.on_gpu, &call, nullptr, nullptr);
 }
 

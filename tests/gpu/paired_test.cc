@@ -40,15 +40,6 @@ void expect_given(const Rank& rank, int operations) {
   expect_in_info(rank, fmt::format("\"nccl_operations\":{},", operations));
 }
 
-towline_collective_t sum_of(uint64_t count, Buffer& buffer) {
-  towline_collective_t call = {};
-  call.struct_size = sizeof call;
-  call.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
-  call.count = count;
-  call.input = call.output = buffer.at();
-  return call;
-}
-
 std::vector<uint8_t> floats(uint64_t count, float value) {
   std::vector<uint8_t> bytes(count * sizeof value);
   for (uint64_t i = 0; i < count; ++i) std::memcpy(bytes.data() + i * sizeof value, &value, sizeof value);
@@ -98,7 +89,7 @@ TEST_P(NcclBySize, OperationsOfAStreamAreInOrderWhoeverDoesThem) {
     meet(rank);
     const auto size = static_cast<float>(rank.size);
     for (const uint64_t count : {1024, 1000, 1024}) {
-      const towline_collective_t call = sum_of(count, buffer);
+      const towline_collective_t call = reduce_call(buffer, buffer, count);
       ASSERT_EQ(towline_collective_issue(rank.on_gpu, &call, nullptr, stream), TOWLINE_OK)
           << towline_last_error();
     }
@@ -121,7 +112,7 @@ TEST_P(NcclBySize, OperationsBesideAStreamAreOfEither) {
     void* const stream = rank.gpu.make_stream();
     meet(rank);
     for (Buffer* const buffer : {&large, &small}) {
-      const towline_collective_t call = sum_of(buffer == &small ? 100 : 1024, *buffer);
+      const towline_collective_t call = reduce_call(*buffer, *buffer, buffer == &small ? 100 : 1024);
       towline_work_t* work = nullptr;
       ASSERT_EQ(towline_collective_issue_beside(rank.on_gpu, &call, nullptr, stream, &work), TOWLINE_OK)
           << towline_last_error();
@@ -215,8 +206,8 @@ TEST(NcclBySizeFails, ARankThatDoesNotComeIsNamedAndEndsBothBackends) {
   run_on_gpus(from(2, "all_reduce=4KiB", 1'500'000'000), false, [&](Rank& rank) {
     Buffer buffer(rank.gpu, 4096);
     buffer.put(floats(1024, 1));
-    const towline_collective_t large = sum_of(1024, buffer);
-    const towline_collective_t small = sum_of(4, buffer);
+    const towline_collective_t large = reduce_call(buffer, buffer, 1024);
+    const towline_collective_t small = reduce_call(buffer, buffer, 4);
     if (rank.rank == 0) {
       EXPECT_EQ(towline_collective(rank.on_gpu, &large, nullptr, nullptr), TOWLINE_TIMED_OUT);
       EXPECT_NE(communicator_error(rank.on_gpu).find("rank 1 did not come"), std::string::npos)
@@ -233,7 +224,7 @@ TEST(NcclBySizeFails, AnAbortEndsAnOperationOfNcclWithItsReasonOnEveryRank) {
   run_on_gpus(from(3, "all_reduce=4KiB"), false, [](Rank& rank) {
     Buffer buffer(rank.gpu, 4096);
     buffer.put(floats(1024, 1));
-    const towline_collective_t large = sum_of(1024, buffer);
+    const towline_collective_t large = reduce_call(buffer, buffer, 1024);
     if (rank.rank == 1)
       EXPECT_EQ(towline_communicator_abort(rank.on_gpu, "enough"), TOWLINE_OK);
     else
