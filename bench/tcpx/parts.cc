@@ -120,8 +120,7 @@ class Landing {
  private:
   static void check(int32_t status, const std::string& what) {
     if (status != TOWLINE_OK)
-      throw std::runtime_error(
-          fmt::format("{}: {}: {}", what, towline_status_name(status), towline::last_error()));
+      throw std::runtime_error(fmt::format("{}: {}", what, towline_status_name(status)));
   }
 
   towline::Agent agent_;
