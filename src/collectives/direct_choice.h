@@ -1,6 +1,6 @@
-// Whether the large parts of an operation that copies, and the inputs of a reduce, go through the ranks' stages, or are read by the kernel straight out of
-// the memory of the rank that gives them (process_vm_readv): one copy instead of two, but system calls, and every rank
-// waits until the others have read. Two processors that share a cache are quicker with stages (an all_gather of 1 MiB in
+// Whether the large parts of an operation that copies, and the inputs of a reduce, go through the ranks' stages, or are
+// read by the kernel straight out of the memory of the rank that gives them (process_vm_readv): one copy instead of two,
+// but system calls, and every rank waits until the others have read. Two processors that share a cache are quicker with stages (an all_gather of 1 MiB in
 // 48 us instead of 83), two that share none with direct copies. So it is found by trying, for each operation and class of
 // sizes: rank 0 of the host decides for all, by the time of the slowest rank.
 //

@@ -15,7 +15,7 @@ constexpr std::size_t kLeastMeanPiece = 16u << 10;
 
 }  // namespace
 
-// Of the frame that goes out next.
+// `payload`: bytes of the frame that goes out next.
 bool Connection::may_lend(const LaneState& lane, std::size_t payload) const noexcept {
   return lane.loans != nullptr && payload >= kLeastPayload && !lane.loans->full() &&
          payload >= kLeastMeanPiece * lane.out.frame.pieces().size() && lane.lane->lends();

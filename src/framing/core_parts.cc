@@ -209,7 +209,7 @@ void Connection::end_all(Status status) noexcept {
   parts_.for_each_live([&](Part& part) {
     if (part.state == PartState::kEnded) return;
     // Everything may have arrived. If a message was not sent, that is still a failure; if only the lane has not given
-    // the memory back, it is none.
+    // the memory back, the part has succeeded.
     const bool arrived = part.state == PartState::kWaiting && part.outstanding == 0 && part.copies != 0 &&
                          part.produced == part.bytes() && (part.message.empty() || part.message_sent);
     if (!arrived && !part.unmapped) part.status = status;

@@ -18,7 +18,7 @@
 
 namespace nixl {
 
-// What a buffer's file begins with. Events follow.
+// The beginning of a buffer's file. Events follow.
 struct ringHeader {
   std::atomic<size_t> write_pos{0};
   std::atomic<size_t> read_pos{0};
@@ -55,7 +55,7 @@ class sharedRingBuffer {
     if (found != static_cast<uint32_t>(version))
       wrong = "version " + std::to_string(found) + ", not " + std::to_string(version);
     else if (!std::has_single_bit(capacity_) || capacity_ > (bytes_ - sizeof *header_) / sizeof(T))
-      wrong = "it is cut short, or is none";
+      wrong = "it is cut short, or is no such buffer";
     if (wrong.empty()) return;
     (void)::munmap(header_, bytes_);
     refuse(name, wrong);
