@@ -10,6 +10,9 @@ namespace towline::collectives {
 namespace {
 
 constexpr uint64_t kLine = 256;  // parts in staging begin at multiples of it
+// A rank of this host waits for a leg from another, whose ranks may be waiting for one that stands still. They see which
+// one it is, so their time has to end first. The kernels that wait for legs give them longer than this (gpu_steps.cc).
+constexpr uint64_t kLegGraceNs = kSecondNs;
 
 }  // namespace
 
@@ -101,7 +104,7 @@ bool HostsSteps::post(LegKind kind, const Chunk& chunk, uint64_t bytes, uint64_t
   leg.offset = static_cast<uint64_t>(chunk.stage - layout_->staging);
   leg.bytes = bytes;
   leg.stride = stride;
-  leg.timeout_ns = timeout_ns_;
+  leg.timeout_ns = timeout_ns_ > UINT64_MAX - kLegGraceNs ? UINT64_MAX : timeout_ns_ + kLegGraceNs;
   leg.datatype = call_->datatype;
   leg.reduction =
       call_->reduction == TOWLINE_REDUCE_PREMUL_SUM ? uint32_t{TOWLINE_REDUCE_SUM} : call_->reduction;

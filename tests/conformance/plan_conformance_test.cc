@@ -18,8 +18,7 @@ class PlanTest : public TransportTest {
                        kBlock) == 0;
   }
   [[nodiscard]] bool right_is_zero() const {
-    return std::all_of(right_memory_->data(), right_memory_->data() + right_memory_->size(),
-                       [](std::byte byte) { return byte == std::byte{0}; });
+    return support::all_are(right_memory_->data(), right_memory_->size(), std::byte{0});
   }
 };
 

@@ -403,8 +403,7 @@ TEST_P(StagingTest, CancelHasOneOutcomeAndAFence) {
     if (outcome == Status::kCancelled && result.bytes < kBytes) {
       EXPECT_GT(result.failed_ranges, 0u);
     }
-    EXPECT_TRUE(std::all_of(memory_->data(), memory_->data() + kBytes,
-                            [](std::byte value) { return value == std::byte{0x33}; }));
+    EXPECT_TRUE(support::all_are(memory_->data(), kBytes, std::byte{0x33}));
   }
   ASSERT_EQ(run(load), Status::kOk);
   EXPECT_EQ(first_difference(memory_->data(), kBytes, 16), kBytes);
@@ -464,8 +463,7 @@ TEST_P(StagingTest, NothingLandsOnceTheOwnerHasItsMemoryBack) {
     region_->deregister(60s);
     std::memset(memory_->data(), 0x5a, kBytes);
     poster.join();
-    EXPECT_TRUE(std::all_of(memory_->data(), memory_->data() + kBytes,
-                            [](std::byte value) { return value == std::byte{0x5a}; }));
+    EXPECT_TRUE(support::all_are(memory_->data(), kBytes, std::byte{0x5a}));
     region_ = std::make_unique<Region>(owner_->register_memory(
         {.address = memory_->data(), .bytes = kBytes, .kind = GetParam().transport.kind},
         {.access = Access::kAll}));

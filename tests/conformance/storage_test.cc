@@ -232,8 +232,7 @@ TEST_P(StorageTest, HugeOffsetsAndHolesAreOrdinary) {
   ASSERT_EQ(move(Op::read, 0, file, kFar, 10000), Status::kOk);
   EXPECT_EQ(first_difference(memory_.data(), 10000, 9), 10000u);
   ASSERT_EQ(move(Op::read, 0, file, uint64_t{1} << 32, 10000), Status::kOk);
-  EXPECT_TRUE(
-      std::all_of(memory_.begin(), memory_.begin() + 10000, [](std::byte b) { return b == std::byte{}; }));
+  EXPECT_TRUE(support::all_are(memory_.data(), 10000, std::byte{}));
 }
 
 TEST_P(StorageTest, TransfersArePostedAgainAndAgain) {
@@ -362,8 +361,7 @@ TEST_P(StorageTest, CancelHasOneOutcomeAndAFence) {
     // Nothing lands any more.
     std::memset(memory_.data(), 0x5a, kBytes);
     (void)agent_->progress();
-    ASSERT_TRUE(std::all_of(memory_.begin(), memory_.begin() + kBytes,
-                            [](std::byte b) { return b == std::byte{0x5a}; }));
+    ASSERT_TRUE(support::all_are(memory_.data(), kBytes, std::byte{0x5a}));
   }
   ASSERT_EQ(run(read), Status::kOk);
   EXPECT_EQ(first_difference(memory_.data(), kBytes, 21), kBytes);

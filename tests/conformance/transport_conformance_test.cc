@@ -386,8 +386,7 @@ TEST_P(TransportTest, MetadataFromBeforeDoesNotReachDeregisteredMemory) {
   };
   write_from(*left_, *left_memory_);
   write_from(late, late_memory);
-  EXPECT_TRUE(std::all_of(right_memory_->data(), right_memory_->data() + right_memory_->size(),
-                          [](std::byte value) { return value == std::byte{0x5a}; }));
+  EXPECT_TRUE(support::all_are(right_memory_->data(), right_memory_->size(), std::byte{0x5a}));
 }
 
 TEST_P(TransportTest, NothingLandsInDeregisteredMemoryWhateverAPeerLearnsMeanwhile) {
@@ -416,8 +415,7 @@ TEST_P(TransportTest, NothingLandsInDeregisteredMemoryWhateverAPeerLearnsMeanwhi
     EXPECT_EQ(region.deregister(20s), Status::kOk) << last_error();
     std::memset(right_memory_->data(), 0x5a, kBlock);
     wait_for_tries(2);
-    EXPECT_TRUE(std::all_of(right_memory_->data(), right_memory_->data() + kBlock,
-                            [](std::byte value) { return value == std::byte{0x5a}; }));
+    EXPECT_TRUE(support::all_are(right_memory_->data(), kBlock, std::byte{0x5a}));
   }
   stop = true;
   peer.join();
@@ -447,8 +445,7 @@ TEST_P(TransportTest, NothingLandsInTheMemoryOfAnAgentThatHasClosed) {
     owner.reset();
     std::memset(memory.data(), 0x5a, memory.size());
     poster.join();
-    EXPECT_TRUE(std::all_of(memory.data(), memory.data() + memory.size(),
-                            [](std::byte value) { return value == std::byte{0x5a}; }));
+    EXPECT_TRUE(support::all_are(memory.data(), memory.size(), std::byte{0x5a}));
   }
 }
 
@@ -496,8 +493,7 @@ TEST_P(TransportTest, CancelHasOneOutcomeAndAFence) {
     EXPECT_EQ(move.poll(), outcome) << "an outcome never changes";
     // Fenced: what is written now is not overwritten by what was under way.
     std::memset(right_memory_->data(), 0x11, right_memory_->size());
-    ASSERT_TRUE(std::all_of(right_memory_->data(), right_memory_->data() + right_memory_->size(),
-                            [](std::byte byte) { return byte == std::byte{0x11}; }));
+    ASSERT_TRUE(support::all_are(right_memory_->data(), right_memory_->size(), std::byte{0x11}));
   }
   EXPECT_EQ(run(move), Status::kOk) << "a cancelled transfer can be posted again";
 }
@@ -517,8 +513,7 @@ TEST_P(TransportTest, ACancelledReadIsFencedOnBothSidesWhileItsConnectionLasts) 
     EXPECT_EQ(move.result().fences, static_cast<uint32_t>(Fence::kBoth));
     std::memset(left_memory_->data(), 0x22, left_memory_->size());
     EXPECT_EQ(run(first_page), Status::kOk) << "the connection goes on";
-    ASSERT_TRUE(std::all_of(left_memory_->data() + 4096, left_memory_->data() + left_memory_->size(),
-                            [](std::byte byte) { return byte == std::byte{0x22}; }))
+    ASSERT_TRUE(support::all_are(left_memory_->data() + 4096, left_memory_->size() - 4096, std::byte{0x22}))
         << "a byte landed after the fence";
   }
   EXPECT_EQ(run(move), Status::kOk) << "a cancelled transfer can be posted again";

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "support/stamps.h"
 #include "towline/towline.hpp"
 
 namespace towline::conformance {
@@ -212,12 +213,7 @@ class Buffer {
 
 // Fills memory with what only this (seed, address offset) pair gives, so that a misplaced or stale byte
 // shows.
-inline void stamp(std::byte* data, uint64_t bytes, uint64_t seed) {
-  for (uint64_t i = 0; i + 8 <= bytes; i += 8) {
-    const uint64_t word = (seed * 0x9e3779b97f4a7c15ULL) ^ (i * 0xbf58476d1ce4e5b9ULL);
-    std::memcpy(data + i, &word, 8);
-  }
-}
+inline void stamp(std::byte* data, uint64_t bytes, uint64_t seed) { support::stamp_bytes(data, bytes, seed); }
 
 // Why this machine can't have the transport; empty: it can.
 inline std::string unusable() {

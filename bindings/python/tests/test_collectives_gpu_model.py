@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import re
@@ -126,6 +127,26 @@ def test_ranks_in_threads_exchange_on_streams(model, tmp_path):
     assert told == [(3.0, True, True)] * 2
 
 
+@contextlib.contextmanager
+def _processes(body, count: int, folder):
+    """Pipes to `count` ranks and their processes, once all are ready. None is left: an interpreter would wait at its
+    end for one that is stopped."""
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    try:
+        for rank in range(count):
+            near, far = context.Pipe()
+            processes.append(context.Process(target=body, args=(rank, str(folder), far), daemon=True))
+            processes[-1].start()
+            pipes.append(near)
+        for pipe in pipes:
+            assert pipe.poll(60) and pipe.recv() == "ready"
+        yield pipes, processes
+    finally:
+        for process in processes:
+            process.kill()
+
+
 def _exchange(rank: int, folder: str, pipe) -> None:
     model = gpu_model.Model()
     with collectives.Communicator(
@@ -152,22 +173,14 @@ def _exchange(rank: int, folder: str, pipe) -> None:
 )
 def test_a_process_that_dies_or_stops_is_named(how, said, tmp_path):
     """Memory that processes share: each keeps what it has mapped, also when others leave."""
-    context = multiprocessing.get_context("spawn")
-    pipes, ranks = [], []
-    for rank in range(2):
-        near, far = context.Pipe()
-        ranks.append(context.Process(target=_exchange, args=(rank, str(tmp_path), far), daemon=True))
-        ranks[-1].start()
-        pipes.append(near)
-    for pipe in pipes:
-        assert pipe.poll(60) and pipe.recv() == "ready"
-    os.kill(ranks[1].pid, how)
-    pipes[0].send("go on")
-    assert pipes[0].poll(60) and said in pipes[0].recv()
-    ranks[1].kill()
-    for rank in ranks:
-        rank.join(60)
-    assert ranks[0].exitcode == 0
+    with _processes(_exchange, 2, tmp_path) as (pipes, ranks):
+        os.kill(ranks[1].pid, how)
+        pipes[0].send("go on")
+        assert pipes[0].poll(60) and said in pipes[0].recv()
+        ranks[1].kill()
+        for rank in ranks:
+            rank.join(60)
+        assert ranks[0].exitcode == 0
 
 
 def _exchange_between_hosts(rank: int, folder: str, pipe) -> None:
@@ -211,28 +224,20 @@ HOSTS_TIMEOUT_S = 6
 )
 def test_a_rank_of_another_host_that_dies_or_stops_is_named_on_every_host(how, ranks, said, tmp_path):
     """The others wait for it in an operation already, and all end within the operation's time."""
-    context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
-    for rank in range(4):
-        near, far = context.Pipe()
-        processes.append(context.Process(target=_exchange_between_hosts, args=(rank, str(tmp_path), far), daemon=True))
-        processes[-1].start()
-        pipes.append(near)
-    for pipe in pipes:
-        assert pipe.poll(60) and pipe.recv() == "ready"
     others = [rank for rank in range(4) if rank not in ranks]
-    for rank in others:
-        pipes[rank].send("go on")
-    for rank in ranks:
-        os.kill(processes[rank].pid, how)
-    for rank in others:
-        assert pipes[rank].poll(60)
-        text, seconds = pipes[rank].recv()
-        assert re.search(said, text), text
-        assert seconds < (2 if how == signal.SIGKILL else HOSTS_TIMEOUT_S + 3), (seconds, text)
-        pipes[rank].send("end")
-    for rank in ranks:
-        processes[rank].kill()
-    for process in processes:
-        process.join(60)
-    assert all(processes[rank].exitcode == 0 for rank in others)
+    with _processes(_exchange_between_hosts, 4, tmp_path) as (pipes, processes):
+        for rank in others:
+            pipes[rank].send("go on")
+        for rank in ranks:
+            os.kill(processes[rank].pid, how)
+        for rank in others:
+            assert pipes[rank].poll(60)
+            text, seconds = pipes[rank].recv()
+            assert re.search(said, text), text
+            assert seconds < (2 if how == signal.SIGKILL else HOSTS_TIMEOUT_S + 3), (seconds, text)
+            pipes[rank].send("end")
+        for rank in ranks:
+            processes[rank].kill()
+        for process in processes:
+            process.join(60)
+        assert all(processes[rank].exitcode == 0 for rank in others)

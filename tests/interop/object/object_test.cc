@@ -316,8 +316,7 @@ TEST_F(Objects, CancelHasOneOutcomeAndAFence) {
     ASSERT_EQ(read.wait_fenced(Fence::kBoth, 60s), Status::kOk);
     std::memset(memory_.data(), 0x5a, 16 * kMib);
     (void)agent_->progress();
-    ASSERT_TRUE(std::all_of(memory_.begin(), memory_.begin() + 16 * kMib,
-                            [](std::byte b) { return b == std::byte{0x5a}; }));
+    ASSERT_TRUE(support::all_are(memory_.data(), 16 * kMib, std::byte{0x5a}));
   }
   ASSERT_EQ(run(read), Status::kOk);
   EXPECT_EQ(first_difference(memory_.data(), 16 * kMib, 22), 16 * kMib);
