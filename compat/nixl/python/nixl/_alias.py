@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-MODULES = ("_api", "_bindings", "_utils", "logging")
+MODULES = ("_api", "_bindings", "_utils", "logging", "telemetry")
 
 
 def install(package: str) -> None:
