@@ -47,6 +47,10 @@ pub struct RegionOptions<'a> {
     pub name: &'a str,
     /// For a region with a name: its elements, which become the blocks of its lists.
     pub layout: Option<Layout>,
+    /// The kind of the memory: this process's own, or a GPU's.
+    pub kind: Kind,
+    /// The number of the GPU; 0 for memory of the process.
+    pub device: u64,
 }
 
 impl<'a> RegionOptions<'a> {
@@ -59,11 +63,16 @@ impl<'a> RegionOptions<'a> {
     pub fn named(self, name: &'a str, layout: Layout) -> Self {
         RegionOptions { name, layout: Some(layout), ..self }
     }
+
+    /// The same for another kind of memory: `on(Kind::VRAM, 0)` for an address that GPU 0 gave.
+    pub fn on(self, kind: Kind, device: u64) -> Self {
+        RegionOptions { kind, device, ..self }
+    }
 }
 
 impl Default for RegionOptions<'_> {
     fn default() -> Self {
-        RegionOptions { access: Access::NONE, guarded: false, name: "", layout: None }
+        RegionOptions { access: Access::NONE, guarded: false, name: "", layout: None, kind: Kind::DRAM, device: 0 }
     }
 }
 
@@ -76,6 +85,7 @@ struct Parts {
     handle: NonNull<sys::towline_region_t>,
     address: *mut u8,
     bytes: usize,
+    kind: Kind,
     // Held, not used: freed after the region, before the agent may end.
     _owner: Option<Box<dyn MemoryOwner>>,
     agent: AgentHandle,
@@ -99,10 +109,10 @@ impl Region {
             struct_size: std::mem::size_of::<sys::towline_region_options_t>(),
             access: options.access.0,
             flags: if options.guarded { sys::TOWLINE_REGION_GUARDED } else { 0 },
-            kind: Kind::DRAM.0,
+            kind: options.kind.0,
+            device: options.device,
             name: text::pointer(&name),
             layout: layout.as_ref().map_or(ptr::null(), ptr::from_ref),
-            ..Default::default()
         };
         let mut handle = ptr::null_mut();
         // SAFETY: the caller vouches for the memory; `handle` is written on success only.
@@ -110,7 +120,9 @@ impl Region {
             sys::towline_region_register(agent.native(), address.cast(), bytes as u64, &native, &mut handle)
         })?;
         // SAFETY: a successful call gives a handle.
-        Ok(unsafe { Self::from_native(agent, handle, address, bytes, owner) })
+        let mut region = unsafe { Self::from_native(agent, handle, address, bytes, owner) };
+        region.parts.kind = options.kind;
+        Ok(region)
     }
 
     /// Takes a registered handle over.
@@ -122,7 +134,9 @@ impl Region {
         owner: Option<Box<dyn MemoryOwner>>,
     ) -> Region {
         let handle = NonNull::new_unchecked(handle);
-        Region { parts: ManuallyDrop::new(Parts { handle, address, bytes, _owner: owner, agent: agent.clone() }) }
+        let agent = agent.clone();
+        let parts = Parts { handle, address, bytes, kind: Kind::DRAM, _owner: owner, agent };
+        Region { parts: ManuallyDrop::new(parts) }
     }
 
     /// The address of the memory, for [`Blocks`](crate::Blocks); 0 for storage. Peers may access it at any time.
@@ -158,7 +172,7 @@ impl Region {
     }
 
     fn place(&self, what: &str, offset: usize, bytes: usize) -> Result<*mut u8> {
-        if self.parts.address.is_null() {
+        if self.parts.address.is_null() || self.parts.kind != Kind::DRAM {
             let text = format!("{what}: the region is no memory of this process; move its bytes by a transfer");
             return Err(Error::new(Status::UNSUPPORTED, text));
         }
