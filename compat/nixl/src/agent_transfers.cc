@@ -62,6 +62,14 @@ nixl_status_t status_of(const nixlXferReqH& request, int32_t status, bool may_wa
   return to_nixl(towline::Status{status});
 }
 
+// Says with whom the request was.
+std::string failure_text(const char* call, const nixlXferReqH& request, int32_t status) {
+  const char* const more = status == TOWLINE_AGAIN ? ": the peer leaves its notifications unread" : "";
+  const std::string with =
+      request.with == nullptr ? "" : fmt::format("with agent '{}': ", request.with->peer().name());
+  return fmt::format("{}: {}{}{}", call, with, towline::status_text(towline::Status{status}), more);
+}
+
 // Towline keeps the outcome of the previous run; NIXL's interface returns that of this post.
 void refuse(nixlXferReqH& request, int32_t status) noexcept {
   request.refused.store(status, std::memory_order_relaxed);
@@ -82,8 +90,7 @@ nixl_status_t slow_post(nixlXferReqH& request, int32_t status) {
   }
   request.told.store(true, std::memory_order_relaxed);
   refuse(request, status);
-  return fail(status_of(request, status, true), "postXferReq: {}",
-              towline::status_text(towline::Status{status}));
+  return fail(status_of(request, status, true), "{}", failure_text("postXferReq", request, status));
 }
 
 // Posts again a request for which the peer had no credit.
@@ -117,9 +124,8 @@ nixl_status_t failed_status(nixlXferReqH& request, int32_t status) {
   if (status == TOWLINE_NOT_FOUND) return NIXL_ERR_NOT_POSTED;
   const bool told = request.told.exchange(true, std::memory_order_relaxed);
   const nixl_status_t mapped = status_of(request, status, !told);
-  if (told) return mapped;
-  const char* more = status == TOWLINE_AGAIN ? ": the peer leaves its notifications unread" : "";
-  return fail(mapped, "getXferStatus: {}{}", towline::status_text(towline::Status{status}), more);
+  std::string text = failure_text("getXferStatus", request, status);
+  return told ? quiet_text(mapped, std::move(text)) : fail_text(mapped, std::move(text));
 }
 
 // Counts a request that ended well.

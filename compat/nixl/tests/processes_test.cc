@@ -82,6 +82,11 @@ TEST_P(Processes, AKilledPeerEndsItsOwnRequestsOnly) {
   victim.signal(SIGKILL);
   (void)victim.wait();
   EXPECT_TRUE(eventually([&] { return run(*side.agent, to_victim) < 0; }));
+  EXPECT_NE(towline::nixl::last_error().find("'victim'"), std::string::npos) << towline::nixl::last_error();
+  // Asked again, also after another call has failed, it says the same.
+  EXPECT_EQ(side.agent->genNotif("nobody", "hello"), NIXL_ERR_NOT_FOUND);
+  EXPECT_LT(side.agent->getXferStatus(to_victim), 0);
+  EXPECT_NE(towline::nixl::last_error().find("'victim'"), std::string::npos) << towline::nixl::last_error();
   EXPECT_EQ(run(*side.agent, to_other), NIXL_SUCCESS);
   EXPECT_EQ(side.agent->releaseXferReq(to_victim), NIXL_SUCCESS);
   // Each engine has its own connection, and notices by itself.

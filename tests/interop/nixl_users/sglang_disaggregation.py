@@ -2,7 +2,8 @@
 """SGLang's own NIXL code for disaggregated serving (disaggregation/nixl/conn.py), unmodified, between two of its managers
 on memory of the host: they make the native agents, register KV, auxiliary and layer memory, exchange metadata, prepare
 strided lists, and write picked pages by prepared and by plain requests; then the decode side goes away and comes back.
-Then the same between two processes, the decode side in one of its own, which is killed in the middle.
+Then the same between two processes, the decode side in one of its own, which is killed in the middle; and with the prefill
+side in one of its own, which is killed as it writes, and comes back under its name.
 NIXL is whatever `nixl` is here.
 
 What the module takes of SGLang besides (bootstrap servers, sockets, staging on GPUs) are stand-ins.
@@ -120,7 +121,9 @@ def load():
 class Side:
     """A manager with keys and values of LAYERS layers, and one auxiliary buffer."""
 
-    def __init__(self, module, mode: str, seed: int) -> None:
+    def __init__(self, module, mode: str, seed: int, name: str = "") -> None:
+        if name:  # SGLang takes a new one for each manager
+            module.uuid = types.SimpleNamespace(uuid4=lambda: name)
         random = np.random.default_rng(seed)
         self.memory = [random.integers(0, 256, PAGES * PAGE, dtype=np.uint8) for _ in range(2 * LAYERS)]
         self.aux = random.integers(0, 256, 16 * AUX, dtype=np.uint8)
@@ -172,16 +175,47 @@ def decode_process(pipe) -> None:
         pipe.send(getattr(side, pipe.recv()))
 
 
-class OtherProcess:
-    """As Side, of a process of its own."""
+def prefill_process(pipe, name: str, seed: int, decode: dict) -> None:
+    """A prefill side under `name`, which tells its metadata, writes all pages and tells its memory. "again": it writes
+    without an end, and says so after the first time."""
+    module = load()
+    side = Side(module, Mode.PREFILL, seed, name)
+    side.manager._add_remote_peer(module.KVArgsRegisterInfo(**decode))
+    pipe.send((side.agent.get_agent_metadata(), side.args.kv_data_ptrs))
+    pages = np.arange(PAGES, dtype=np.int32)
 
-    def __init__(self) -> None:
+    def write() -> None:
+        handle = side.manager.send_kvcache(decode["agent_name"], pages, decode["dst_kv_ptrs"], pages, 0, "DRAM")
+        assert settle(side, [handle])
+
+    write()
+    pipe.send(side.memory)
+    assert pipe.recv() == "again"
+    write()
+    pipe.send("begun")
+    while True:
+        write()
+
+
+class Process:
+    def __init__(self, target, *args) -> None:
         context = mp.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=decode_process, args=(theirs,), daemon=True)
+        self.process = context.Process(target=target, args=(theirs, *args), daemon=True)
         self.process.start()
         theirs.close()
         self.told = self.pipe.recv()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+class OtherProcess(Process):
+    """As Side, of a process of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(decode_process)
         self.args = types.SimpleNamespace(
             kv_data_ptrs=self.told["dst_kv_ptrs"], aux_data_ptrs=self.told["dst_aux_ptrs"]
         )
@@ -191,10 +225,6 @@ class OtherProcess:
             raise AttributeError(name)
         self.pipe.send(name)
         return self.pipe.recv()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
 
 
 def settle(side: Side, handles: list) -> bool:
@@ -258,6 +288,68 @@ def process_that_is_killed(module, prefill: Side, other: OtherProcess, name: str
     raise AssertionError(f"a request to a killed process has no end after {NOTICED_S} s")
 
 
+def check_pages(decode: Side, expected: list) -> None:
+    assert all(np.array_equal(here, there) for here, there in zip(decode.memory, expected))
+
+
+def prefill_that_is_killed(module, decode: Side, name: str) -> None:
+    """SGLang's decode side only waits: it learns of the loss from a heartbeat of its own. So a notice and a request of its
+    agent stand for the NIXL calls of one that does not."""
+    prefill = Process(prefill_process, name, 5, decode.info())
+    metadata, addresses = prefill.told
+    assert decode.agent.add_remote_agent(metadata) == name.encode()
+    check_pages(decode, prefill.pipe.recv())
+    prefill.pipe.send("again")
+    assert prefill.pipe.recv() == "begun"
+    copied = np.zeros(PAGES * PAGE, np.uint8)
+    registered = decode.agent.register_memory([(copied.ctypes.data, copied.nbytes, 0, "")], "DRAM")
+    lists = [
+        decode.agent.get_xfer_descs([(address, copied.nbytes, 0)], "DRAM") for address in (copied.ctypes.data, addresses[0])
+    ]
+    pull = decode.agent.initialize_xfer("READ", *lists, name)
+    assert finish(decode.agent, pull) is None
+    prefill.kill()
+    begin = time.monotonic()
+    calls = [
+        lambda: decode.agent.send_notif(name, b"pages, please"),
+        lambda: finish(decode.agent, pull, begin + NOTICED_S),
+    ]
+    for call in calls:
+        lost = None
+        while lost is None and time.monotonic() - begin < NOTICED_S:
+            lost = raised(call)
+        assert isinstance(lost, module._NIXL_TRANSPORT_ERRORS) and name in str(lost), repr(lost)
+    decode.agent.release_xfer_handle(pull)
+    # What the dead process may still have written is over. A new one needs no more than its metadata.
+    prefill = Process(prefill_process, name, 6, decode.info())
+    assert decode.agent.add_remote_agent(prefill.told[0]) == name.encode()
+    check_pages(decode, prefill.pipe.recv())
+    lists[1] = decode.agent.get_xfer_descs([(prefill.told[1][0], copied.nbytes, 0)], "DRAM")
+    pull = decode.agent.initialize_xfer("READ", *lists, name)
+    assert finish(decode.agent, pull) is None
+    assert np.array_equal(copied, decode.memory[0])
+    decode.agent.release_xfer_handle(pull)
+    decode.agent.deregister_memory(registered)
+    prefill.kill()
+
+
+def finish(agent, handle, deadline: float | None = None) -> None:
+    """Posts a request and waits until it has ended. Raises what it ends with."""
+    deadline = deadline or time.monotonic() + NOTICED_S
+    state = agent.transfer(handle)
+    while state != "DONE":
+        assert time.monotonic() < deadline, "a request has no end"
+        state = agent.check_xfer_state(handle)
+
+
+def raised(call) -> Exception | None:
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
 def lose(module, prefill: Side, decode, name: str, limit_s: float) -> None:
     """Sends pages until that is refused, as SGLang sees a peer that is lost."""
     sources = np.arange(10, dtype=np.int32)
@@ -290,6 +382,7 @@ def main() -> int:
         ("peers, two processes", lambda: prefill.manager._add_remote_peer(there)),
         ("pages, two processes", lambda: send_pages(module, prefill, other, there.agent_name)),
         ("a process that is killed", lambda: process_that_is_killed(module, prefill, other, there.agent_name)),
+        ("a prefill side that is killed and comes back", lambda: prefill_that_is_killed(module, Side(module, Mode.DECODE, 4), "prefill-0")),
     ]
     for what, part in parts:
         try:
