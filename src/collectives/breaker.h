@@ -5,6 +5,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "towline/status.h"
 
@@ -13,7 +14,17 @@ namespace towline::collectives {
 struct Breakage {
   Status status = Status::kOk;
   std::string text;
+  // The claim of a rank that timed out: the ranks that it waited for, which may be waiting for others. Empty in a reason
+  // that is settled.
+  std::vector<int> awaited = {};
 };
+// A claim as a reason: its text names the ranks.
+inline Breakage settled(Breakage claim) {
+  for (size_t i = 0; i < claim.awaited.size(); ++i)
+    claim.text += (i == 0 ? ": no sign of rank " : ", ") + std::to_string(claim.awaited[i]);
+  claim.awaited.clear();
+  return claim;
+}
 
 // Any thread.
 class Breaker {
@@ -33,12 +44,14 @@ class Breaker {
   }
 
   // Breaks it unless it is broken; returns the recorded reason.
-  Status raise(Status status, std::string text) {
-    if (broken()) return this->status();
-    Breakage agreed{status, std::move(text)};
-    if (agree_) agreed = agree_(std::move(agreed));
-    return record(std::move(agreed));
+  Status raise(Status status, std::string text) { return raise(Breakage{status, std::move(text)}); }
+  Status raise(Breakage reason) {
+    if (broken()) return status();
+    return record(agree_ ? agree_(std::move(reason)) : settled(std::move(reason)));
   }
+  // Another rank timed out: ranks that wait claim now whom they wait for, as if their time had passed. Any thread.
+  void hurry() noexcept { hurried_.store(true, std::memory_order_release); }
+  bool hurried() const noexcept { return hurried_.load(std::memory_order_relaxed); }
   // The same where nothing may be thrown. Without memory for text() it breaks here, with the status alone.
   template <class Text>
   Status raise_or_break(Status status, Text text) noexcept {
@@ -68,6 +81,7 @@ class Breaker {
   mutable std::mutex mutex_;
   Breakage breakage_;
   std::atomic<int32_t> status_{0};
+  std::atomic<bool> hurried_{false};
 };
 
 }  // namespace towline::collectives

@@ -30,7 +30,8 @@ namespace {
 constexpr uint64_t kSpinNs = 30 * kMicrosecondNs;
 constexpr uint64_t kCrowdedLooseBytes = 4096;
 constexpr uint64_t kMostExchanged = 1u << 20;  // limit for one rank, for control data
-constexpr int kWatchMs = 200;  // how late an idle rank may learn that another rank broke the group
+constexpr int kWatchMs = 200;   // how late an idle rank may learn that another rank broke the group
+constexpr int kHurriedMs = 20;  // the same while ranks find out which one stands still
 
 std::span<const uint8_t> as_bytes(const std::string& text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
@@ -305,10 +306,11 @@ void CpuBackend::watch_once(std::vector<pollfd>& polled, bool& told) {
   }
   if (ready && one_host()) mesh_.reset();  // no rank will connect
   if (mesh_ != nullptr) mesh_->poll_fds(polled);
-  ::poll(polled.data(), polled.size(), ready ? kWatchMs : 20);
+  ::poll(polled.data(), polled.size(), ready ? (breaker_.hurried() ? kHurriedMs : kWatchMs) : 20);
   if (polled[0].revents != 0) wake_.drain();
   if (mesh_ != nullptr) mesh_->serve();
   if (ready) {
+    if (breaker_.hurried()) group_->notify();  // an operation of this rank may sleep there
     for (size_t i = 0; i < watched_.size() && i + 1 < polled.size(); ++i) {
       if (polled[i + 1].revents == 0) continue;
       watched_[i].ended = true;
@@ -353,8 +355,8 @@ void CpuBackend::warn_of_delays(uint64_t now_ns) {
 }
 
 Breakage CpuBackend::agree(Breakage reason) {
-  if (group_ == nullptr) return reason;
-  if (one_host()) return group_->break_group(reason);
+  if (group_ == nullptr) return settled(std::move(reason));
+  if (one_host()) return group_->break_group(settled(std::move(reason)));
   const Breakage agreed = mesh_->agree(std::move(reason));
   group_->break_group(agreed);
   return agreed;

@@ -1,13 +1,16 @@
 #include "collectives/mesh_frames.h"
 
+#include <algorithm>
+
 #include "base/wire.h"
 
 namespace towline::collectives {
 namespace {
 
 constexpr uint32_t kMeshMagic = 0x4c574f54;
-constexpr uint16_t kMeshVersion = 2;
+constexpr uint16_t kMeshVersion = 3;
 constexpr size_t kMostTextBytes = 4096;
+constexpr size_t kMostAwaited = 4096;
 
 }  // namespace
 
@@ -41,6 +44,9 @@ std::vector<uint8_t> encode_control(uint8_t type, const Breakage& reason) {
   out.u8(type);
   out.i32(static_cast<int32_t>(reason.status));
   out.string16(std::string_view(reason.text).substr(0, kMostTextBytes));
+  const size_t awaited = std::min(reason.awaited.size(), kMostAwaited);
+  out.u16(static_cast<uint16_t>(awaited));
+  for (size_t i = 0; i < awaited; ++i) out.i32(reason.awaited[i]);
   return frame;
 }
 
@@ -50,6 +56,8 @@ std::optional<ControlFrame> decode_control(std::span<const uint8_t> bytes, size_
   frame.type = in.u8();
   frame.reason.status = Status{in.i32()};
   frame.reason.text = in.string16(kMostTextBytes);
+  const size_t awaited = in.u16();
+  for (size_t i = 0; i < awaited && in.ok(); ++i) frame.reason.awaited.push_back(in.i32());
   if (!in.ok()) return std::nullopt;
   taken += in.position();
   return frame;

@@ -24,9 +24,11 @@ std::vector<uint8_t> encode(const MeshHello& hello);
 // Nothing if the bytes are not a hello of this version.
 std::optional<MeshHello> decode_hello(std::span<const uint8_t> bytes);
 
-// A rank proposes a reason to break, rank 0 announces it; or a rank announces that it leaves.
+// A rank proposes a reason to break, rank 0 announces it; or a rank announces that it leaves; or rank 0 asks ranks that wait
+// for whom.
 constexpr uint8_t kMeshBreak = 1;
 constexpr uint8_t kMeshLeave = 2;
+constexpr uint8_t kMeshHurry = 3;
 struct ControlFrame {
   uint8_t type = 0;
   Breakage reason;

@@ -211,12 +211,11 @@ Status ShmGroup::wait_for(int index, Deadline deadline, Late late) {
   const auto arrived = [&] { return has_posted(index, phase_); };
   const auto stuck = [&](bool passed) {
     if (!passed) return has_left(index) && !arrived() ? fail_closed(index) : Status::kOk;
-    std::string ranks;
-    for (int other = 0; other < size(); ++other) {
-      if (has_posted(other, phase_) || (late == Late::kThatOne && other != index)) continue;
-      ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", rank(other));
-    }
-    return fail_late(ranks);
+    std::vector<int> ranks;
+    for (int other = 0; other < size(); ++other)
+      if (!has_posted(other, phase_) && (late != Late::kThatOne || other == index))
+        ranks.push_back(rank(other));
+    return ranks.empty() ? Status::kOk : fail_late(std::move(ranks));
   };
   return wait(arrived, stuck, deadline);
 }
@@ -231,12 +230,10 @@ Status ShmGroup::wait_for_room(uint64_t needed, Deadline deadline) {
   };
   const auto stuck = [&](bool passed) {
     if (!passed) return Status::kOk;
-    std::string ranks;
-    for (int other = 0; other < size(); ++other) {
-      if (other != index_ && done_by(other) < needed)
-        ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", rank(other));
-    }
-    return fail_late(ranks);
+    std::vector<int> ranks;
+    for (int other = 0; other < size(); ++other)
+      if (other != index_ && done_by(other) < needed) ranks.push_back(rank(other));
+    return fail_late(std::move(ranks));
   };
   // Others may wait for this rank to compare phases that they have only now posted.
   const auto arrived = [&] {
@@ -258,6 +255,7 @@ Status ShmGroup::wait(const Arrived& arrived, const Stuck& stuck, Deadline deadl
     if (!broken()) return breaker_.status();
     return breaker_.record(breakage());
   };
+  const auto late = [&](uint64_t now) { return deadline.passed(now) || breaker_.hurried(); };
   if (!settings_.crowded) {
     for (uint32_t turn = 0; turn < pauses_; ++turn) {
       if (arrived()) {
@@ -274,7 +272,7 @@ Status ShmGroup::wait(const Arrived& arrived, const Stuck& stuck, Deadline deadl
   while (now < yield_until) {
     if (arrived()) return Status::kOk;
     if (broken() || breaker_.broken()) return why_broken();
-    if (deadline.passed(now)) return stuck(true);
+    if (late(now)) return stuck(true);
     const uint64_t before = now;
     sched_yield();
     now = monotonic_now_ns();
@@ -284,7 +282,7 @@ Status ShmGroup::wait(const Arrived& arrived, const Stuck& stuck, Deadline deadl
     const uint32_t seen = announce();
     const bool there = arrived();
     const bool wrong = broken() || breaker_.broken();
-    if (!there && !wrong) sleep(seen, deadline.ns());
+    if (!there && !wrong && !breaker_.hurried()) sleep(seen, deadline.ns());
     retire();
     if (there) return Status::kOk;
     if (wrong) return why_broken();
@@ -292,13 +290,14 @@ Status ShmGroup::wait(const Arrived& arrived, const Stuck& stuck, Deadline deadl
     if (Interrupt::asked())
       return breaker_.raise(Status::kCancelled,
                             fmt::format("rank {} was interrupted in {}", rank(index_), describe(current_)));
-    if (deadline.passed(monotonic_now_ns()) && !arrived()) return stuck(true);
+    if (late(monotonic_now_ns()) && !arrived()) return stuck(true);
   }
 }
 
-Status ShmGroup::fail_late(const std::string& ranks) {
-  return breaker_.raise(Status::kTimedOut, fmt::format("rank {} timed out in {}: no sign of rank {}",
-                                                       rank(index_), describe(current_), ranks));
+Status ShmGroup::fail_late(std::vector<int> ranks) {
+  return breaker_.raise({Status::kTimedOut,
+                         fmt::format("rank {} timed out in {}", rank(index_), describe(current_)),
+                         std::move(ranks)});
 }
 
 Status ShmGroup::fail_closed(int index) {

@@ -250,7 +250,7 @@ class ShmGroup {
   Status wait_for(int index, Deadline deadline, Late late);
   template <typename Arrived, typename Stuck>
   Status wait(const Arrived& arrived, const Stuck& stuck, Deadline deadline);
-  Status fail_late(const std::string& ranks);
+  Status fail_late(std::vector<int> ranks);
   Status fail_closed(int index);
   bool agree(int index, int other, uint64_t phase) const noexcept;
   Header header_of(int index, uint64_t phase) const noexcept;

@@ -1,8 +1,10 @@
 #include "collectives/tcp_mesh.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -15,6 +17,8 @@ namespace {
 
 constexpr size_t kMostArriving = 1024;
 constexpr size_t kMostControlBytes = 65536;  // of incomplete frames
+constexpr uint64_t kBreakNs =
+    500 * kMillisecondNs;  // how long a rank waits for the reason that rank 0 announces
 
 class StreamChannel final : public Channel {
  public:
@@ -52,7 +56,8 @@ TcpMesh::TcpMesh(int rank, int size, const std::string& listen, Breaker& breaker
       controls_(static_cast<size_t>(size)),
       pipes_(static_cast<size_t>(size)),
       message_streams_(static_cast<size_t>(size)),
-      has_messages_(static_cast<size_t>(size)) {}
+      has_messages_(static_cast<size_t>(size)),
+      verdict_(size) {}
 
 TcpMesh::~TcpMesh() = default;
 
@@ -142,10 +147,9 @@ Stream* TcpMesh::pipe_to(int peer, const Header& header, Deadline deadline, Stat
       status = breaker_.status();
       return nullptr;
     }
-    if (deadline.passed(monotonic_now_ns())) {
+    if (is_late(deadline, monotonic_now_ns())) {
       lock.unlock();
-      status = breaker_.raise(Status::kTimedOut, fmt::format("rank {} timed out in {}: no sign of rank {}",
-                                                             rank_, collectives::describe(header), peer));
+      status = fail_late(header, peer);
       return nullptr;
     }
     if (Interrupt::asked()) {
@@ -204,10 +208,11 @@ void TcpMesh::serve() {
     Breakage lost{Status::kPeerLost,
                   fmt::format("{} ended without closing the communicator", describe(peer))};
     if (rank_ == 0)
-      decide(std::move(lost));
+      take_reason(peer, std::move(lost));
     else
       breaker_.record(std::move(lost));
   }
+  settle_claims();
 }
 
 void TcpMesh::take_arrivals(uint64_t now_ns) {
@@ -288,20 +293,17 @@ bool TcpMesh::read_control(int peer, Control& control) {
     size_t taken = 0;
     while (const auto frame = decode_control(std::span(control.bytes).subspan(taken), taken)) {
       if (frame->type == kMeshLeave) control.left = true;
+      if (frame->type == kMeshHurry && peer == 0) breaker_.hurry();
       if (frame->type != kMeshBreak || !is_error(frame->reason.status)) continue;
-      Breakage reason = frame->reason;
       if (rank_ == 0) {
-        decide(std::move(reason));
+        take_reason(peer, frame->reason);
       } else if (peer == 0) {
         {
           const std::lock_guard lock(mutex_);
-          if (!agreed_) {
-            agreed_ = true;
-            agreement_ = reason;
-          }
+          verdict_.settle(frame->reason);
         }
         changed_.notify_all();
-        breaker_.record(std::move(reason));
+        breaker_.record(settled(frame->reason));
       }
     }
     control.bytes.erase(control.bytes.begin(), control.bytes.begin() + static_cast<ptrdiff_t>(taken));
@@ -318,34 +320,64 @@ void TcpMesh::tell(int peer, uint8_t type, const Breakage& reason) noexcept try 
   TOWLINE_LOG(kError, "telling rank {} why the communicator ends: {}", peer, error.what());
 }
 
-// Rank 0: the first reason applies to all ranks.
-void TcpMesh::decide(Breakage reason) {
+// Rank 0, with the lock. The same reason applies to all ranks.
+void TcpMesh::announce() {
+  if (!verdict_.settled() || std::exchange(announced_, true)) return;
+  for (int peer = 1; peer < size_; ++peer) tell(peer, kMeshBreak, verdict_.reason());
+  changed_.notify_all();
+}
+
+// Rank 0, with a rank's reason.
+void TcpMesh::take_reason(int rank, Breakage reason) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (verdict_.take(rank, std::move(reason), monotonic_now_ns())) {
+      breaker_.hurry();
+      for (int peer = 1; peer < size_; ++peer) tell(peer, kMeshHurry, {});
+    }
+    announce();
+  }
+  settle_claims();
+}
+
+// Rank 0, on the watcher.
+void TcpMesh::settle_claims() {
+  if (rank_ != 0) return;
   Breakage agreed;
   {
     const std::lock_guard lock(mutex_);
-    if (!agreed_) {
-      agreed_ = true;
-      agreement_ = std::move(reason);
-      for (int peer = 1; peer < size_; ++peer) tell(peer, kMeshBreak, agreement_);
-    }
-    agreed = agreement_;
+    verdict_.look(monotonic_now_ns());
+    announce();
+    if (!verdict_.settled()) return;
+    agreed = verdict_.reason();
   }
-  changed_.notify_all();
   breaker_.record(std::move(agreed));
 }
 
 Breakage TcpMesh::agree(Breakage reason) {
+  const auto until = [](uint64_t ns) {
+    return std::chrono::steady_clock::now() + std::chrono::nanoseconds(ns);
+  };
+  const bool claims = !reason.awaited.empty();
   std::unique_lock lock(mutex_);
-  if (agreed_) return agreement_;
+  if (verdict_.settled()) return verdict_.reason();
   if (rank_ == 0) {
-    agreed_ = true;
-    agreement_ = std::move(reason);
-    for (int peer = 1; peer < size_; ++peer) tell(peer, kMeshBreak, agreement_);
-    return agreement_;
+    if (verdict_.take(0, std::move(reason), monotonic_now_ns()))
+      for (int peer = 1; peer < size_; ++peer) tell(peer, kMeshHurry, {});
+    while (verdict_.waits()) {  // the watcher takes in the others' claims
+      const uint64_t now = monotonic_now_ns();
+      if (now < verdict_.due_ns()) changed_.wait_until(lock, until(verdict_.due_ns() - now));
+      verdict_.look(monotonic_now_ns());
+    }
+    announce();
+    return verdict_.reason();
   }
   tell(0, kMeshBreak, reason);
-  changed_.wait_for(lock, std::chrono::milliseconds(500), [&] { return agreed_; });
-  return agreed_ ? agreement_ : reason;
+  changed_.wait_until(lock, until(claims ? Verdict::kAnswerNs : kBreakNs),
+                      [&] { return verdict_.settled(); });
+  if (verdict_.settled()) return verdict_.reason();
+  if (claims) reason.awaited = {0};  // it stands still itself
+  return settled(std::move(reason));
 }
 
 void TcpMesh::leave() noexcept {
@@ -407,11 +439,7 @@ Status TcpMesh::exchange_all(const Header& header, std::span<const Message> mess
     }
     if (breaker_.broken()) return breaker_.status();
     const uint64_t now = monotonic_now_ns();
-    if (deadline.passed(now)) {
-      return breaker_.raise(Status::kTimedOut,
-                            fmt::format("rank {} timed out in {}: no sign of rank {}", rank_,
-                                        collectives::describe(header), waiting->peer));
-    }
+    if (is_late(deadline, now)) return fail_late(header, waiting->peer);
     if (Interrupt::asked()) return interrupted(header);
     if (idle_since_ns == 0) idle_since_ns = now;
     if (may_write || now - idle_since_ns < spin_ns_) continue;
@@ -423,6 +451,12 @@ Status TcpMesh::exchange_all(const Header& header, std::span<const Message> mess
     ::poll(polled_.data(), polled_.size(), poll_timeout_ms(deadline, 50));
     for (Moving& moving : moving_) moving.writable = true;
   }
+}
+
+Status TcpMesh::fail_late(const Header& header, int peer) {
+  return breaker_.raise({Status::kTimedOut,
+                         fmt::format("rank {} timed out in {}", rank_, collectives::describe(header)),
+                         {peer}});
 }
 
 Status TcpMesh::interrupted(const Header& header) {

@@ -1,6 +1,6 @@
 // Connections between ranks that share no memory. Every rank listens. A pair connects when it first has data
 // to move; the higher rank dials. In addition, every rank keeps a control connection to rank 0, over which a
-// communicator breaks as a whole: a rank proposes a reason, and rank 0 announces the first one to all.
+// communicator breaks as a whole: a rank proposes a reason, and rank 0 announces one to all (verdict.h).
 //
 // Threads: pipes belong to the thread that performs, message channels to the message engine, the rest to the
 // backend's watcher.
@@ -23,6 +23,7 @@
 #include "collectives/calls/call.h"
 #include "collectives/messages.h"
 #include "collectives/pipe.h"
+#include "collectives/verdict.h"
 #include "rendezvous/rank_info.h"
 
 namespace towline::collectives {
@@ -95,7 +96,13 @@ class TcpMesh {
   bool greet(Arriving& arriving);
   bool take_in(Stream stream, uint8_t kind, uint32_t peer);
   bool read_control(int peer, Control& control);
-  void decide(Breakage reason);
+  void take_reason(int rank, Breakage reason);
+  void announce();
+  void settle_claims();
+  [[nodiscard]] bool is_late(Deadline deadline, uint64_t now_ns) const noexcept {
+    return deadline.passed(now_ns) || breaker_.hurried();
+  }
+  Status fail_late(const Header& header, int peer);
   Status compare(const Header& header, int from, const PipePrefix& theirs, uint64_t expected);
   struct Moving {
     int peer;
@@ -130,8 +137,8 @@ class TcpMesh {
   std::vector<Stream> pipes_;
   std::vector<Stream> message_streams_;
   std::vector<bool> has_messages_;  // a stream for messages has arrived, even if it was taken since
-  bool agreed_ = false;
-  Breakage agreement_;
+  Verdict verdict_;
+  bool announced_ = false;  // rank 0: to the others
 };
 
 }  // namespace towline::collectives

@@ -50,7 +50,7 @@ class Meeting {
 };
 
 inline towline_communicator_t* join(const Meeting& meeting, int rank, int size, uint32_t flags = 0,
-                                    const char* name = "faults") {
+                                    const char* name = "faults", const char* config = nullptr) {
   const std::string bootstrap = meeting.bootstrap();
   towline_communicator_options_t options = {};
   options.struct_size = sizeof options;
@@ -60,6 +60,7 @@ inline towline_communicator_t* join(const Meeting& meeting, int rank, int size, 
   options.bootstrap = bootstrap.c_str();
   options.flags = flags;
   options.timeout_ns = 120'000'000'000;
+  options.config = config;
   towline_communicator_t* communicator = nullptr;
   if (towline_communicator_create(&options, &communicator) != TOWLINE_OK)
     std::fprintf(stderr, "rank %d: %s\n", rank, towline_last_error());

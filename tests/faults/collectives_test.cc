@@ -132,6 +132,59 @@ TEST_P(Collectives, AStoppedRankIsWaitedForUntilTheTimeoutAndThenNamed) {
   EXPECT_EQ(result_of(waiting), 0);
 }
 
+class CollectivesOfHosts : public testing::TestWithParam<int> {};
+
+// Two hosts of two ranks. All but one are in an operation, where they wait for one another, too; rank 0's time passes first, and
+// rank 2 comes late.
+TEST_P(CollectivesOfHosts, TheRankThatStandsStillIsNamedAndNotOneThatWaitsForIt) {
+  const int stopped = GetParam();
+  constexpr auto kTime = std::chrono::milliseconds(1500);
+  const Meeting meeting;
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < 4; ++rank) {
+    children.push_back(start([&] {
+      const char* const host = rank < 2 ? "collectives.host = \"a\"\n" : "collectives.host = \"b\"\n";
+      towline_communicator_t* ranks = join(meeting, rank, 4, 0, "hosts", host);
+      if (ranks == nullptr || !all_reduce(ranks, 4)) return 1;
+      meeting.mark("ready" + std::to_string(rank));
+      if (!meeting.wait("stopped")) return 2;
+      if (rank != 0 && stopped != 0 && !meeting.wait("rank 0 is there")) return 3;
+      if (rank == 2)
+        for (const auto end = Clock::now() + kTime / 2; Clock::now() < end;) std::this_thread::yield();
+      if (rank == 0) meeting.mark("rank 0 is there");
+      towline_collective_options_t options = {};
+      options.struct_size = sizeof options;
+      options.timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(kTime).count());
+      float data[4] = {};
+      const auto begun = Clock::now();
+      const int32_t status =
+          towline_all_reduce(ranks, data, data, 4, TOWLINE_FLOAT32, TOWLINE_REDUCE_SUM, &options, nullptr);
+      const auto took = Clock::now() - begun;
+      const std::string text = towline_last_error();
+      const std::string expected = "no sign of rank " + std::to_string(stopped);
+      meeting.mark("ended" + std::to_string(rank));
+      const bool right =
+          status == TOWLINE_TIMED_OUT && text.ends_with(expected) && took < kTime + std::chrono::seconds(2);
+      if (!right)
+        std::fprintf(stderr, "rank %d: %d after %.1f s: %s\n", rank, status,
+                     std::chrono::duration<double>(took).count(), text.c_str());
+      // Stays, so that the others learn why and not that it went.
+      return meeting.wait("done") && right ? 0 : 4;
+    }));
+  }
+  for (int rank = 0; rank < 4; ++rank) EXPECT_TRUE(meeting.wait("ready" + std::to_string(rank)));
+  ::kill(children[static_cast<size_t>(stopped)], SIGSTOP);
+  meeting.mark("stopped");
+  for (int rank = 0; rank < 4; ++rank)
+    if (rank != stopped) EXPECT_TRUE(meeting.wait("ended" + std::to_string(rank)));
+  meeting.mark("done");
+  ::kill(children[static_cast<size_t>(stopped)], SIGKILL);
+  for (int rank = 0; rank < 4; ++rank)
+    EXPECT_EQ(result_of(children[static_cast<size_t>(rank)]), rank == stopped ? 128 + SIGKILL : 0) << rank;
+}
+
+INSTANTIATE_TEST_SUITE_P(Stopped, CollectivesOfHosts, testing::Values(0, 1, 2, 3));
+
 TEST(CollectiveWindows, ArePutIntoAndSignalled) {
   const Meeting meeting;
   std::vector<pid_t> children;
