@@ -41,7 +41,9 @@ Work* Communicator::begin_messages(uint32_t op, std::vector<std::unique_ptr<Owne
     if (together) table_->messages_together(backend_, 1);
     for (const auto& call : work->batch) {
       towline_collective_message* message = nullptr;
-      table_->message_start(backend_, &call->get(), &message);
+      begin_backend_call();
+      const int32_t status = table_->message_start(backend_, &call->get(), &message);
+      if (status < 0 && message == nullptr) work->refused = failure(status, work->refused_text);
       work->messages.push_back(message);
     }
     if (together) table_->messages_together(backend_, 0);
@@ -77,6 +79,10 @@ bool Communicator::move_messages(Work& work) {
       outcome = failure(status, text);
       break;
     }
+  }
+  if (!is_error(outcome) && is_error(work.refused)) {
+    outcome = work.refused;
+    text = work.refused_text;
   }
   if (outcome == Status::kInProgress && !work.streamed && work.deadline().passed(monotonic_now_ns())) {
     for (size_t i = 0; i < work.messages.size(); ++i)

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -11,12 +12,14 @@
 #include "base/error.h"
 #include "collectives/calls/types.h"
 #include "collectives/host_relay.h"
+#include "collectives/reduce.h"
 #include "rendezvous/exchange.h"
 
 namespace towline::collectives {
 namespace {
 
 constexpr uint64_t kLeastStaging = 64 << 10;
+constexpr uint64_t kLaneShare = 4;  // a lane of messages has so much less staging than operations have
 
 // The error message of the inside backend for the current call, on its thread.
 thread_local std::string inside_text;
@@ -129,6 +132,7 @@ void HostsBackend::open_inside(const towline_collective_open_args& args) {
     throw;
   }
   layout_.staging = static_cast<uint8_t*>(memory);
+  messages_ = std::make_unique<HostsMessages>(*cpu_, table_, *bytes / kLaneShare);
   const std::lock_guard lock(inside_mutex_);
   inside_ = made;
 }
@@ -136,6 +140,7 @@ void HostsBackend::open_inside(const towline_collective_open_args& args) {
 HostsBackend::~HostsBackend() { close_inside(); }
 
 void HostsBackend::close_inside() {
+  if (messages_ != nullptr) messages_->close();
   towline_collective_backend* closing = nullptr;
   {
     const std::lock_guard lock(inside_mutex_);
@@ -161,14 +166,19 @@ void HostsBackend::issue(const towline_collective_t& call, uint64_t number, uint
                          towline_collective_message** message) {
   if (breaker().broken()) fail(breaker().status(), "{}", breaker().breakage().text);
   inside_text.clear();
+  const auto put = [&](const std::vector<towline_collective_step_t>& steps) {
+    check_inside(
+        table_.issue_steps(inside_, steps.data(), steps.size(), number, timeout_ns, stream, message));
+  };
+  if (to_another_host(call))
+    return put(messages_->cut(inside_, call, timeout_ns, [this](int32_t status) { check_inside(status); }));
   if (call.op == TOWLINE_COLLECTIVE_SEND || call.op == TOWLINE_COLLECTIVE_RECV) {
     const towline_collective_t here = inside_message(call);
     return check_inside(message == nullptr
                             ? table_.issue(inside_, &here, number, timeout_ns, stream)
                             : table_.issue_beside(inside_, &here, number, timeout_ns, stream, message));
   }
-  const auto& steps = steps_.cut(layout_, call, number, timeout_ns);
-  check_inside(table_.issue_steps(inside_, steps.data(), steps.size(), number, timeout_ns, stream, message));
+  put(steps_.cut(layout_, call, number, timeout_ns));
 }
 
 Status HostsBackend::perform(const towline_collective_t& call, uint64_t number, Deadline deadline) {
@@ -187,22 +197,41 @@ Status HostsBackend::perform(const towline_collective_t& call, uint64_t number, 
 towline_collective_t HostsBackend::inside_message(const towline_collective_t& call) const {
   towline_collective_t here = call;
   if (call.root < 0) return here;
-  const auto peer = static_cast<size_t>(call.root);
-  if (layout_.host_of[peer] != layout_.mine)
-    fail(Status::kUnsupported, "{}: rank {} is on another host, and messages between GPUs of hosts need NCCL",
-         op_name(call.op), call.root);
-  here.root = static_cast<int32_t>(layout_.index_of[peer]);
+  here.root = static_cast<int32_t>(layout_.index_of[static_cast<size_t>(call.root)]);
   return here;
+}
+
+bool HostsBackend::to_another_host(const towline_collective_t& call) const {
+  if ((call.op != TOWLINE_COLLECTIVE_SEND && call.op != TOWLINE_COLLECTIVE_RECV) || call.root < 0 ||
+      layout_.host_of[static_cast<size_t>(call.root)] == layout_.mine)
+    return false;
+  if (!messages_->possible())
+    fail(Status::kUnsupported,
+         "{}: rank {} is on another host, and this backend of GPUs has no lanes for messages",
+         op_name(call.op), call.root);
+  return true;
 }
 
 towline_collective_message* HostsBackend::start(const towline_collective_t& call) {
   if (breaker().broken()) fail(breaker().status(), "{}", breaker().breakage().text);
-  const towline_collective_t here = inside_message(call);
   towline_collective_message* made = nullptr;
   inside_text.clear();
-  const int32_t status = table_.message_start(inside_, &here, &made);
-  if (status < 0 && made != nullptr) table_.message_release(inside_, made);
-  check_inside(status);
+  try {
+    const auto check = [this](int32_t status) { check_inside(status); };
+    if (to_another_host(call)) {
+      const auto steps = messages_->cut(inside_, call, UINT64_MAX, check);
+      check(table_.start_steps(inside_, steps.data(), steps.size(), &made));
+      return made;
+    }
+    const towline_collective_t here = inside_message(call);
+    const int32_t status = table_.message_start(inside_, &here, &made);
+    if (status < 0 && made != nullptr) table_.message_release(inside_, made);
+    check(status);
+  } catch (const Error& error) {
+    // The message was accepted: the other rank must not wait for it.
+    (void)cpu_->breaker().raise(error.code(), error.message());
+    throw;
+  }
   return made;
 }
 
@@ -212,6 +241,7 @@ void HostsBackend::abort(Status status, const std::string& text) { cpu_->abort(s
 Status HostsBackend::run(const Leg& leg) {
   Breaker& breaker = cpu_->breaker();
   if (breaker.broken()) return breaker.status();
+  if (leg.entries != 0) return exchange(leg);
   Call& call = leg_call_;
   uint8_t* const base = layout_.staging + leg.offset;
   call.header = leg.header;
@@ -263,14 +293,57 @@ Status HostsBackend::run(const Leg& leg) {
         call.out.bytes[host] = leg.bytes;
       }
       return column_->all_to_all(call);
+    case LegKind::kSizes:
+    case LegKind::kExchange:
+    case LegKind::kExchangeReduce:
+      break;  // they have entries
   }
   return breaker.raise(Status::kInternal, "a leg of an unknown kind");
+}
+
+Status HostsBackend::exchange(const Leg& leg) {
+  uint8_t* const base = layout_.staging + leg.offset;
+  std::array<uint64_t, kMostLegEntries> sizes = {};
+  moved_.clear();
+  for (uint32_t i = 0; i < leg.entries; ++i) {
+    const LegEntry entry = LegEntry::unpack(leg.entry[i]);
+    std::span<uint8_t> bytes{base + entry.slot * leg.stride, entry.bytes};
+    if (leg.kind == LegKind::kSizes) {
+      if (entry.sends) sizes[i] = entry.bytes;
+      bytes = {reinterpret_cast<uint8_t*>(&sizes[i]), sizeof sizes[i]};
+    }
+    moved_.push_back({entry.peer, entry.sends, bytes, bytes});
+    (entry.sends ? moved_.back().in : moved_.back().out) = {};
+  }
+  const Deadline deadline = Deadline::after(monotonic_now_ns(), leg.timeout_ns);
+  if (const Status status = cpu_->mesh().exchange_all(leg.header, moved_, deadline); is_error(status))
+    return status;
+  for (uint32_t i = 0; i < leg.entries && leg.kind == LegKind::kSizes; ++i) {
+    const LegEntry entry = LegEntry::unpack(leg.entry[i]);
+    if (!entry.sends && sizes[i] != entry.bytes)
+      return cpu_->breaker().raise(
+          Status::kMismatch,
+          fmt::format("ranks disagree in {}: rank {} sends {} bytes to rank {}, which expects {}",
+                      collectives::describe(leg.header), entry.peer, sizes[i], rank_, entry.bytes));
+  }
+  if (leg.kind != LegKind::kExchangeReduce || leg.bytes == 0) return Status::kOk;
+  const size_t hosts = layout_.hosts.size();
+  sources_.clear();
+  for (size_t host = 0; host < hosts; ++host) {
+    const size_t slot = host == layout_.mine ? 0 : leg.first + host - (host < layout_.mine ? 0 : 1);
+    sources_.push_back(base + slot * leg.stride);
+  }
+  collectives::reduce({base + (leg.first + hosts - 1) * leg.stride, sources_.data(),
+                       static_cast<uint32_t>(hosts), leg.datatype, leg.reduction, leg.divisor,
+                       leg.bytes / datatype_bytes(leg.datatype)});
+  return Status::kOk;
 }
 
 std::string HostsBackend::describe() const {
   nlohmann::json info = nlohmann::json::parse(cpu_->describe(), nullptr, false);
   info["hosts"] = layout_.hosts;
   info["staging_bytes"] = 2 * layout_.half;
+  info["message_lanes"] = messages_->lanes();
   std::string text(65536, 0);
   size_t needed = 0;
   if (table_.describe(inside_, text.data(), text.size(), &needed) >= 0 && needed <= text.size())

@@ -4,7 +4,7 @@
 //
 // Steps are enqueued in a stream. A leg reads and writes *staging*: memory that the GPU and processors reach, in two
 // halves, so that one chunk crosses while the GPU works on the next. A thread of the GPUs' backend runs legs, and no
-// other thread performs operations of the mesh.
+// other thread performs operations of the mesh. Messages have legs of their own (hosts_messages.h).
 #pragma once
 
 #include <memory>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "collectives/cpu_backend.h"
+#include "collectives/hosts_messages.h"
 #include "collectives/hosts_steps.h"
 #include "collectives/tcp_group.h"
 #include "towline/plugin/collective.h"
@@ -32,7 +33,7 @@ class HostsBackend {
   void issue(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, void* stream,
              towline_collective_message** message);
   Status perform(const towline_collective_t& call, uint64_t number, Deadline deadline);
-  // A message to or from a rank of this host.
+  // A message. Any thread.
   towline_collective_message* start(const towline_collective_t& call);
   void abort(Status status, const std::string& text);
   [[nodiscard]] std::string describe() const;
@@ -48,8 +49,10 @@ class HostsBackend {
  private:
   void open_inside(const towline_collective_open_args& args);
   Status run(const Leg& leg);
+  Status exchange(const Leg& leg);
   void stop_inside(int32_t status, const char* text);
   void close_inside();
+  [[nodiscard]] bool to_another_host(const towline_collective_t& call) const;
   [[nodiscard]] towline_collective_t inside_message(const towline_collective_t& call) const;
 
   const towline_collective_host_v1_t* const host_;
@@ -62,7 +65,10 @@ class HostsBackend {
   std::string prefix_;  // of the store's keys of this host
   std::unique_ptr<CpuBackend> cpu_;
   std::unique_ptr<TcpGroup> column_;
-  Call leg_call_;            // of the thread that runs legs
+  std::unique_ptr<HostsMessages> messages_;
+  Call leg_call_;  // of the thread that runs legs, as the next two
+  std::vector<TcpMesh::Message> moved_;
+  std::vector<const void*> sources_;
   std::mutex inside_mutex_;  // guards inside_ against the mesh's watcher
   towline_collective_backend* inside_ = nullptr;
   HostsSteps steps_;  // of the thread that issues

@@ -5,11 +5,11 @@
 
 #include "base/error.h"
 #include "collectives/calls/types.h"
+#include "collectives/hosts_pipeline.h"
 
 namespace towline::collectives {
 namespace {
 
-constexpr uint64_t kLine = 256;  // parts in staging begin at multiples of it
 // A rank of this host waits for a leg from another, whose ranks may be waiting for one that stands still. They see which
 // one it is, so their time has to end first. The kernels that wait for legs give them longer than this (gpu_steps.cc).
 constexpr uint64_t kLegGraceNs = kSecondNs;
@@ -27,11 +27,9 @@ const std::vector<towline_collective_step_t>& HostsSteps::cut(const HostsLayout&
   counts_.clear();
   lists_.clear();
   const auto size = static_cast<int>(layout.host_of.size());
-  const bool parts = call.op == TOWLINE_COLLECTIVE_ALL_GATHER ||
-                     call.op == TOWLINE_COLLECTIVE_REDUCE_SCATTER || call.op == TOWLINE_COLLECTIVE_GATHER ||
-                     call.op == TOWLINE_COLLECTIVE_SCATTER || call.op == TOWLINE_COLLECTIVE_ALL_TO_ALL;
-  if ((parts && !layout.even) || (call.op == TOWLINE_COLLECTIVE_BROADCAST &&
-                                  layout.index_of[static_cast<size_t>(call.root)] >= layout.columns))
+  const bool rooted = call.op == TOWLINE_COLLECTIVE_GATHER || call.op == TOWLINE_COLLECTIVE_SCATTER;
+  if ((rooted && !layout.even) || (call.op == TOWLINE_COLLECTIVE_BROADCAST &&
+                                   layout.index_of[static_cast<size_t>(call.root)] >= layout.columns))
     fail(Status::kUnsupported, "{} among GPUs of hosts that have different numbers of ranks: only with NCCL",
          op_name(call.op));
   take_apart(call, layout.here()[layout.index], size, number, Deadline::never(), parts_);
@@ -46,10 +44,16 @@ const std::vector<towline_collective_step_t>& HostsSteps::cut(const HostsLayout&
       broadcast();
       break;
     case TOWLINE_COLLECTIVE_ALL_GATHER:
-      all_gather();
+      layout.even ? all_gather() : gather_parts();
+      break;
+    case TOWLINE_COLLECTIVE_ALL_GATHER_V:
+      gather_parts();
       break;
     case TOWLINE_COLLECTIVE_REDUCE_SCATTER:
-      reduce_scatter();
+      layout.even ? reduce_scatter() : reduce_parts();
+      break;
+    case TOWLINE_COLLECTIVE_REDUCE_SCATTER_V:
+      reduce_parts();
       break;
     case TOWLINE_COLLECTIVE_REDUCE:
       reduce();
@@ -61,7 +65,10 @@ const std::vector<towline_collective_step_t>& HostsSteps::cut(const HostsLayout&
       scatter();
       break;
     case TOWLINE_COLLECTIVE_ALL_TO_ALL:
-      all_to_all();
+      layout.even ? all_to_all() : exchange_parts();
+      break;
+    case TOWLINE_COLLECTIVE_ALL_TO_ALL_V:
+      exchange_parts();
       break;
     default:
       fail(Status::kUnsupported, "{} among GPUs of several hosts: only with NCCL (collectives.on_gpu)",
@@ -95,7 +102,7 @@ void HostsSteps::add_move(void* to, const void* from, uint64_t bytes) {
   step.bytes = bytes;
 }
 
-bool HostsSteps::post(LegKind kind, const Chunk& chunk, uint64_t bytes, uint64_t stride) {
+Leg HostsSteps::leg_of(LegKind kind, const Chunk& chunk, uint64_t bytes, uint64_t stride) const {
   Leg leg = {};
   leg.kind = kind;
   leg.step = chunk.number;
@@ -111,44 +118,29 @@ bool HostsSteps::post(LegKind kind, const Chunk& chunk, uint64_t bytes, uint64_t
   leg.divisor = static_cast<uint32_t>(layout_->host_of.size());
   if (has_root(call_->op))
     leg.root = static_cast<uint32_t>(layout_->host_of[static_cast<size_t>(call_->root)]);
+  return leg;
+}
+
+void HostsSteps::add_post(const Leg& leg) {
   towline_collective_step_t& step = steps_.emplace_back();
   step.kind = TOWLINE_STEP_POST;
   std::memcpy(step.words, &leg, sizeof leg);
-  return true;
 }
 
-template <class Before, class LegOf, class After>
-void HostsSteps::pipeline(uint64_t bytes, uint64_t chunk, Before&& before, LegOf&& leg, After&& after) {
-  const auto chunks = static_cast<uint32_t>(std::max<uint64_t>(1, (bytes + chunk - 1) / chunk));
-  Chunk last = {};
-  bool posted = false;
-  for (uint32_t i = 0; i <= chunks; ++i) {
-    const uint64_t begin = i * chunk;
-    Chunk now = {begin, 0, layout_->staging + (i & 1) * layout_->half, i};
-    bool posts = false;
-    if (i < chunks) {
-      now.bytes = std::min(chunk, bytes - begin);
-      before(now);
-      posts = leg(now);
-    }
-    if (i > 0) {
-      if (posted) steps_.emplace_back().kind = TOWLINE_STEP_AWAIT;
-      after(last);
-    }
-    last = now;
-    posted = posts;
-  }
+bool HostsSteps::post(LegKind kind, const Chunk& chunk, uint64_t bytes, uint64_t stride) {
+  add_post(leg_of(kind, chunk, bytes, stride));
+  return true;
 }
 
 // The largest part such that so many of them fit into a half: whole elements.
 uint64_t HostsSteps::part_bytes(uint64_t parts) const noexcept {
-  return layout_->half / parts / kLine * kLine;
+  return layout_->half / parts / kStagingLine * kStagingLine;
 }
 
 // How many elements of so many bytes each of this host's ranks gets: only ranks of columns get some, in whole lines.
 std::vector<uint64_t>& HostsSteps::shares(uint64_t bytes) {
   const uint64_t elements = bytes / parts_.element;
-  const uint64_t line = kLine / parts_.element;
+  const uint64_t line = kStagingLine / parts_.element;
   const uint64_t share = ((elements + layout_->columns - 1) / layout_->columns + line - 1) / line * line;
   std::vector<uint64_t>& counts = counts_.emplace_back();
   for (size_t i = 0; i < layout_->here().size(); ++i) {
@@ -191,7 +183,7 @@ void** HostsSteps::of_host(const Parts& parts, size_t host, uint64_t begin) {
 
 void HostsSteps::barrier() {
   pipeline(
-      0, kLine, [&](const Chunk&) { add_call(TOWLINE_COLLECTIVE_BARRIER, 0); },
+      0, kStagingLine, [&](const Chunk&) { add_call(TOWLINE_COLLECTIVE_BARRIER, 0); },
       [&](const Chunk& chunk) { return post(LegKind::kBarrier, chunk, 0, 0); },
       [&](const Chunk&) { add_call(TOWLINE_COLLECTIVE_BARRIER, 0); });
 }

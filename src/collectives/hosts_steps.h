@@ -35,7 +35,30 @@ enum class LegKind : uint32_t {
   kGather,    // as kAllGather, on the root's host
   kScatter,   // a part of each host on the root's host; on all, the result is behind the place for them
   kAllToAll,  // a part for each host, and behind them one of each host
+  // With entries, each of which is a message to or from one rank:
+  kSizes,     // of how many bytes only, which are compared
+  kExchange,  // in slots, `stride` bytes apart
+  kExchangeReduce,  // and then one slot of every host is reduced: the own one is slot 0, the others begin at `first`
 };
+// A message of a leg, in one word: bytes or, in kSizes, bytes of all messages together; rank; slot; direction.
+inline constexpr int kMostExchangeRanks = 1 << 13;
+inline constexpr uint64_t kMostExchangeSlots = 1 << 10;
+inline constexpr uint64_t kMostExchangeBytes = uint64_t{1} << 40;
+struct LegEntry {
+  int peer;
+  bool sends;
+  uint32_t slot;
+  uint64_t bytes;
+  [[nodiscard]] uint64_t packed() const noexcept {
+    return bytes << 24 | static_cast<uint64_t>(peer) << 11 | static_cast<uint64_t>(slot) << 1 |
+           (sends ? 1 : 0);
+  }
+  static LegEntry unpack(uint64_t word) noexcept {
+    return {static_cast<int>(word >> 11 & 0x1fff), (word & 1) != 0, static_cast<uint32_t>(word >> 1 & 0x3ff),
+            word >> 24};
+  }
+};
+constexpr uint32_t kMostLegEntries = 48;
 struct Leg {
   LegKind kind;
   uint32_t step;  // of the operation
@@ -48,8 +71,13 @@ struct Leg {
   uint32_t reduction;
   uint32_t root;  // host
   uint32_t divisor;
+  uint32_t entries;
+  uint32_t first;
+  uint64_t entry[kMostLegEntries];
 };
 static_assert(sizeof(Leg) <= TOWLINE_STEP_WORDS * 8);
+
+constexpr uint64_t kStagingLine = 256;  // parts in staging begin at multiples of it
 
 class HostsSteps {
  public:
@@ -75,6 +103,18 @@ class HostsSteps {
   void gather();
   void scatter();
   void all_to_all();
+  // In hosts_parts.cc: parts of any size, on hosts with any numbers of ranks.
+  void gather_parts();
+  void reduce_parts();
+  void exchange_parts();
+  bool post_entries(LegKind kind, const Chunk& chunk, uint64_t stride, uint64_t step);
+  [[nodiscard]] uint64_t rounds(size_t host, size_t among) const noexcept {
+    return (layout_->hosts[host].size() + among - 1) / among;
+  }
+  [[nodiscard]] uint64_t most_rounds() const noexcept;
+  [[nodiscard]] uint64_t slot_bytes(uint64_t slots) const;
+  towline_collective_t& add_parts(uint32_t op, size_t host, uint64_t round, const Parts& parts,
+                                  const Chunk& chunk);
   [[nodiscard]] bool on_root_host() const noexcept {
     return layout_->host_of[static_cast<size_t>(call_->root)] == layout_->mine;
   }
@@ -87,6 +127,8 @@ class HostsSteps {
   void pipeline(uint64_t bytes, uint64_t chunk, Before&& before, LegOf&& leg, After&& after);
   towline_collective_t& add_call(uint32_t op, uint64_t count);
   void add_move(void* to, const void* from, uint64_t bytes);
+  Leg leg_of(LegKind kind, const Chunk& chunk, uint64_t bytes, uint64_t stride) const;
+  void add_post(const Leg& leg);
   bool post(LegKind kind, const Chunk& chunk, uint64_t bytes, uint64_t stride);
   [[nodiscard]] uint64_t part_bytes(uint64_t parts) const noexcept;
   std::vector<uint64_t>& shares(uint64_t bytes);
@@ -106,6 +148,7 @@ class HostsSteps {
   std::deque<towline_collective_t> calls_;
   std::deque<std::vector<uint64_t>> counts_;
   std::deque<std::vector<void*>> lists_;
+  std::vector<LegEntry> entries_;
 };
 
 }  // namespace towline::collectives

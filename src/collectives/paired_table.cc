@@ -121,6 +121,8 @@ towline_collective_table_v1_t paired_table(const towline_collective_table_v1_t& 
   made.legs_open = nullptr;
   made.issue_steps = nullptr;
   made.perform_steps = nullptr;
+  made.lane_open = nullptr;
+  made.start_steps = nullptr;
   return made;
 }
 

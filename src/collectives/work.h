@@ -67,6 +67,8 @@ class Work {
   // ---- Used by the communicator while it runs
   std::vector<std::unique_ptr<OwnedCall>> batch;      // one call, or sends and receives
   std::vector<towline_collective_message*> messages;  // of the batch, started
+  Status refused = Status::kOk;                       // why one of them did not start, with its text
+  std::string refused_text;
   std::mutex messages_mutex;
   bool streamed = false;          // on a stream of a GPU: its one message is ordered there
   bool messages_settled = false;  // guarded by it: all have ended; the thread that set this finishes the work

@@ -66,11 +66,11 @@ typedef struct towline_collective_open_args {
 #define TOWLINE_STEP_CALL 0   // `call`, among the ranks of this backend
 #define TOWLINE_STEP_MOVE 1   // `bytes` from `from` to `to`
 #define TOWLINE_STEP_POST 2   // gives `words` to the function of legs_open, and goes on
-#define TOWLINE_STEP_AWAIT 3  // waits until that function has returned once more
+#define TOWLINE_STEP_AWAIT 3  // waits until that function has returned once more, or did so ahead
 #define TOWLINE_STEP_WORDS 60
 typedef struct towline_collective_step_t {
   uint32_t kind;  // TOWLINE_STEP_*
-  uint32_t reserved;
+  uint32_t lane;  // of POST and AWAIT; the first step's is that of the whole operation
   const towline_collective_t* call;
   void* to;
   const void* from;
@@ -163,6 +163,14 @@ typedef struct towline_collective_table_v1_t {
   // As perform.
   int32_t (*perform_steps)(towline_collective_backend* backend, const towline_collective_step_t* steps,
                            size_t count, uint64_t number, uint64_t deadline_ns);
+  // One more lane of legs: legs_open makes lane 0. Operations of a lane are in order with one another only, and its
+  // function is called on a thread of its own. The first `ahead` AWAITs of a lane wait for nothing. Any thread.
+  int32_t (*lane_open)(towline_collective_backend* backend, uint64_t bytes, uint32_t ahead,
+                       int32_t (*run)(void* context, const uint64_t* words), void* context, void** memory,
+                       uint32_t* lane);
+  // As message_start: an operation of a lane, without CALLs. An error gives no message. Any thread.
+  int32_t (*start_steps)(towline_collective_backend* backend, const towline_collective_step_t* steps,
+                         size_t count, towline_collective_message** message);
 } towline_collective_table_v1_t;
 #define TOWLINE_COLLECTIVE_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_collective_table_v1_t, describe)
 

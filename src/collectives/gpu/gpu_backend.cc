@@ -103,6 +103,7 @@ GpuBackend::~GpuBackend() {
   std::vector<Channel*> channels = {&collectives_, &control_};
   for (const auto& channel : channels_)
     if (channel != nullptr) channels.push_back(channel.get());
+  for (Lane& lane : lanes_) channels.push_back(&lane.channel);
   const uint64_t until = monotonic_now_ns() + kEndWithinNs;
   for (Channel* const channel : channels) {
     while (!drained(*channel) && monotonic_now_ns() < until) ::sched_yield();

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -44,6 +45,8 @@ class GpuBackend final : public StreamBackend {
 
   // Operations in steps (towline/plugin/collective.h). They throw Error.
   void* open_legs(uint64_t bytes, Legs::Run run, void* context);
+  void* open_lane(uint64_t bytes, uint32_t ahead, Legs::Run run, void* context, uint32_t& lane);
+  void start_steps(std::span<const towline_collective_step_t> steps, StreamMessage& message);
   std::unique_ptr<StreamMessage> issue_steps(std::span<const towline_collective_step_t> steps,
                                              uint64_t number, uint64_t timeout_ns, void* stream, bool beside);
   Status perform_steps(std::span<const towline_collective_step_t> steps, uint64_t number, Deadline deadline);
@@ -63,7 +66,14 @@ class GpuBackend final : public StreamBackend {
   void build_message(const towline_collective_t& call, uint64_t timeout_ns, Launch& launch) const;
   std::vector<Launch> build_steps(std::span<const towline_collective_step_t> steps, uint64_t number,
                                   uint64_t timeout_ns);
-  void launch_steps(const std::vector<Launch>& launches, void* stream, uint64_t graph, cuda::Moment* ended);
+  struct Lane {
+    std::unique_ptr<Legs> legs;
+    Channel channel;
+  };
+  [[nodiscard]] Legs& legs_of(uint32_t lane);
+  [[nodiscard]] Channel& channel_of(std::span<const towline_collective_step_t> steps);
+  void launch_steps(std::span<const towline_collective_step_t> steps, const std::vector<Launch>& launches,
+                    void* stream, uint64_t graph, cuda::Moment* ended);
   [[nodiscard]] uint32_t least_share(Deadline deadline) const;
   void settle_ways(const towline_collective_open_args& args);
   void reserve();
@@ -110,6 +120,8 @@ class GpuBackend final : public StreamBackend {
   Orders* orders_ = nullptr;
   std::unique_ptr<cuda::SymmetricMemory> memory_;
   std::unique_ptr<Legs> legs_;  // of ranks on several hosts
+  std::mutex lanes_mutex_;
+  std::deque<Lane> lanes_;  // from lane 1 on
   Job base_ = {};
   Call parts_;  // of the operation that is being issued
   Channel collectives_;

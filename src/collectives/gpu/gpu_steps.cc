@@ -16,13 +16,34 @@ constexpr uint64_t kLegGraceNs = 2 * kSecondNs;
 
 void* GpuBackend::open_legs(uint64_t bytes, Legs::Run run, void* context) {
   if (legs_ != nullptr) fail(Status::kAlreadyExists, "legs were opened already");
-  legs_ = std::make_unique<Legs>(device_, gpu_, bytes, run, context);
+  legs_ = std::make_unique<Legs>(device_, gpu_, bytes, 0, run, context);
   return legs_->memory();
+}
+
+void* GpuBackend::open_lane(uint64_t bytes, uint32_t ahead, Legs::Run run, void* context, uint32_t& lane) {
+  auto legs = std::make_unique<Legs>(device_, gpu_, bytes, ahead, run, context);
+  void* const memory = legs->memory();
+  const std::lock_guard lock(lanes_mutex_);
+  lanes_.emplace_back().legs = std::move(legs);
+  lane = static_cast<uint32_t>(lanes_.size());
+  return memory;
+}
+
+Legs& GpuBackend::legs_of(uint32_t lane) {
+  const std::lock_guard lock(lanes_mutex_);
+  if (lane == 0 ? legs_ == nullptr : lane > lanes_.size())
+    fail(Status::kInternal, "steps of lane {} before it was opened", lane);
+  return lane == 0 ? *legs_ : *lanes_[lane - 1].legs;
+}
+
+GpuBackend::Channel& GpuBackend::channel_of(std::span<const towline_collective_step_t> steps) {
+  const std::lock_guard lock(lanes_mutex_);
+  const uint32_t lane = steps.front().lane;
+  return lane == 0 ? collectives_ : lanes_[lane - 1].channel;
 }
 
 std::vector<GpuBackend::Launch> GpuBackend::build_steps(std::span<const towline_collective_step_t> steps,
                                                         uint64_t number, uint64_t timeout_ns) {
-  if (legs_ == nullptr) fail(Status::kInternal, "steps before legs were opened");
   std::vector<Launch> made(steps.size());
   Mark mark = {};  // of moves and legs, for messages: the mark of the step before
   mark.number = number;
@@ -42,9 +63,9 @@ std::vector<GpuBackend::Launch> GpuBackend::build_steps(std::span<const towline_
     launch.kernel = kMovingKernel;
     launch.blocks = 1;
     if (step.kind == TOWLINE_STEP_POST) {
-      legs_->make_post(job, step.words);
+      legs_of(step.lane).make_post(job, step.words);
     } else if (step.kind == TOWLINE_STEP_AWAIT) {
-      legs_->make_await(job);
+      legs_of(step.lane).make_await(job);
     } else {
       check_address(step.from, "input");
       check_address(step.to, "output");
@@ -58,14 +79,16 @@ std::vector<GpuBackend::Launch> GpuBackend::build_steps(std::span<const towline_
   return made;
 }
 
-void GpuBackend::launch_steps(const std::vector<Launch>& launches, void* stream, uint64_t graph,
+void GpuBackend::launch_steps(std::span<const towline_collective_step_t> steps,
+                              const std::vector<Launch>& launches, void* stream, uint64_t graph,
                               cuda::Moment* ended) {
-  legs_->expect(static_cast<uint64_t>(std::ranges::count_if(
-                    launches, [](const Launch& one) { return one.job.way == Way::kPost; })),
-                graph != 0);
+  legs_of(steps.front().lane)
+      .expect(static_cast<uint64_t>(std::ranges::count_if(
+                  launches, [](const Launch& one) { return one.job.way == Way::kPost; })),
+              graph != 0);
   size_t begun = 0;
   try {
-    put(collectives_, "an operation between hosts", stream, graph, ended, [&](void* in) -> cuda::Code {
+    put(channel_of(steps), "an operation between hosts", stream, graph, ended, [&](void* in) -> cuda::Code {
       for (const Launch& one : launches) {
         if (const cuda::Code code = kernels_->launch(one.kernel, &one.job, one.blocks, in); code != 0)
           return code;
@@ -85,14 +108,15 @@ std::unique_ptr<StreamMessage> GpuBackend::issue_steps(std::span<const towline_c
                                                        bool beside) {
   const uint64_t graph = graph_of(stream);
   const std::vector<Launch> launches = build_steps(steps, number, timeout_ns);
+  Channel& channel = channel_of(steps);
   if (!beside) {
-    put_in(collectives_, stream, graph,
-           [&](void* in, cuda::Moment* ended) { launch_steps(launches, in, graph, ended); });
+    put_in(channel, stream, graph,
+           [&](void* in, cuda::Moment* ended) { launch_steps(steps, launches, in, graph, ended); });
     return nullptr;
   }
-  void* const own = own_stream(collectives_, graph != 0);
+  void* const own = own_stream(channel, graph != 0);
   std::unique_ptr<StreamMessage> message = begin_beside(stream, own, graph);
-  launch_steps(launches, own, graph, message->ended.get());
+  launch_steps(steps, launches, own, graph, message->ended.get());
   return message;
 }
 
@@ -101,10 +125,16 @@ Status GpuBackend::perform_steps(std::span<const towline_collective_step_t> step
   const uint64_t now = monotonic_now_ns();
   const std::vector<Launch> launches =
       build_steps(steps, number, deadline.passed(now) ? 0 : deadline.ns() - now);
-  launch_steps(launches, own_stream(collectives_, false), 0, nullptr);
+  launch_steps(steps, launches, own_stream(collectives_, false), 0, nullptr);
   // Legs and kernels say better why they ended late.
   return wait_for(collectives_, Deadline::after(deadline.ns(), 2 * kLegGraceNs),
                   [&] { return text_of(launches.back().job.mark); });
+}
+
+void GpuBackend::start_steps(std::span<const towline_collective_step_t> steps, StreamMessage& message) {
+  const std::vector<Launch> launches = build_steps(steps, 0, UINT64_MAX);
+  message.ended = device_.make_moment(gpu_);
+  launch_steps(steps, launches, own_stream(channel_of(steps), false), 0, message.ended.get());
 }
 
 }  // namespace towline::collectives::gpu

@@ -171,6 +171,23 @@ int32_t perform_steps(towline_collective_backend* handle, const towline_collecti
   });
 }
 
+int32_t lane_open(towline_collective_backend* handle, uint64_t bytes, uint32_t ahead, Legs::Run run,
+                  void* context, void** memory, uint32_t* lane) {
+  return guarded(gpu_of(handle).host(), [&] {
+    *memory = gpu_of(handle).open_lane(bytes, ahead, run, context, *lane);
+    return Status::kOk;
+  });
+}
+int32_t start_steps(towline_collective_backend* handle, const towline_collective_step_t* steps, size_t count,
+                    towline_collective_message** message) {
+  return guarded(gpu_of(handle).host(), [&] {
+    auto made = std::make_unique<StreamMessage>();
+    gpu_of(handle).start_steps({steps, count}, *made);
+    *message = reinterpret_cast<towline_collective_message*>(made.release());
+    return Status::kOk;
+  });
+}
+
 towline_collective_table_v1_t whole(OpenFunction open) {
   towline_collective_table_v1_t made = make_stream_table(open);
   made.window_open = window_open;
@@ -185,6 +202,8 @@ towline_collective_table_v1_t whole(OpenFunction open) {
   made.legs_open = legs_open;
   made.issue_steps = issue_steps;
   made.perform_steps = perform_steps;
+  made.lane_open = lane_open;
+  made.start_steps = start_steps;
   return made;
 }
 

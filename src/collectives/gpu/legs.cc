@@ -26,13 +26,15 @@ constexpr auto kPause = std::chrono::microseconds(50);
 
 }  // namespace
 
-Legs::Legs(cuda::KernelDevice& device, uint32_t gpu, uint64_t bytes, Run run, void* context)
-    : run_(run),
+Legs::Legs(cuda::KernelDevice& device, uint32_t gpu, uint64_t bytes, uint32_t ahead, Run run, void* context)
+    : ahead_(ahead),
+      run_(run),
       context_(context),
       words_(device.make_words(gpu, kPage)),
       memory_(device.make_words(gpu, bytes)) {
   if (reinterpret_cast<uint64_t>(memory_->host()) != memory_->gpu())
     fail(Status::kUnsupported, "GPU {} reaches pinned memory at other addresses than processors do", gpu);
+  device::store_release(reinterpret_cast<uint64_t*>(static_cast<uint8_t*>(words_->host()) + kDone), ahead_);
   thread_ = std::thread([this] { work(); });
 }
 
@@ -80,8 +82,9 @@ void Legs::work() {
   const auto* const entries = reinterpret_cast<const uint64_t*>(page + kEntries);
   uint64_t handled = 0;
   uint64_t last_ns = monotonic_now_ns();
-  while (!stop_) {
+  for (;;) {
     if (device::load_acquire(posted) == handled) {
+      if (stop_) return;
       if (idle(handled)) {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return stop_ || !idle(handled); });
@@ -96,7 +99,7 @@ void Legs::work() {
     std::array<uint64_t, kLegWords> words;
     std::memcpy(words.data(), entries + handled % kLegRing * kLegWords, sizeof words);
     if (run_(context_, words.data()) < 0) return;  // kernels that wait are told to end
-    device::store_release(done, ++handled);
+    device::store_release(done, ++handled + ahead_);
     last_ns = monotonic_now_ns();
   }
 }

@@ -18,10 +18,11 @@ class Legs {
  public:
   using Run = int32_t (*)(void* context, const uint64_t* words);
   // Throws Error.
-  Legs(cuda::KernelDevice& device, uint32_t gpu, uint64_t bytes, Run run, void* context);
+  // `ahead`: so many waits of kernels succeed before a leg was carried out.
+  Legs(cuda::KernelDevice& device, uint32_t gpu, uint64_t bytes, uint32_t ahead, Run run, void* context);
   Legs(const Legs&) = delete;
   Legs& operator=(const Legs&) = delete;
-  ~Legs();  // no kernel may post any more
+  ~Legs();  // no kernel may post any more; carries out what was posted
 
   // For the processor and for kernels, at one address.
   [[nodiscard]] void* memory() const noexcept { return memory_->host(); }
@@ -34,6 +35,7 @@ class Legs {
   void work();
   [[nodiscard]] bool idle(uint64_t handled) const noexcept;
 
+  const uint64_t ahead_;
   const Run run_;
   void* const context_;
   std::unique_ptr<cuda::Words> words_;

@@ -1,0 +1,154 @@
+#include "collectives/hosts_messages.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "collectives/calls/types.h"
+
+namespace towline::collectives {
+namespace {
+
+constexpr uint64_t kLookNs = 20 * kMillisecondNs;  // for a communicator that broke or closes
+constexpr uint64_t kCloseNs = 2 * kSecondNs;       // for sends that are under way
+
+}  // namespace
+
+size_t HostsMessages::lanes() const {
+  const std::lock_guard lock(mutex_);
+  return lanes_.size();
+}
+
+HostsMessages::Lane& HostsMessages::lane_to(int peer, bool sends) {
+  const std::lock_guard lock(mutex_);
+  Lane& lane = lanes_[{peer, sends}];
+  lane.owner = this;
+  lane.peer = peer;
+  lane.sends = sends;
+  return lane;
+}
+
+// A send first waits for the message before it, so that its first chunk may go into staging; then each chunk waits for the one
+// before the last. A receive waits for each chunk.
+std::vector<towline_collective_step_t> HostsMessages::cut_for(const Lane& lane,
+                                                              const towline_collective_t& call,
+                                                              uint64_t timeout_ns) const {
+  const uint64_t element = datatype_bytes(call.datatype);
+  const uint64_t bytes = call.count * element;
+  const uint64_t chunks = std::max<uint64_t>(1, (bytes + half_ - 1) / half_);
+  std::vector<towline_collective_step_t> steps;
+  const auto add = [&](uint32_t kind) -> towline_collective_step_t& {
+    towline_collective_step_t& step = steps.emplace_back();
+    step.kind = kind;
+    step.lane = lane.number;
+    return step;
+  };
+  const auto stage = [&](uint64_t i) { return static_cast<uint8_t*>(lane.memory) + (i & 1) * half_; };
+  const auto move = [&](uint64_t i) {
+    const uint64_t begin = i * half_;
+    const uint64_t size = std::min(half_, bytes - begin);
+    if (size == 0) return;
+    const auto data = reinterpret_cast<uintptr_t>(lane.sends ? call.input : call.output) + begin;
+    towline_collective_step_t& step = add(TOWLINE_STEP_MOVE);
+    step.bytes = size;
+    step.from = lane.sends ? reinterpret_cast<const void*>(data) : stage(i);
+    step.to = lane.sends ? stage(i) : reinterpret_cast<void*>(data);
+  };
+  const auto post = [&](uint64_t i) {
+    Leg leg = {};
+    leg.message = {call.tag, call.count, call.datatype};
+    leg.first = i == 0 ? 1 : 0;
+    leg.offset = (i & 1) * half_;
+    leg.bytes = std::min(half_, bytes - i * half_);
+    leg.timeout_ns = timeout_ns;
+    std::memcpy(add(TOWLINE_STEP_POST).words, &leg, sizeof leg);
+  };
+  if (lane.sends) {
+    for (uint64_t i = 0; i < chunks; ++i) {
+      if (i != 1) add(TOWLINE_STEP_AWAIT);
+      move(i);
+      post(i);
+    }
+    if (chunks > 1) add(TOWLINE_STEP_AWAIT);
+  } else {
+    for (uint64_t i = 0; i <= chunks; ++i) {
+      if (i < chunks) post(i);
+      if (i == 0) continue;
+      add(TOWLINE_STEP_AWAIT);
+      move(i - 1);
+    }
+  }
+  return steps;
+}
+
+// ---- On the thread of a lane
+
+int32_t HostsMessages::carry(void* context, const uint64_t* words) {
+  const auto& lane = *static_cast<const Lane*>(context);
+  Leg leg;
+  std::memcpy(&leg, words, sizeof leg);
+  HostsMessages& self = *lane.owner;
+  try {
+    return static_cast<int32_t>(self.run(lane, leg));
+  } catch (const std::exception& error) {
+    return static_cast<int32_t>(self.cpu_.breaker().raise_or_break(Status::kOutOfMemory, [&] {
+      return fmt::format("rank {} could not go on with a message: {}", self.cpu_.rank(), error.what());
+    }));
+  }
+}
+
+Status HostsMessages::run(const Lane& lane, const Leg& leg) {
+  const Deadline deadline = Deadline::after(monotonic_now_ns(), leg.timeout_ns);
+  if (leg.first != 0) {
+    Announced theirs = leg.message;
+    if (const Status status = move(lane, leg, &theirs, sizeof theirs, deadline); is_error(status))
+      return status;
+    if (!(theirs == leg.message))
+      return cpu_.breaker().raise(Status::kMismatch,
+                                  fmt::format("ranks disagree: rank {} is at {}, rank {} at {}", lane.peer,
+                                              describe(true, theirs, cpu_.rank()), cpu_.rank(),
+                                              describe(false, leg.message, lane.peer)));
+  }
+  if (leg.bytes == 0) return Status::kOk;
+  return move(lane, leg, static_cast<uint8_t*>(lane.memory) + leg.offset, leg.bytes, deadline);
+}
+
+Status HostsMessages::move(const Lane& lane, const Leg& leg, void* data, uint64_t bytes, Deadline deadline) {
+  Message message;
+  message.is_send = lane.sends;
+  message.peer = lane.peer;
+  message.data = static_cast<uint8_t*>(data);
+  message.bytes = bytes;
+  MessageEngine& engine = cpu_.messages();
+  engine.start(message);
+  for (;;) {
+    const Status status = engine.test(message);
+    if (status == Status::kOk) return status;
+    const uint64_t now = monotonic_now_ns();
+    const uint64_t closing = closing_ns_;
+    const bool late = deadline.passed(now) || cpu_.breaker().hurried();
+    if (!is_error(status) && !late && (closing == 0 || now - closing < kCloseNs)) {
+      cpu_.message_wait(std::min(now + kLookNs, deadline.ns()));
+      continue;
+    }
+    engine.forget(message);
+    if (is_error(status)) return status;
+    if (!late) return Status::kCancelled;  // nobody takes it any more
+    return cpu_.breaker().raise(
+        {Status::kTimedOut,
+         fmt::format("rank {} timed out in {}", cpu_.rank(), describe(lane.sends, leg.message, lane.peer)),
+         {lane.peer}});
+  }
+}
+
+std::string HostsMessages::describe(bool sends, const Announced& message, int peer) const {
+  return fmt::format("{} of {} {} {} rank {} (tag {})", sends ? "send" : "recv", message.count,
+                     datatype_bytes(static_cast<uint32_t>(message.datatype)) == 0
+                         ? "of an unknown type"
+                         : datatype_name(static_cast<uint32_t>(message.datatype)),
+                     sends ? "to" : "from", peer, message.tag);
+}
+
+}  // namespace towline::collectives

@@ -1,0 +1,89 @@
+// Messages between GPUs of different hosts. Each rank of another host has a lane of legs for each direction, made when it is
+// first used: messages wait only for those before them of the same pair and direction.
+//
+// A message is a row of steps: its chunks go through two halves of the lane's staging memory, and the lane's thread gives them
+// to the CPU backend's message engine, which nothing else uses. What was sent is announced before the first chunk, and
+// the receiver compares it. A send ends when its last chunk is in staging.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "collectives/cpu_backend.h"
+#include "towline/plugin/collective.h"
+
+namespace towline::collectives {
+
+class HostsMessages {
+ public:
+  // `staging`: bytes of a lane, the same on all ranks.
+  HostsMessages(CpuBackend& cpu, const towline_collective_table_v1_t& table, uint64_t staging)
+      : cpu_(cpu), table_(table), half_(staging / 2 / 4096 * 4096) {}
+
+  [[nodiscard]] bool possible() const noexcept {
+    return table_.lane_open != nullptr && table_.start_steps != nullptr;
+  }
+  // Any thread. Throws Error. `check` throws for a status of the backend `inside`.
+  template <class Check>
+  std::vector<towline_collective_step_t> cut(towline_collective_backend* inside,
+                                             const towline_collective_t& call, uint64_t timeout_ns,
+                                             Check&& check) {
+    Lane& lane = lane_to(call.root, call.op == TOWLINE_COLLECTIVE_SEND);
+    {
+      const std::lock_guard lock(lane.mutex);
+      if (lane.memory == nullptr)
+        check(table_.lane_open(inside, 2 * half_, lane.sends ? 1 : 0, carry, &lane, &lane.memory,
+                               &lane.number));
+    }
+    return cut_for(lane, call, timeout_ns);
+  }
+  // From now on legs that wait for the other rank give up soon. Before the backend inside is closed.
+  void close() noexcept { closing_ns_ = monotonic_now_ns(); }
+  [[nodiscard]] size_t lanes() const;
+
+ private:
+  struct Lane {
+    HostsMessages* owner;
+    int peer;
+    bool sends;
+    std::mutex mutex;
+    void* memory = nullptr;
+    uint32_t number = 0;
+  };
+  struct Announced {
+    uint64_t tag;
+    uint64_t count;
+    uint64_t datatype;
+    bool operator==(const Announced&) const = default;
+  };
+  // A chunk, as the words of a leg.
+  struct Leg {
+    Announced message;
+    uint64_t first;   // the message begins
+    uint64_t offset;  // in the lane's staging
+    uint64_t bytes;
+    uint64_t timeout_ns;
+  };
+  static_assert(sizeof(Leg) <= TOWLINE_STEP_WORDS * 8);
+
+  static int32_t carry(void* lane, const uint64_t* words);
+  Lane& lane_to(int peer, bool sends);
+  std::vector<towline_collective_step_t> cut_for(const Lane& lane, const towline_collective_t& call,
+                                                 uint64_t timeout_ns) const;
+  Status run(const Lane& lane, const Leg& leg);
+  Status move(const Lane& lane, const Leg& leg, void* data, uint64_t bytes, Deadline deadline);
+  [[nodiscard]] std::string describe(bool sends, const Announced& message, int peer) const;
+
+  CpuBackend& cpu_;
+  const towline_collective_table_v1_t& table_;
+  const uint64_t half_;
+  std::atomic<uint64_t> closing_ns_{0};
+  mutable std::mutex mutex_;
+  std::map<std::pair<int, bool>, Lane> lanes_;
+};
+
+}  // namespace towline::collectives
