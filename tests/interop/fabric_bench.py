@@ -61,10 +61,11 @@ def main() -> int:
         finally:
             owner.terminate()
             owner.wait(timeout=20)
-    rows = json.loads(moved.stdout)["rows"]
+    printed = json.loads(moved.stdout)
+    rows = printed["rows"]
     wrong = [row for row in rows if row["wrong_bytes"] != 0]
     print(f"{len(rows)} rows, {len(wrong)} with wrong bytes")
-    return 0 if len(rows) == ROWS and not wrong else 1
+    return 0 if printed["schema"] == 1 and len(rows) == ROWS and not wrong else 1
 
 
 if __name__ == "__main__":

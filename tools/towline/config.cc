@@ -7,6 +7,8 @@
 #include <memory>
 #include <towline/towline.hpp>
 
+#include "json_output.h"
+
 namespace tool {
 namespace {
 
@@ -74,7 +76,10 @@ void add_config_command(CLI::App& app, CommonOptions& common) {
   command->callback([&common, options] {
     const json chosen =
         chosen_settings(read_settings(options->text), options->filter, options->all, options->set_only);
-    fmt::print("{}", common.json ? chosen.dump(2) + "\n" : render_config(chosen, common.output));
+    if (common.json)
+      print_json(chosen, JsonLayout::kIndented);
+    else
+      fmt::print("{}", render_config(chosen, common.output));
   });
 }
 

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <towline/towline.hpp>
 
+#include "json_output.h"
 #include "units.h"
 
 namespace tool {
@@ -164,7 +165,7 @@ void add_info_command(CLI::App& app, CommonOptions& common) {
         info["fabric"] = json::parse(fabric.c_str(), nullptr, false);
     }
     if (common.json) {
-      fmt::print("{}\n", info.dump(2));
+      print_json(std::move(info), JsonLayout::kIndented);
     } else {
       fmt::print("{}", render_info(info, common.output));
     }

@@ -9,6 +9,7 @@
 #include <towline/towline.hpp>
 
 #include "cp/place.h"
+#include "json_output.h"
 #include "units.h"
 
 namespace tool {
@@ -79,7 +80,7 @@ void add_ls_command(CLI::App& app, CommonOptions& common) {
   command->callback([place, &common] {
     const json entries = list_place(*place);
     if (common.json) {
-      fmt::print("{}\n", entries.dump());
+      print_json({{"entries", entries}}, JsonLayout::kLine);
       return;
     }
     for (const json& entry : entries) {

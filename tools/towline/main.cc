@@ -5,25 +5,17 @@
 #include <CLI/CLI.hpp>
 #include <towline/towline.hpp>
 
-#include "bench/bench.h"
 #include "bench/collective.h"
 #include "bench/collective_peer.h"
 #include "bench/fabric.h"
 #include "bench/initiator.h"
 #include "bench/target.h"
-#include "completions.h"
-#include "config.h"
-#include "cp/command.h"
+#include "commands.h"
 #include "failure.h"
-#include "info.h"
-#include "ls.h"
-#include "metrics.h"
 #include "options.h"
 #include "process.h"
-#include "replay/command.h"
 #include "replay/decode.h"
 #include "replay/prefill.h"
-#include "serve.h"
 #include "signals.h"
 #include "streams.h"
 
@@ -68,15 +60,7 @@ int run(int argc, char** argv) {
     common.output = tool::Terminal{stdout, colour};
     common.errors = tool::Terminal{stderr, colour};
   });
-  tool::add_info_command(app, common);
-  tool::add_metrics_command(app, common);
-  tool::add_config_command(app, common);
-  tool::bench::add_bench_command(app, common);
-  tool::replay::add_replay_command(app, common);
-  tool::cp::add_cp_command(app, common);
-  tool::add_ls_command(app, common);
-  tool::add_serve_command(app, common);
-  tool::add_completions_command(app);
+  tool::add_commands(app, common);
   const auto named = [&](const CLI::App* command) { return command->get_name() == argv[1]; };
   if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(named).empty()) {
     throw tool::Failure{fmt::format("no command '{}'; towline --help lists them", argv[1])};

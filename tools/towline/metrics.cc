@@ -11,7 +11,7 @@
 #include <memory>
 #include <towline/towline.hpp>
 
-#include "failure.h"
+#include "json_output.h"
 #include "signals.h"
 #include "units.h"
 
@@ -82,7 +82,7 @@ void watch(const CommonOptions& common, milliseconds interval) {
     const auto now_at = steady_clock::now();
     const double seconds = std::chrono::duration<double>(now_at - before_at).count();
     if (common.json) {
-      fmt::print("{}\n", now.dump());
+      print_json({{"entries", now}}, JsonLayout::kLine);
     } else {
       if (common.output.interactive()) fmt::print("\033[H\033[J");
       fmt::print("{}", render_metrics(now, &before, seconds, common.output));
@@ -153,7 +153,9 @@ void add_metrics_command(CLI::App& app, CommonOptions& common) {
   auto* json_flag =
       command->add_flag("--json", common.json, "Print them as JSON, with --watch a line each time");
   auto* watch_flag = command->add_flag("--watch", options->watch, "Show what moves now, again and again");
-  command->add_option("--interval", options->interval, "Time between two looks")->capture_default_str();
+  command->add_option("--interval", options->interval, "Time between two looks")
+      ->type_name("DURATION")
+      ->capture_default_str();
   command
       ->add_option(
           "--prometheus", options->prometheus,
@@ -171,7 +173,10 @@ void add_metrics_command(CLI::App& app, CommonOptions& common) {
       return watch(common, std::clamp(interval, milliseconds{10}, milliseconds{3'600'000}));
     }
     const json now = read_metrics();
-    fmt::print("{}", common.json ? now.dump(2) + "\n" : render_metrics(now, nullptr, 0, common.output));
+    if (common.json)
+      print_json({{"entries", now}}, JsonLayout::kIndented);
+    else
+      fmt::print("{}", render_metrics(now, nullptr, 0, common.output));
   });
 }
 

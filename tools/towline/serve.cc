@@ -13,6 +13,7 @@
 
 #include "buffer.h"
 #include "failure.h"
+#include "json_output.h"
 #include "signals.h"
 #include "streams.h"
 #include "units.h"
@@ -67,8 +68,7 @@ void serve(const ServeOptions& options, const CommonOptions& common) {
     places.push_back({{"place", fmt::format("peer:{}{}", agent.address(), which)}, {"bytes", buffer.size()}});
   }
   if (common.json) {
-    fmt::print("{}\n",
-               json({{"name", options.name}, {"address", agent.address()}, {"memory", places}}).dump());
+    print_json({{"name", options.name}, {"address", agent.address()}, {"memory", places}}, JsonLayout::kLine);
   } else {
     for (const json& place : places) {
       fmt::print("{}  {}\n", common.output.bold(place["place"].get<std::string>()),

@@ -127,7 +127,8 @@ class Scrape(unittest.TestCase):
         table = subprocess.run([TOWLINE, "metrics"], capture_output=True, text=True, check=True).stdout
         line = next(line for line in table.splitlines() if line.startswith(NEAR) and f" {self.agents.pid} " in line and " tx " in line)
         self.assertIn("160 KiB", line)
-        agents = json.loads(subprocess.run([TOWLINE, "metrics", "--json"], capture_output=True, check=True).stdout)
+        printed = subprocess.run([TOWLINE, "metrics", "--json"], capture_output=True, check=True).stdout
+        agents = json.loads(printed)["entries"]
         near = next(agent for agent in agents if agent["agent"] == NEAR and agent["pid"] == self.agents.pid)
         sent = next(one for one in near["series"] if one["direction"] == "tx")
         self.assertEqual((sent["bytes"], sent["transfers"]), (BYTES, TRANSFERS))
@@ -137,7 +138,8 @@ class Scrape(unittest.TestCase):
         command = [TOWLINE, "metrics", "--watch", "--json", "--interval", "50ms"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
             for _ in range(3):
-                self.assertIn(self.agents.pid, [agent["pid"] for agent in json.loads(watching.stdout.readline())])
+                agents = json.loads(watching.stdout.readline())["entries"]
+                self.assertIn(self.agents.pid, [agent["pid"] for agent in agents])
             watching.terminate()
             self.assertEqual(watching.wait(TIMEOUT), 0)
 

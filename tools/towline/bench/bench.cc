@@ -6,6 +6,7 @@
 #include <map>
 
 #include "failure.h"
+#include "json_output.h"
 #include "process.h"
 #include "replay/summary.h"
 #include "samples.h"
@@ -284,8 +285,8 @@ void run_bench(const BenchOptions& options, const CommonOptions& common) {
   check_pattern(parse_pattern(options.common.pattern), options.common.initiators, options.targets);
   const json rows = Bench{options, common}.run();
   if (common.json) {
-    fmt::print("{}\n",
-               json{{"options", options.common}, {"targets", options.targets}, {"rows", rows}}.dump(2));
+    print_json({{"options", options.common}, {"targets", options.targets}, {"rows", rows}},
+               JsonLayout::kIndented);
   } else {
     fmt::print("{}", render(options, rows, common.output));
   }

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "failure.h"
+#include "json_output.h"
 #include "process.h"
 #include "units.h"
 
@@ -192,7 +193,7 @@ void run_collective_bench(const CollectiveOptions& options, const CommonOptions&
   }
   bar.clear();
   if (common.json) {
-    fmt::print("{}\n", json{{"options", options}, {"peers", peers}, {"rows", results}}.dump(2));
+    print_json({{"options", options}, {"peers", peers}, {"rows", results}}, JsonLayout::kIndented);
   } else {
     fmt::print("{}", render(results, peers, common.output));
   }

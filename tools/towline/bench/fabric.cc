@@ -9,6 +9,7 @@
 
 #include "bench/row.h"
 #include "failure.h"
+#include "json_output.h"
 #include "process.h"
 #include "streams.h"
 #include "units.h"
@@ -200,7 +201,7 @@ void run_fabric_bench(const FabricBenchOptions& options, const CommonOptions& co
   const json report = crew.expect(mover, "rows", kFinishesWithin);
   crew.finish();
   if (common.json) {
-    fmt::print("{}\n", report.dump(2));
+    print_json(report, JsonLayout::kIndented);
   } else {
     fmt::print("{}", render(report, common.output));
   }

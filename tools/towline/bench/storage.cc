@@ -11,6 +11,7 @@
 
 #include "bench/storage_place.h"
 #include "failure.h"
+#include "json_output.h"
 #include "replay/summary.h"
 #include "samples.h"
 #include "terminal.h"
@@ -373,7 +374,7 @@ void run_storage_bench(const StorageOptions& options, const std::vector<StorageR
   }
   bar.clear();
   if (common.json) {
-    fmt::print("{}\n", json{{"options", options}, {"rows", results}}.dump(2));
+    print_json({{"options", options}, {"rows", results}}, JsonLayout::kIndented);
   } else {
     fmt::print("{}", render(options, results, common.output));
   }

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "cp/copy.h"
+#include "json_output.h"
 #include "units.h"
 
 namespace tool::cp {
@@ -31,7 +32,7 @@ void run(const CopyOptions& options, const CommonOptions& common) {
   });
   bar.reset();
   if (common.json) {
-    fmt::print("{}\n", summary_json(options, summary).dump(2));
+    print_json(summary_json(options, summary), JsonLayout::kIndented);
     return;
   }
   const auto moved = static_cast<double>(summary.bytes - summary.resumed_bytes);
@@ -89,7 +90,7 @@ void add_cp_command(CLI::App& app, CommonOptions& common) {
       ->add_option("--backend", options->backend, "Force one towards the peer; by default the router chooses")
       ->type_name("NAME");
   command->add_option("--timeout", (*texts)["timeout"], "Limit for each piece, and for connecting")
-      ->type_name("TIME")
+      ->type_name("DURATION")
       ->default_str("60s");
   command->add_flag("--direct", options->direct, "Write the file past the page cache");
   command->add_flag_callback(

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "failure.h"
+#include "json_output.h"
 #include "process.h"
 #include "replay/spill.h"
 #include "replay/summary.h"
@@ -164,7 +165,7 @@ void run_replay(const ReplayOptions& options, const CommonOptions& common) {
   const MissingFolders made(options.setup.spill);
   const json summary = Replay{checked, common}.run();
   if (common.json) {
-    fmt::print("{}\n", summary.dump(2));
+    print_json(summary, JsonLayout::kIndented);
   } else {
     fmt::print("{}", render_summary(summary, common.output));
   }

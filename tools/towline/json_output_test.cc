@@ -1,0 +1,109 @@
+// The commands as somebody runs them, in processes of their own.
+#include "json_output.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+
+#include "commands.h"
+
+namespace tool {
+namespace {
+
+enum class LineEnds : uint8_t { kByItself, kWhenTold };
+
+struct JsonLine {
+  std::string arguments;
+  LineEnds ends = LineEnds::kByItself;
+};
+
+// What `towline` printed: all of it, or the first line of a command that runs on, which is then told to end.
+nlohmann::json json_of(const JsonLine& line) {
+  int pipes[2];
+  if (::pipe2(pipes, O_CLOEXEC) != 0) return {};
+  std::fflush(nullptr);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::dup2(pipes[1], 1);
+    const std::string words = "exec " TOWLINE_TOOL " " + line.arguments;
+    ::execl("/bin/sh", "sh", "-c", words.c_str(), nullptr);
+    ::_exit(127);
+  }
+  ::close(pipes[1]);
+  std::string text;
+  char letter = 0;
+  while (::read(pipes[0], &letter, 1) == 1) {
+    text += letter;
+    if (line.ends == LineEnds::kWhenTold && letter == '\n') break;
+  }
+  if (line.ends == LineEnds::kWhenTold) ::kill(pid, SIGTERM);
+  ::close(pipes[0]);
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << line.arguments << " ended with " << status;
+  return nlohmann::json::parse(text, nullptr, false);
+}
+
+// The command lines that print JSON, by command. `bench --fabric` needs a rail: tests/interop/fabric_bench.py.
+std::multimap<std::string, JsonLine> json_lines(const std::string& folder) {
+  const std::string rows = " --sizes 4KiB --iterations 1 --warmup 0";
+  return {
+      {"info", {""}},
+      {"metrics", {""}},
+      {"metrics", {"--watch --interval 10ms", LineEnds::kWhenTold}},
+      {"config", {""}},
+      {"bench", {"--op write --batches 1 --span 1MiB" + rows}},
+      {"bench", {"--op write --batches 1 --span 1MiB --storage " + folder + rows}},
+      {"bench", {"--collective barrier --ranks 2 --peers none --sizes 4KiB --iterations 1"}},
+      {"replay", {"--requests 1 --layers 2"}},
+      {"cp", {folder + "/from " + folder + "/to"}},
+      {"ls", {"file:" + folder + "/from"}},
+      {"serve", {"--region 4KiB --listen 127.0.0.1:0", LineEnds::kWhenTold}},
+  };
+}
+
+TEST(JsonOutput, every_command_that_takes_json_prints_an_object_with_the_schema) {
+  const std::string folder = testing::TempDir() + "towline_json_" + std::to_string(getpid());
+  ASSERT_TRUE(std::filesystem::create_directory(folder));
+  std::ofstream(folder + "/from") << std::string(4096, 'x');
+  const auto lines = json_lines(folder);
+  CLI::App app;
+  CommonOptions common;
+  add_commands(app, common);
+  size_t commands = 0;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    const std::string& name = command->get_name();
+    if (command->get_option_no_throw("--json") == nullptr) continue;
+    ++commands;
+    const auto [first, last] = lines.equal_range(name);
+    EXPECT_NE(first, last) << name << " takes --json: add a line for it to json_lines()";
+    for (auto line = first; line != last; ++line) {
+      const JsonLine run{name + " --json " + line->second.arguments, line->second.ends};
+      const nlohmann::json printed = json_of(run);
+      ASSERT_TRUE(printed.is_object()) << run.arguments << " printed " << printed;
+      EXPECT_EQ(printed.value("schema", 0), kJsonSchema) << run.arguments;
+    }
+  }
+  EXPECT_GE(commands, 8u);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(JsonOutput, names_that_are_not_utf8_are_printed) {
+  testing::internal::CaptureStdout();
+  print_json({{"destination", "caf\xe9"}}, JsonLayout::kLine);
+  const std::string text = testing::internal::GetCapturedStdout();
+  EXPECT_EQ(text, "{\"destination\":\"caf\uFFFD\",\"schema\":1}\n");
+}
+
+}  // namespace
+}  // namespace tool
