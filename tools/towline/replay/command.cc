@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <memory>
 
 #include "failure.h"
@@ -14,9 +15,9 @@ namespace tool::replay {
 namespace {
 
 // Options that one side alone decides. The other side would ignore them.
-constexpr const char* kOfPrefill[] = {"--trace",      "--requests", "--seed",   "--speed",
-                                      "--model",      "--layers",   "--dtype",  "--page-tokens",
-                                      "--prefill-tp", "--op",       "--verify", "--spill"};
+constexpr const char* kOfPrefill[] = {"--trace",      "--requests", "--seed",  "--speed",
+                                      "--model",      "--layers",   "--dtype", "--page-tokens",
+                                      "--prefill-tp", "--op",       "--check", "--spill"};
 constexpr const char* kOfDecode[] = {"--in-flight"};
 
 template <size_t kCount>
@@ -25,6 +26,13 @@ void refuse_options(const CLI::App& command, const char* const (&names)[kCount],
     if (command.get_option(name)->count() != 0)
       throw Failure{fmt::format("{} is an option of the {} side: give it to --role {}", name, side, side)};
   }
+}
+
+uint64_t parse_patience(const std::string& text) {
+  const auto patience = std::chrono::ceil<std::chrono::seconds>(parse_duration(text));
+  if (patience < std::chrono::seconds{1} || patience > std::chrono::hours{1})
+    throw Failure{fmt::format("--patience {}: a duration from 1s to 1h is needed, such as 60s or 5m", text)};
+  return static_cast<uint64_t>(patience.count());
 }
 
 }  // namespace
@@ -83,15 +91,17 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
   command->add_option("--in-flight", setup.in_flight, "Requests a decode rank fetches at once")
       ->capture_default_str()
       ->check(CLI::Range(1, 64));
-  command->add_option("--verify", setup.verify, "sampled: some words of every page; full: every byte")
+  command->add_option("--check", setup.verify, "sampled: some words of every page; full: every byte")
       ->capture_default_str();
   command
       ->add_option("--faults", options->faults,
                    "Faults to inject into the transports, in the form of TOWLINE_FAULTS")
       ->type_name("SPEC");
-  command->add_option("--patience", setup.patience_s, "Seconds without progress after which to give up")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 3600));
+  command
+      ->add_option("--patience", (*texts)["patience"],
+                   "Give up after so long without progress, 1s to 1h in whole seconds")
+      ->type_name("DURATION")
+      ->default_str("60s");
   command
       ->add_option("--role", (*texts)["role"],
                    "Run only this side; the other runs elsewhere: prefill or decode")
@@ -121,6 +131,8 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
     }
     if (const std::string& memory = (*texts)["memory"]; !memory.empty())
       options->setup.memory_bytes = parse_size(memory);
+    if (const std::string& patience = (*texts)["patience"]; !patience.empty())
+      options->setup.patience_s = parse_patience(patience);
     const std::string& role = (*texts)["role"];
     if (role == "prefill") options->role = Role::kPrefill;
     if (role == "decode") options->role = Role::kDecode;

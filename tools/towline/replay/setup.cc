@@ -31,7 +31,7 @@ towline::Op op_of(const Setup& setup) {
 Verify verify_of(const Setup& setup) {
   if (setup.verify == "sampled") return Verify::kSampled;
   if (setup.verify == "full") return Verify::kFull;
-  throw Failure{fmt::format("--verify {}: sampled or full", setup.verify)};
+  throw Failure{fmt::format("--check {}: sampled or full", setup.verify)};
 }
 
 void check_setup(const Setup& setup) {

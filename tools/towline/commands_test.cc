@@ -1,0 +1,40 @@
+#include "commands.h"
+
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+#include <map>
+#include <string>
+#include <utility>
+
+namespace tool {
+namespace {
+
+// What an option takes: the word in the help, without the mark of a list.
+std::string taken_by(const CLI::Option& option) {
+  std::string type = option.get_items_expected_max() == 0 ? "nothing" : option.get_type_name();
+  if (const size_t list = type.find(",.."); list != std::string::npos) type.resize(list);
+  return type;
+}
+
+TEST(Commands, an_option_takes_the_same_in_every_command) {
+  CLI::App app;
+  CommonOptions common;
+  add_commands(app, common);
+  std::map<std::string, std::pair<std::string, std::string>>
+      known;  // option: what it takes, in which command
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    for (const CLI::Option* option : command->get_options()) {
+      for (const std::string& name : option->get_lnames()) {
+        const auto [first, is_new] = known.try_emplace(name, taken_by(*option), command->get_name());
+        EXPECT_EQ(first->second.first, taken_by(*option))
+            << "--" << name << " of " << first->second.second << " and of " << command->get_name();
+      }
+    }
+  }
+  for (const char* duration : {"time", "timeout", "interval", "patience"})
+    EXPECT_EQ(known.at(duration).first, "DURATION") << "--" << duration;
+}
+
+}  // namespace
+}  // namespace tool
