@@ -1,6 +1,7 @@
 #include "fabric/buffer_pool.h"
 
 #include "base/error.h"
+#include "base/os/prefer_node.h"
 
 namespace towline::fabric {
 
@@ -11,6 +12,7 @@ BufferPool::BufferPool(TransferEngine& engine, const BufferPoolOptions& options)
     fail(Status::kInvalidArgument, "a pool of {} buffers of {} bytes", options.buffers, options.buffer_bytes);
   stride_ = (options.buffer_bytes + kLine - 1) / kLine * kLine;
   arena_ = Mapping::map_private(stride_ * options.buffers);
+  prefer_node_for(arena_.address(), arena_.bytes(), engine.node());
   memory_ = engine_.register_memory(
       {arena_.address(), stride_ * options.buffers, options.remote_read, options.remote_write});
   taken_.resize(options.buffers);

@@ -1,5 +1,5 @@
-// Buffers of one size in one piece of registered host memory, taken and given back without registering anything.
-// Any thread.
+// Buffers of one size in one piece of registered host memory, on the NUMA node of the engine's rails, taken and given back
+// without registering anything. Any thread.
 #pragma once
 
 #include <mutex>

@@ -45,8 +45,9 @@ struct MemoryToRegister {
   uint64_t bytes = 0;
   bool remote_read = false;
   bool remote_write = false;
-  int dmabuf_fd = -1;  // of memory that is not the processor's
-  uint64_t dmabuf_offset = 0;
+  int dmabuf_fd = -1;          // of memory that is not the processor's
+  uint64_t dmabuf_offset = 0;  // of its first byte
+  uint64_t device = 0;         // the GPU's number in this process
 };
 
 // base: what the NIC calls the region's first byte; its address, or 0 for NICs that count from the start.

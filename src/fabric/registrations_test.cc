@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/os/memfd.h"
 #include "fabric/test_support.h"
 
 namespace towline::fabric {
@@ -98,6 +99,36 @@ TEST_F(RegistrationsTest, OtherRightsAndWhatReachesBeyondAreRegisteredApart) {
   EXPECT_EQ(theirs.arenas(), 3u);
   EXPECT_EQ(write_to(*read_only), Status::kPermissionDenied);
   EXPECT_TRUE(std::all_of(to.begin(), to.end(), [](uint8_t byte) { return byte == 0; }));
+}
+
+// Its address is nothing to the processor: bytes go by the descriptor, which is closed meanwhile.
+TEST_F(RegistrationsTest, ADmaBufIsReachedByItsDescriptorAlone) {
+  constexpr uint64_t kOffset = 3 * 4096 + 64;
+  UniqueFd file = create_memfd("device", 8 * 4096);
+  const Mapping device = Mapping::map_shared(file.get(), 8 * 4096, MapAccess::kReadWrite);
+  const MemoryToRegister whole = {.address = reinterpret_cast<void*>(0x700000000040),
+                                  .bytes = 2 * kPiece,
+                                  .remote_read = true,
+                                  .remote_write = true,
+                                  .dmabuf_fd = file.get(),
+                                  .dmabuf_offset = kOffset};
+  const LocalMemory* target = theirs.add(whole);
+  EXPECT_FALSE(theirs.is_host(*target));
+  file.reset();
+  EXPECT_EQ(write_to(*target), Status::kOk);
+  for (uint64_t i = 0; i < device.bytes(); ++i)
+    ASSERT_EQ(device.address()[i], i >= kOffset && i < kOffset + 2 * kPiece ? 0x5a : 0) << "byte " << i;
+  EXPECT_TRUE(theirs.remove(target));
+}
+
+TEST_F(RegistrationsTest, ADmaBufThatIsTooShortIsRefused) {
+  const UniqueFd file = create_memfd("device", 4096);
+  EXPECT_THROW((void)theirs.add({.address = reinterpret_cast<void*>(0x700000000000),
+                                 .bytes = 4096,
+                                 .dmabuf_fd = file.get(),
+                                 .dmabuf_offset = 1}),
+               core::Error);
+  EXPECT_EQ(theirs.arenas(), 0u);
 }
 
 TEST_F(RegistrationsTest, WhatTheRailsRefuseLeavesNothing) {

@@ -87,6 +87,10 @@ std::vector<RdmaPort> read_rdma_ports(const std::string& root) {
   return ports;
 }
 
+int32_t numa_node_of_device(const std::string& device, const std::string& root) {
+  return read_pci_place(root + "/sys/class/infiniband/" + device + "/device").numa_node;
+}
+
 uint32_t nearest_rails(std::span<const PciPlace> rails, const PciPlace& device) noexcept {
   return nearest(rails, [&](const PciPlace& rail) { return pci_distance(rail, device); });
 }

@@ -31,6 +31,9 @@ struct RdmaPort {
 // root is the prefix of /sys, for tests. Whatever is missing or odd is left out, never an error.
 std::vector<RdmaPort> read_rdma_ports(const std::string& root = "");
 
+// The NUMA node of an RDMA device; -1: unknown.
+int32_t numa_node_of_device(const std::string& device, const std::string& root = "");
+
 // The rails that are nearest, a bit each, of at most 32. All, where nothing is known.
 uint32_t nearest_rails(std::span<const PciPlace> rails, const PciPlace& device) noexcept;
 uint32_t rails_of_node(std::span<const PciPlace> rails, int32_t numa_node) noexcept;

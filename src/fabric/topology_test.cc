@@ -93,6 +93,9 @@ TEST_F(Topology, EachGpuGetsTheNicBelowItsSwitch) {
 
 TEST_F(Topology, HostMemoryGetsTheRailsOfItsNode) {
   add_host();
+  EXPECT_EQ(numa_node_of_device("mlx5_1", root_), 0);
+  EXPECT_EQ(numa_node_of_device("mlx5_2", root_), 1);
+  EXPECT_EQ(numa_node_of_device("mlx5_7", root_), -1);
   EXPECT_EQ(rails_of_node(places(), 0), 3u);
   EXPECT_EQ(rails_of_node(places(), 1), 12u);
   EXPECT_EQ(rails_of_node(places(), -1), UINT32_MAX) << "unknown: all";

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <map>
 
 #include "base/error.h"
 #include "base/wire.h"
@@ -345,6 +346,16 @@ std::vector<TransferEngine::Rail> TransferEngine::rails() const {
   for (std::size_t i = 0; i < engine_->rails(); ++i)
     rails.push_back({engine_->traits(i), engine_->counters(i)});
   return rails;
+}
+
+std::optional<uint32_t> TransferEngine::node() const {
+  std::map<int32_t, uint32_t> rails_of;
+  for (const Rail& rail : rails())
+    if (rail.traits.numa_node >= 0) ++rails_of[rail.traits.numa_node];
+  const auto most = std::max_element(rails_of.begin(), rails_of.end(), [](const auto& one, const auto& two) {
+    return one.second < two.second;
+  });
+  return most == rails_of.end() ? std::nullopt : std::optional(static_cast<uint32_t>(most->first));
 }
 
 std::string TransferEngine::describe() const {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -155,6 +156,8 @@ class TransferEngine final : private EngineHost {
     RailCounters counters;
   };
   std::vector<Rail> rails() const;
+  // The NUMA node that most of the rails are on; none: unknown.
+  std::optional<uint32_t> node() const;
   std::string describe() const;
 
  private:

@@ -137,6 +137,12 @@ class DmaMemory {
   [[nodiscard]] virtual void* host() const noexcept { return nullptr; }
 };
 
+// Memory of the application on a GPU as a dma-buf, which begins at or before it.
+struct DmaExport {
+  UniqueFd dma_buf;
+  uint64_t offset = 0;  // of the memory in it
+};
+
 // Multiprocessors that the application leaves to copies (a green context), so that these need not wait for its
 // own blocks to end.
 struct ReserveWish {
@@ -274,6 +280,8 @@ class Device {
   [[nodiscard]] PinnedRanges& pinned_ranges() noexcept { return pinned_ranges_; }
   // At least so many bytes. Throws Error that says what the GPU, its driver or the kernel lack.
   virtual std::unique_ptr<DmaMemory> make_dma_memory(uint32_t gpu, uint64_t bytes) = 0;
+  // Memory of this process that is all on that GPU. Throws in the same way.
+  [[nodiscard]] virtual DmaExport export_memory(uint32_t gpu, uint64_t address, uint64_t bytes) = 0;
   // after_default: work on the queue comes after what the application has put on the GPU's default stream
   // before, and what it puts there later comes after that work. Such a queue reserves nothing.
   virtual std::unique_ptr<CopyQueue> make_queue(uint32_t gpu, bool after_default,

@@ -202,6 +202,9 @@ class Nvidia final : public Device {
   std::unique_ptr<DmaMemory> make_dma_memory(uint32_t gpu, uint64_t bytes) override {
     return make_driver_dma_memory(api_, context(gpu).context, gpu, bytes);
   }
+  [[nodiscard]] DmaExport export_memory(uint32_t gpu, uint64_t address, uint64_t bytes) override {
+    return export_driver_memory(api_, context(gpu).context, gpu, address, bytes);
+  }
 
   std::unique_ptr<CopyQueue> make_queue(uint32_t gpu, bool after_default, const ReserveWish& wish) override {
     const Kernels& kernels = context(gpu);

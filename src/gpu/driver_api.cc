@@ -103,6 +103,7 @@ Api::Api(const char* file) : library(file) {
     if (version >= from && find(name, &address, from, 0, &found) == kSuccess)
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address);
   };
+  load_from(kWanted, pointer_set_attribute, "cuPointerSetAttribute");
   load_from(kWanted, range_handle, "cuMemGetHandleForAddressRange");
   load_from(kWithGreen, function_load, "cuFuncLoad");
   load_from(kWithGreen, device_get_resource, "cuDeviceGetDevResource");

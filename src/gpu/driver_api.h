@@ -46,6 +46,7 @@ inline constexpr int kFunctionThreads = 0;         // attribute: that a block ma
 enum PointerAttribute : int {
   kContextOf = 1,
   kMemoryType = 2,
+  kSyncMemops = 6,
   kBufferId = 7,
   kIsManaged = 8,
   kDeviceOrdinal = 9,
@@ -211,6 +212,7 @@ struct Api {
   Result (*host_unregister)(void*) = nullptr;
   Result (*host_device_pointer)(Pointer*, void*, unsigned) = nullptr;
   Result (*pointer_get_attribute)(void*, int, Pointer) = nullptr;
+  Result (*pointer_set_attribute)(const void*, int, Pointer) = nullptr;  // null: the driver has none
   Result (*pointer_get_attributes)(unsigned, int*, void**, Pointer) = nullptr;
   Result (*ipc_get_handle)(IpcHandle*, Pointer) = nullptr;
   Result (*ipc_open_handle)(Pointer*, IpcHandle, unsigned) = nullptr;

@@ -15,6 +15,14 @@ int attribute(const Api& api, int which, uint32_t gpu) noexcept {
   return api.device_get_attribute(&value, which, static_cast<int>(gpu)) == driver::kSuccess ? value : 0;
 }
 
+void check_dma_bufs(const Api& api, uint32_t gpu) {
+  if (api.range_handle == nullptr)
+    fail(Status::kUnsupported, "cuda: the driver has no cuMemGetHandleForAddressRange");
+  if (attribute(api, driver::kAttributeDmaBuf, gpu) == 0)
+    fail(Status::kUnsupported, "cuda: GPU {} has no memory that is a dma-buf, by this driver and kernel",
+         gpu);
+}
+
 class DriverDmaMemory final : public DmaMemory {
  public:
   DriverDmaMemory(const Api& api, driver::Context context, uint32_t gpu, uint64_t bytes)
@@ -87,14 +95,33 @@ std::string pci_address_of(const Api& api, driver::Device gpu) {
 
 std::unique_ptr<DmaMemory> make_driver_dma_memory(const Api& api, driver::Context context, uint32_t gpu,
                                                   uint64_t bytes) {
-  if (api.range_handle == nullptr)
-    fail(Status::kUnsupported, "cuda: the driver has no cuMemGetHandleForAddressRange");
-  if (attribute(api, driver::kAttributeDmaBuf, gpu) == 0)
-    fail(Status::kUnsupported, "cuda: GPU {} has no memory that is a dma-buf, by this driver and kernel",
-         gpu);
+  check_dma_bufs(api, gpu);
   if (attribute(api, driver::kAttributeForOtherDevices, gpu) == 0)
     fail(Status::kUnsupported, "cuda: memory of GPU {} is out of other devices' reach", gpu);
   return std::make_unique<DriverDmaMemory>(api, context, gpu, bytes);
+}
+
+// The driver takes whole pages of the host. Ranges of several allocations are the driver's to refuse: it takes those that
+// are mapped side by side, and none of several cudaMalloc.
+DmaExport export_driver_memory(const Api& api, driver::Context context, uint32_t gpu, uint64_t address,
+                               uint64_t bytes) {
+  check_dma_bufs(api, gpu);
+  const uint64_t begin = address / kHostPage * kHostPage;
+  const uint64_t end = (address + bytes + kHostPage - 1) / kHostPage * kHostPage;
+  const Current current(api, context);
+  int fd = -1;
+  const driver::Result made = api.range_handle(&fd, begin, end - begin, driver::kRangeDmaBuf, 0);
+  if (made != driver::kSuccess)
+    fail(Status::kUnsupported,
+         "cuda: cuMemGetHandleForAddressRange makes no dma-buf of {} bytes at {:#x} on GPU {}: {} (it needs "
+         "the open "
+         "kernel modules of NVIDIA's driver)",
+         bytes, address, gpu, api.text(made));
+  // The driver's synchronous copies then wait for one another, as memory of NICs wants it. Mapped memory has no such
+  // attribute, and its refusal is no reason against the export.
+  if (unsigned on = 1; api.pointer_set_attribute != nullptr)
+    (void)api.pointer_set_attribute(&on, driver::kSyncMemops, address);
+  return {UniqueFd{fd}, address - begin};
 }
 
 }  // namespace towline::cuda

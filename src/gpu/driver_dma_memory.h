@@ -14,6 +14,10 @@ namespace towline::cuda {
                                                                 driver::Context context, uint32_t gpu,
                                                                 uint64_t bytes);
 
+// The same of memory that the application has allocated.
+[[nodiscard]] DmaExport export_driver_memory(const driver::Api& api, driver::Context context, uint32_t gpu,
+                                             uint64_t address, uint64_t bytes);
+
 // "0000:04:00.0"; empty: the driver does not say.
 [[nodiscard]] std::string pci_address_of(const driver::Api& api, driver::Device gpu);
 

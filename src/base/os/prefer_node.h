@@ -25,4 +25,8 @@ class PreferNode {
   bool changed_ = false;
 };
 
+// The same for one piece of mapped memory, whichever thread touches it first: for as long as it is mapped. `address` is a
+// multiple of the page size.
+void prefer_node_for(void* address, uint64_t bytes, std::optional<uint32_t> node) noexcept;
+
 }  // namespace towline

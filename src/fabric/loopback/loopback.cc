@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "base/wire.h"
+#include "fabric/loopback/region.h"
 
 namespace towline::fabric {
 namespace {
@@ -40,17 +41,14 @@ struct Event {
   std::vector<uint8_t> payload;
 };
 
-struct Region {
-  MemoryToRegister memory;
-};
-
 struct PortState {
   bool down = false;
+  bool host_only = false;
   uint64_t bytes_per_s = 0;
   uint64_t busy_until_ns = 0;
   DomainTraits traits;
-  std::unordered_map<uint64_t, Region> regions;  // by key
-  std::unordered_map<uint32_t, uint64_t> ends;   // by number
+  std::unordered_map<uint64_t, LoopbackRegion> regions;  // by key
+  std::unordered_map<uint32_t, uint64_t> ends;           // by number
   std::deque<Completion> completions;
 };
 
@@ -63,6 +61,7 @@ class LoopbackFabric::Network {
   uint32_t add_port(LoopbackOptions options) {
     PortState port;
     port.bytes_per_s = options.bytes_per_s;
+    port.host_only = options.host_only;
     port.traits = std::move(options.traits);
     if (port.traits.kind.empty()) port.traits.kind = "loopback";
     if (port.traits.name.empty()) port.traits.name = fmt::format("loopback {}", ports_.size());
@@ -73,8 +72,11 @@ class LoopbackFabric::Network {
   PortState& port(uint32_t number) { return ports_[number]; }
 
   uint64_t add_region(uint32_t port, const MemoryToRegister& memory) {
+    PortState& state = ports_[port];
+    if (memory.dmabuf_fd >= 0 && state.host_only)
+      fail(Status::kUnsupported, "{}: the rail takes no dma-buf", state.traits.name);
     const uint64_t key = random_.next() | 1;
-    ports_[port].regions[key] = {memory};
+    state.regions.emplace(key, LoopbackRegion{memory, state.traits.name});
     return key;
   }
 
@@ -209,7 +211,7 @@ class LoopbackFabric::Network {
       } else if (survives && event.kind == EventKind::kArrive && event.request.kind != RequestKind::kRead &&
                  random_.chance(0.5)) {
         event.adrift = true;
-        const auto* from = reinterpret_cast<const uint8_t*>(event.request.local);
+        const uint8_t* from = local_of(end, event.request);
         try {
           if (event.request.length != 0) event.payload.assign(from, from + event.request.length);
         } catch (const std::bad_alloc&) {
@@ -285,24 +287,32 @@ class LoopbackFabric::Network {
     schedule(done, std::move(event));
   }
 
+  // The initiator's side of a request.
+  uint8_t* local_of(const End& end, const WorkRequest& request) {
+    const auto& regions = ports_[end.port].regions;
+    const auto region = regions.find(request.local_key);
+    return region == regions.end() ? reinterpret_cast<uint8_t*>(request.local)
+                                   : region->second.find(request.local);
+  }
+
   Status carry_out(End& target, Event& event) {
     const WorkRequest& request = event.request;
     PortState& port = ports_[target.port];
-    const uint8_t* from = event.adrift ? event.payload.data() : reinterpret_cast<uint8_t*>(request.local);
+    const uint8_t* from = event.adrift ? event.payload.data() : local_of(ends_.at(event.end), request);
     if (request.kind == RequestKind::kSend || request.kind == RequestKind::kWriteImmediate) {
       if (target.receives.empty()) return Status::kAgain;
     }
     if (request.kind != RequestKind::kSend && request.length != 0) {
       const auto region = port.regions.find(request.remote_key);
       if (region == port.regions.end()) return Status::kStale;
-      const MemoryToRegister& memory = region->second.memory;
+      const MemoryToRegister& memory = region->second.memory();
       const auto start = reinterpret_cast<uint64_t>(memory.address);
       if (request.remote < start || request.remote - start > memory.bytes ||
           request.length > memory.bytes - (request.remote - start))
         return Status::kOutOfRange;
       const bool allowed = request.kind == RequestKind::kRead ? memory.remote_read : memory.remote_write;
       if (!allowed) return Status::kPermissionDenied;
-      auto* there = reinterpret_cast<uint8_t*>(request.remote);
+      uint8_t* there = region->second.find(request.remote);
       if (request.kind == RequestKind::kRead) {
         event.payload.assign(there, there + request.length);
       } else {
@@ -331,7 +341,7 @@ class LoopbackFabric::Network {
     End& end = found->second;
     if (end.broken && event.status == Status::kOk) return;  // the answer found no connection
     if (event.request.kind == RequestKind::kRead && !event.payload.empty())
-      std::memcpy(reinterpret_cast<void*>(event.request.local), event.payload.data(), event.payload.size());
+      std::memcpy(local_of(end, event.request), event.payload.data(), event.payload.size());
     if (event.request.signalled || event.status != Status::kOk)
       push(end.port, {event.request.cookie, 0, end.number, event.request.length, event.status,
                       CompletionKind::kRequest});

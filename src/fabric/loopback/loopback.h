@@ -30,6 +30,7 @@ struct LoopbackFaults {
 struct LoopbackOptions {
   DomainTraits traits;
   uint64_t bytes_per_s = 0;  // 0: as fast as it is polled
+  bool host_only = false;    // it takes no dma-buf
 };
 
 class LoopbackFabric {

@@ -97,16 +97,23 @@ class SharedPort final : public Domain {
   DomainTraits traits_;
 };
 
-uint64_t read_rate(std::string_view settings) {
+void read_settings(std::string_view settings, LoopbackOptions& options) {
   constexpr std::string_view kRate = "rate=";
   double rate = 0;
-  if (settings.starts_with(kRate)) {
-    settings.remove_prefix(kRate.size());
-    const auto [end, error] = std::from_chars(settings.data(), settings.data() + settings.size(), rate);
-    if (error == std::errc{} && end == settings.data() + settings.size() && rate >= 1 && rate < 1e15)
-      return static_cast<uint64_t>(rate);
+  if (settings == "host_only") {
+    options.host_only = true;
+    return;
   }
-  fail(Status::kInvalidArgument, "a loopback rail takes ?rate=BYTES_PER_SECOND, not \"{}\"", settings);
+  if (settings.starts_with(kRate)) {
+    const std::string_view number = settings.substr(kRate.size());
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), rate);
+    if (error == std::errc{} && end == number.data() + number.size() && rate >= 1 && rate < 1e15) {
+      options.traits.bandwidth_bytes_per_s = options.bytes_per_s = static_cast<uint64_t>(rate);
+      return;
+    }
+  }
+  fail(Status::kInvalidArgument, "a loopback rail takes ?rate=BYTES_PER_SECOND or ?host_only, not \"{}\"",
+       settings);
 }
 
 }  // namespace
@@ -119,10 +126,7 @@ std::unique_ptr<Domain> make_shared_loopback(const std::string& name) {
   LoopbackOptions options;
   options.traits.kind = "loopback:" + network;
   options.traits.name = "loopback " + network;
-  if (mark != std::string::npos) {
-    options.bytes_per_s = read_rate(std::string_view{name}.substr(mark + 1));
-    options.traits.bandwidth_bytes_per_s = options.bytes_per_s;
-  }
+  if (mark != std::string::npos) read_settings(std::string_view{name}.substr(mark + 1), options);
   return std::make_unique<SharedPort>(network_of(network), std::move(options));
 }
 

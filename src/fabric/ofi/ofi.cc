@@ -13,11 +13,12 @@
 #include <unordered_map>
 
 #include "base/clock.h"
-#include "base/id.h"
 #include "base/log.h"
 #include "base/os/unique_fd.h"
 #include "base/short_text.h"
 #include "fabric/ofi/ofi_library.h"
+#include "fabric/ofi/ofi_memory.h"
+#include "fabric/topology.h"
 
 namespace towline::fabric {
 
@@ -33,8 +34,8 @@ OfiLibrary::OfiLibrary() {
   dupinfo_ = library_.symbol<decltype(&fi_dupinfo)>("fi_dupinfo");
   fabric_ = library_.symbol<decltype(&fi_fabric)>("fi_fabric");
   strerror_ = library_.symbol<decltype(&fi_strerror)>("fi_strerror");
-  const auto runtime = library_.symbol<decltype(&fi_version)>("fi_version")();
-  version_ = std::min<uint32_t>(runtime, FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION));
+  runtime_ = library_.symbol<decltype(&fi_version)>("fi_version")();
+  version_ = std::min<uint32_t>(runtime_, FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION));
 }
 
 OfiLibrary& OfiLibrary::get() {
@@ -80,7 +81,17 @@ OfiInfo find_devices(const OfiOptions& options) {
   hints->fabric_attr->prov_name = strdup(options.provider.c_str());
   fi_info* found = nullptr;
   const char* node = options.address.empty() ? nullptr : options.address.c_str();
-  const int result = library.get_info(node, node != nullptr ? FI_SOURCE : 0, hints.get(), &found);
+  const uint64_t flags = node != nullptr ? FI_SOURCE : 0;
+  int result = -FI_ENODATA;
+  // Devices that move GPU memory do so where they are asked to.
+  if (ofi_moves_gpu_memory(options.provider)) {
+    hints->caps |= FI_HMEM;
+    hints->domain_attr->mr_mode |= FI_MR_HMEM;
+    result = library.get_info(node, flags, hints.get(), &found);
+    hints->caps &= ~uint64_t{FI_HMEM};
+    hints->domain_attr->mr_mode &= ~FI_MR_HMEM;
+  }
+  if (result != 0) result = library.get_info(node, flags, hints.get(), &found);
   if (result != 0)
     fail(Status::kNotFound, "libfabric's provider {} has no device with reads, writes and delivery: {}",
          options.provider, library.error_text(result));
@@ -163,6 +174,7 @@ class OfiDomain final : public Domain {
     traits_.name = fmt::format("ofi {} {}", options.provider, info_->domain_attr->name);
     const std::string domain_name = info_->domain_attr->name;
     if (options.provider == "efa") traits_.device = domain_name.substr(0, domain_name.find('-'));
+    if (!traits_.device.empty()) traits_.numa_node = numa_node_of_device(traits_.device);
     fid_fabric* fabric = nullptr;
     check_ofi(library.open_fabric(info_->fabric_attr, &fabric), "fi_fabric", traits_.name);
     fabric_.reset(fabric);
@@ -193,24 +205,7 @@ class OfiDomain final : public Domain {
   std::vector<uint8_t> address() const override { return {}; }
 
   Registration register_memory(const MemoryToRegister& memory) override {
-    uint64_t access = FI_SEND | FI_RECV | FI_READ | FI_WRITE;
-    if (memory.remote_read) access |= FI_REMOTE_READ;
-    if (memory.remote_write) access |= FI_REMOTE_WRITE;
-    if (memory.dmabuf_fd >= 0)
-      fail(Status::kUnsupported, "{}: memory of devices is not registered yet", traits_.name);
-    const auto key_bytes = info_->domain_attr->mr_key_size;
-    const uint64_t mask =
-        key_bytes >= 8 || key_bytes == 0 ? UINT64_MAX : (uint64_t{1} << (8 * key_bytes)) - 1;
-    fid_mr* region = nullptr;
-    int64_t result = -FI_ENOKEY;
-    // A key of ours is random, so that it can't be guessed; one in use is refused.
-    for (int tries = 0; tries < 8 && result == -FI_ENOKEY; ++tries)
-      result = fi_mr_reg(domain_.get(), memory.address, memory.bytes, access, 0, random_u64() & mask, 0,
-                         &region, nullptr);
-    if (result != 0)
-      fail(result == -FI_ENOMEM ? Status::kOutOfMemory : Status::kIo,
-           "{}: {} bytes at {} can't be registered: {} (is the memlock limit too low?)", traits_.name,
-           memory.bytes, memory.address, OfiLibrary::get().error_text(result));
+    fid_mr* const region = ofi_register(*domain_, *info_, OfiLibrary::get().runtime(), memory, traits_.name);
     Registration registration;
     registration.local_key = reinterpret_cast<uint64_t>(fi_mr_desc(region));
     registration.remote_key = fi_mr_key(region);

@@ -23,7 +23,8 @@ class OfiLibrary {
   std::string error_text(int64_t code) const;  // of a negative result
   // Needs no memory.
   const char* plain_error_text(int error) const noexcept { return strerror_(error < 0 ? -error : error); }
-  uint32_t version() const noexcept { return version_; }
+  uint32_t version() const noexcept { return version_; }  // of the API that is asked for
+  uint32_t runtime() const noexcept { return runtime_; }  // of the library
 
   // One that the caller frees by free_info.
   fi_info* empty_info() const noexcept { return dupinfo_(nullptr); }
@@ -41,6 +42,7 @@ class OfiLibrary {
 
   DynamicLibrary library_;
   uint32_t version_ = 0;
+  uint32_t runtime_ = 0;
   decltype(&fi_getinfo) getinfo_ = nullptr;
   decltype(&fi_freeinfo) freeinfo_ = nullptr;
   decltype(&fi_dupinfo) dupinfo_ = nullptr;

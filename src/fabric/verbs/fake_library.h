@@ -3,7 +3,9 @@
 // overrun, an event that is not acknowledged, an object that is destroyed while it is in use are failures.
 #pragma once
 
+#include <linux/mempolicy.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -73,6 +75,7 @@ struct FakeDevice : ibv_device {
   int dmabuf_fd = -1;  // of the last one
   uint64_t dmabuf_offset = 0;
   unsigned last_access = 0;
+  std::vector<int> policies;  // of registered memory: by which the kernel chooses NUMA nodes for its pages
 };
 
 class FakeVerbs {
@@ -400,6 +403,13 @@ class FakeVerbs {
     entry->gid_index = index;
     return 0;
   }
+  // The mapping's own, else the calling thread's.
+  static int policy_of(const void* address) noexcept {
+    int mode = MPOL_DEFAULT;
+    if (syscall(SYS_get_mempolicy, &mode, nullptr, 0UL, address, MPOL_F_ADDR) == 0 && mode != MPOL_DEFAULT)
+      return mode;
+    return syscall(SYS_get_mempolicy, &mode, nullptr, 0UL, nullptr, 0UL) == 0 ? mode : -1;
+  }
   // As a C library: without memory it says so.
   static ibv_mr* add_region(ibv_pd* domain, void* address, size_t length, int access) noexcept try {
     FakeDevice& device = device_of(domain->context);
@@ -415,6 +425,7 @@ class FakeVerbs {
     region->length = length;
     region->lkey = region->rkey = ++keys;
     device.last_access = static_cast<unsigned>(access);
+    device.policies.push_back(policy_of(address));
     ibv_mr* const made = region.get();
     device.regions[made->lkey] = {std::move(region), access};
     device.locked_bytes += length;
@@ -517,6 +528,10 @@ class FakeVerbs {
       FakeDevice& device = device_of(domain->context);
       if (!device.takes_dmabuf) {
         errno = EOPNOTSUPP;
+        return nullptr;
+      }
+      if ((offset ^ iova) % 4096 != 0) {  // as documented: the same offset in a page
+        errno = EINVAL;
         return nullptr;
       }
       device.dmabuf_fd = fd;

@@ -327,10 +327,10 @@ TEST_F(VerbsDevices, RightsAndOrderingOfARegistrationAreAsked) {
   EXPECT_EQ(device.last_access,
             unsigned{IBV_ACCESS_LOCAL_WRITE} | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_RELAXED_ORDERING);
   domain.deregister_memory(read);
-  MemoryToRegister gpu{memory.data(), memory.size(), true, true, 77, 8192};
+  MemoryToRegister gpu{reinterpret_cast<void*>(0x700000001208), memory.size(), true, true, 77, 8192 + 0x208};
   const Registration by_descriptor = domain.register_memory(gpu);
   EXPECT_EQ(device.dmabuf_fd, 77);
-  EXPECT_EQ(device.dmabuf_offset, 8192u);
+  EXPECT_EQ(device.dmabuf_offset, 8192u + 0x208);
   EXPECT_NE(by_descriptor.local_key & kDeviceMemoryKey, 0u) << "the processor must not copy from it";
   domain.deregister_memory(by_descriptor);
   device.takes_dmabuf = false;

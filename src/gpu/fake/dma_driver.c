@@ -23,6 +23,9 @@ SHOWN uint64_t dma_driver_bytes = 0;
 SHOWN int dma_driver_for_devices = 0;
 SHOWN int dma_driver_gpu = -1;
 SHOWN int dma_driver_handle_type = 0;
+SHOWN uint64_t dma_driver_range = 0;  // of which a handle was asked
+SHOWN uint64_t dma_driver_range_bytes = 0;
+SHOWN uint64_t dma_driver_synchronous = 0;  // where copies wait for one another
 
 enum { kUnit = 2 << 20 };
 
@@ -123,14 +126,20 @@ static int set_access(unsigned long long address, size_t bytes, const void* acce
 
 static int range_handle(void* handle, unsigned long long address, size_t bytes, int type,
                         unsigned long long flags) {
-  (void)address;
-  (void)bytes;
-  (void)flags;
   const int failed = outcome("cuMemGetHandleForAddressRange");
   if (failed != 0) return failed;
+  if (address % 4096 != 0 || bytes % 4096 != 0 || flags != 0) return 1;  // as documented
+  dma_driver_range = address;
+  dma_driver_range_bytes = bytes;
   dma_driver_handle_type = type;
   *(int*)handle = dup(2);
   return 0;
+}
+
+static int set_pointer_attribute(const void* value, int which, unsigned long long address) {
+  const int failed = outcome("cuPointerSetAttribute");
+  if (failed == 0 && which == 6 && *(const unsigned*)value == 1) dma_driver_synchronous = address;
+  return failed;
 }
 
 SHOWN int cuDriverGetVersion(int* version) {
@@ -156,6 +165,7 @@ SHOWN int cuGetProcAddress_v2(const char* name, void** function, int version, un
       {"cuMemUnmap", (void*)unmap},
       {"cuMemSetAccess", (void*)set_access},
       {"cuMemGetHandleForAddressRange", (void*)range_handle},
+      {"cuPointerSetAttribute", (void*)set_pointer_attribute},
   };
   (void)version;
   (void)flags;

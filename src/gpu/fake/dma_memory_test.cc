@@ -69,6 +69,39 @@ TEST_F(DmaMemoryTest, AGpuThatHasNoneIsNamed) {
   EXPECT_NE(why_not().find("cuMemGetHandleForAddressRange"), std::string::npos) << why_not();
 }
 
+TEST_F(DmaMemoryTest, TheApplicationsMemoryIsExportedInWholePagesOfTheHost) {
+  const DmaExport made = export_driver_memory(api_, nullptr, 3, 0x700000001208, 0x2000);
+  EXPECT_NE(::fcntl(made.dma_buf.get(), F_GETFD), -1);
+  EXPECT_EQ(made.offset, 0x208u);
+  EXPECT_EQ(shown<uint64_t>("dma_driver_range"), 0x700000001000u);
+  EXPECT_EQ(shown<uint64_t>("dma_driver_range_bytes"), 0x3000u);
+  EXPECT_EQ(shown<int>("dma_driver_handle_type"), 1);
+  EXPECT_EQ(shown<uint64_t>("dma_driver_synchronous"), 0x700000001208u);
+  EXPECT_EQ(shown<int>("dma_driver_live"), 0) << "no context stays current";
+}
+
+TEST_F(DmaMemoryTest, ADriverThatExportsNothingSaysWhatItIsAndMappedMemoryNeedsNoAttribute) {
+  const auto why = [this]() -> std::string {
+    try {
+      (void)export_driver_memory(api_, nullptr, 3, 0x700000001000, 0x1000);
+      return "it was exported";
+    } catch (const core::Error& error) {
+      return error.code() == Status::kUnsupported ? error.message() : "another status";
+    }
+  };
+  fails() = "cuPointerSetAttribute";
+  EXPECT_EQ(why(), "it was exported");
+  fails() = "cuMemGetHandleForAddressRange";
+  EXPECT_NE(
+      why().find("cuMemGetHandleForAddressRange makes no dma-buf of 4096 bytes at 0x700000001000 on GPU 3"),
+      std::string::npos)
+      << why();
+  EXPECT_NE(why().find("801"), std::string::npos) << why();
+  EXPECT_EQ(shown<int>("dma_driver_live"), 0);
+  attributes() = 0;
+  EXPECT_NE(why().find("GPU 3 has no memory that is a dma-buf"), std::string::npos) << why();
+}
+
 TEST_F(DmaMemoryTest, AGpusPlaceIsWrittenAsTheKernelDoes) {
   EXPECT_EQ(pci_address_of(api_, 0), "0001:af:00.0");
   fails() = "cuDeviceGetAttribute";

@@ -73,6 +73,9 @@ class Faults {
   [[nodiscard]] bool pools_refused();
   void refuse_dma(bool refused);  // memory that other devices can fill
   [[nodiscard]] bool dma_refused();
+  // Memory given to NICs.
+  void note_export();
+  [[nodiscard]] uint64_t exports();
   // The application has pinned this, for reading only.
   void pin_for_reading(uint64_t address, uint64_t bytes);
   [[nodiscard]] bool pinned_for_reading(uint64_t address);
@@ -102,6 +105,7 @@ class Faults {
   std::mutex mutex_;
   std::vector<MadeRange> made_;
   uint64_t gathered_ = 0;
+  uint64_t exports_ = 0;
   std::set<std::pair<uint32_t, uint32_t>> peers_;
   bool separated_ = false;
   bool full_ = false;

@@ -192,6 +192,16 @@ bool Faults::dma_refused() {
   return dma_refused_;
 }
 
+void Faults::note_export() {
+  const std::lock_guard lock(mutex_);
+  ++exports_;
+}
+
+uint64_t Faults::exports() {
+  const std::lock_guard lock(mutex_);
+  return exports_;
+}
+
 void Faults::pin_for_reading(uint64_t address, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   for_reading_.push_back({address, address + bytes, 0});
@@ -220,7 +230,7 @@ void Faults::reset() {
   refusal_ = refusal_behind_valves_ = break_ = 0;
   made_.clear();
   peers_.clear();
-  gathered_ = 0;
+  gathered_ = exports_ = 0;
   forgotten_.clear();
   placed_.clear();
   for_reading_.clear();
