@@ -12,6 +12,7 @@
 #include "collectives/nccl/nccl_table.h"
 #include "gpu/collectives_suite.h"
 #include "gpu/fake/fake_kernels.h"
+#include "gpu/fake_nccl_control.h"
 
 namespace towline::gpu_test {
 namespace {
@@ -23,13 +24,6 @@ const int kSeveralOnAGpu = ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
 
 const towline_collective_table_v1_t& nccl_table() {
   return collectives::nccl::table_over(cuda::fake::fake_kernel_device);
-}
-
-template <class Function>
-Function of_fake(const char* name) {
-  void* const library = ::dlopen(TOWLINE_FAKE_NCCL, RTLD_NOW | RTLD_NOLOAD);
-  EXPECT_NE(library, nullptr) << ::dlerror();
-  return reinterpret_cast<Function>(::dlsym(library, name));
 }
 
 Ranks of(int size, uint64_t timeout_ns = 60'000'000'000) { return {size, kLibrary, timeout_ns}; }
@@ -378,7 +372,7 @@ TEST(NcclCommunicators, AnErrorThatNcclNoticesEndsTheOperationOnEveryRank) {
     Buffer buffer(rank.gpu, 400);
     const towline_collective_t call = call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, 100, buffer.at(), buffer.at());
     meet(rank);
-    if (rank.rank == 1) of_fake<void (*)(int, int)>("towline_fake_nccl_set_error")(1, 6);
+    if (rank.rank == 1) of_fake_nccl<void (*)(int, int)>("towline_fake_nccl_set_error")(1, 6);
     const int32_t status = rank.rank == 0 ? towline_collective(rank.on_gpu, &call, nullptr, nullptr) : 0;
     while (towline_communicator_error(rank.on_gpu, nullptr, 0, nullptr) == TOWLINE_OK)
       std::this_thread::yield();
@@ -392,7 +386,7 @@ TEST(NcclCommunicators, AnOperationThatNcclRefusesBreaksTheCommunicator) {
   run_on_gpus(of(1), false, [](Rank& rank) {
     Buffer buffer(rank.gpu, 400);
     const towline_collective_t call = call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, 100, buffer.at(), buffer.at());
-    of_fake<void (*)(int)>("towline_fake_nccl_refuse")(2);
+    of_fake_nccl<void (*)(int)>("towline_fake_nccl_refuse")(2);
     EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_IO);
     EXPECT_EQ(communicator_error(rank.on_gpu), "rank 0: NCCL failed in all_reduce: unhandled system error");
     EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_IO);
@@ -401,7 +395,7 @@ TEST(NcclCommunicators, AnOperationThatNcclRefusesBreaksTheCommunicator) {
 
 TEST(NcclCommunicators, LeaveNothingBehind) {
   run_on_gpus(of(2), false, [](Rank& rank) { meet(rank); });
-  EXPECT_EQ(of_fake<int (*)()>("towline_fake_nccl_living")(), 0);
+  EXPECT_EQ(of_fake_nccl<int (*)()>("towline_fake_nccl_living")(), 0);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -10,6 +11,7 @@
 #include "collectives/nccl/nccl_table.h"
 #include "gpu/collectives_suite.h"
 #include "gpu/fake/fake_kernels.h"
+#include "gpu/fake_nccl_control.h"
 
 namespace towline::gpu_test {
 namespace {
@@ -220,15 +222,25 @@ TEST(NcclBySizeFails, ARankThatDoesNotComeIsNamedAndEndsBothBackends) {
   });
 }
 
+// Ranks 0 and 2 are inside NCCL when rank 1 aborts. It stays, so that they don't learn only that it went.
 TEST(NcclBySizeFails, AnAbortEndsAnOperationOfNcclWithItsReasonOnEveryRank) {
-  run_on_gpus(from(3, "all_reduce=4KiB"), false, [](Rank& rank) {
+  std::atomic<int> ended{0};
+  run_on_gpus(from(3, "all_reduce=4KiB"), false, [&](Rank& rank) {
     Buffer buffer(rank.gpu, 4096);
     buffer.put(floats(1024, 1));
     const towline_collective_t large = reduce_call(buffer, buffer, 1024);
-    if (rank.rank == 1)
+    const auto inside = of_fake_nccl<int (*)()>("towline_fake_nccl_inside");
+    if (rank.rank == 1) {
+      while (inside() != 2) std::this_thread::yield();
+      const auto begun = std::chrono::steady_clock::now();
       EXPECT_EQ(towline_communicator_abort(rank.on_gpu, "enough"), TOWLINE_OK);
-    else
-      EXPECT_LT(towline_collective(rank.on_gpu, &large, nullptr, nullptr), 0);
+      while (ended != 2) std::this_thread::yield();
+      EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(5));
+      EXPECT_EQ(inside(), 0);
+    } else {
+      EXPECT_EQ(towline_collective(rank.on_gpu, &large, nullptr, nullptr), TOWLINE_CANCELLED);
+      ++ended;
+    }
     EXPECT_NE(communicator_error(rank.on_gpu).find("rank 1 aborted communicator gpus: enough"),
               std::string::npos)
         << communicator_error(rank.on_gpu);
