@@ -57,15 +57,10 @@ constexpr cuda::KernelModel kModels[] = {
     TOWLINE_NORM_KERNELS(TOWLINE_NORM_MODEL) TOWLINE_NORM_KERNELS(TOWLINE_SMALL_NORM_MODEL)};
 static_assert(std::size(kNames) == kKernels && std::size(kModels) == kKernels);
 
-cuda::KernelDevice& (*device_of_table)() = nullptr;
-
-int32_t open_over(const towline_collective_open_args* args, towline_collective_backend** backend,
-                  cuda::KernelDevice& (*device)()) {
-  return guarded(args->host, [&] {
-    const cuda::KernelSet kernels{kernel_image(), kNames, kModels, sizeof(Job), kThreads, true};
-    *backend = hand_out(*args, std::make_unique<GpuBackend>(*args, device(), kernels));
-    return Status::kOk;
-  });
+std::unique_ptr<StreamBackend> make_backend(const towline_collective_open_args& args,
+                                            cuda::KernelDevice& device) {
+  const cuda::KernelSet kernels{kernel_image(), kNames, kModels, sizeof(Job), kThreads, true};
+  return std::make_unique<GpuBackend>(args, device, kernels);
 }
 
 // Sets the reason of the break together with the status.
@@ -188,8 +183,7 @@ int32_t start_steps(towline_collective_backend* handle, const towline_collective
   });
 }
 
-towline_collective_table_v1_t whole(OpenFunction open) {
-  towline_collective_table_v1_t made = make_stream_table(open);
+void complete(towline_collective_table_v1_t& made) {
   made.window_open = window_open;
   made.window_close = window_close;
   made.window_map = window_map;
@@ -204,27 +198,15 @@ towline_collective_table_v1_t whole(OpenFunction open) {
   made.perform_steps = perform_steps;
   made.lane_open = lane_open;
   made.start_steps = start_steps;
-  return made;
 }
 
-int32_t open_nvidia(const towline_collective_open_args* args, towline_collective_backend** backend) {
-  return open_over(args, backend, cuda::nvidia_kernel_device);
-}
-int32_t open_other(const towline_collective_open_args* args, towline_collective_backend** backend) {
-  return open_over(args, backend, device_of_table);
-}
+using Tables = DeviceTables<make_backend, complete>;
 
 }  // namespace
 
-const towline_collective_table_v1_t& nvidia_table() {
-  static const towline_collective_table_v1_t table = whole(open_nvidia);
-  return table;
-}
-
+const towline_collective_table_v1_t& nvidia_table() { return Tables::nvidia(); }
 const towline_collective_table_v1_t& table_over(cuda::KernelDevice& (*device)()) {
-  device_of_table = device;
-  static const towline_collective_table_v1_t table = whole(open_other);
-  return table;
+  return Tables::over(device);
 }
 
 }  // namespace towline::collectives::gpu
