@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "collectives/small_floats.h"
@@ -57,41 +60,70 @@ std::string communicator_error(const towline_communicator_t* communicator) {
   return text;
 }
 
+namespace {
+
+// This process is one rank, as run_as_processes starts it: TOWLINE_TEST_PROCESS=RANK/RANKS/FILE, where FILE is where they meet.
+struct OwnRank {
+  int rank = 0;
+  int size = 0;
+  std::string bootstrap;
+};
+const std::optional<OwnRank>& own_rank() {
+  static const std::optional<OwnRank> mine = []() -> std::optional<OwnRank> {
+    const char* const text = std::getenv("TOWLINE_TEST_PROCESS");
+    OwnRank made;
+    int taken = 0;
+    if (text == nullptr || std::sscanf(text, "%d/%d/%n", &made.rank, &made.size, &taken) != 2)
+      return std::nullopt;
+    made.bootstrap = std::string("file:/") + (text + taken);
+    return made;
+  }();
+  return mine;
+}
+
+void run_as(int rank, const Ranks& ranks, Platform& gpu, bool with_cpu,
+            const std::function<void(Rank&)>& body, const towline_collective_store_t* store) {
+  gpu.be(rank);
+  const auto make = [&](const char* name, const char* backend) {
+    towline_communicator_options_t options = {};
+    options.struct_size = sizeof options;
+    options.name = name;
+    options.backend = backend;
+    options.rank = rank;
+    options.size = ranks.size;
+    options.store = store;
+    if (store == nullptr) options.bootstrap = own_rank()->bootstrap.c_str();
+    options.timeout_ns = ranks.timeout_ns;
+    std::string config = ranks.config;
+    if (!ranks.hosts.empty())
+      config = fmt::format("collectives.host = \"{}\"\n{}", ranks.hosts[static_cast<size_t>(rank)], config);
+    options.config = config.c_str();
+    towline_communicator_t* made = nullptr;
+    EXPECT_EQ(towline_communicator_create(&options, &made), TOWLINE_OK) << towline_last_error();
+    return made;
+  };
+  Rank mine{rank, ranks.size, gpu, make("gpus", gpu.backend()), nullptr};
+  if (with_cpu) mine.on_cpu = make("cpus", "cpu");
+  if (mine.on_gpu != nullptr && (!with_cpu || mine.on_cpu != nullptr)) body(mine);
+  if (mine.on_cpu != nullptr) towline_communicator_destroy(mine.on_cpu);
+  if (mine.on_gpu != nullptr) towline_communicator_destroy(mine.on_gpu);
+}
+
+}  // namespace
+
 void run_on_gpus(const Ranks& ranks, bool with_cpu, const std::function<void(Rank&)>& body) {
   std::string why_not;
   Platform* const gpu = platform(why_not);
   if (gpu == nullptr) GTEST_SKIP() << why_not;
+  if (own_rank()) {
+    ASSERT_EQ(own_rank()->size, ranks.size) << "run_as_processes needs a filter for tests of so many ranks";
+    return run_as(own_rank()->rank, ranks, *gpu, with_cpu, body, nullptr);
+  }
   MapStore store;
   const auto table = store.table();
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks.size; ++rank) {
-    threads.emplace_back([&, rank] {
-      gpu->be(rank);
-      const auto make = [&](const char* name, const char* backend) {
-        towline_communicator_options_t options = {};
-        options.struct_size = sizeof options;
-        options.name = name;
-        options.backend = backend;
-        options.rank = rank;
-        options.size = ranks.size;
-        options.store = &table;
-        options.timeout_ns = ranks.timeout_ns;
-        std::string config = ranks.config;
-        if (!ranks.hosts.empty())
-          config =
-              fmt::format("collectives.host = \"{}\"\n{}", ranks.hosts[static_cast<size_t>(rank)], config);
-        options.config = config.c_str();
-        towline_communicator_t* made = nullptr;
-        EXPECT_EQ(towline_communicator_create(&options, &made), TOWLINE_OK) << towline_last_error();
-        return made;
-      };
-      Rank mine{rank, ranks.size, *gpu, make("gpus", gpu->backend()), nullptr};
-      if (with_cpu) mine.on_cpu = make("cpus", "cpu");
-      if (mine.on_gpu != nullptr && (!with_cpu || mine.on_cpu != nullptr)) body(mine);
-      if (mine.on_cpu != nullptr) towline_communicator_destroy(mine.on_cpu);
-      if (mine.on_gpu != nullptr) towline_communicator_destroy(mine.on_gpu);
-    });
-  }
+  for (int rank = 0; rank < ranks.size; ++rank)
+    threads.emplace_back([&, rank] { run_as(rank, ranks, *gpu, with_cpu, body, &table); });
   for (std::thread& thread : threads) thread.join();
 }
 
