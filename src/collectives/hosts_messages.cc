@@ -23,11 +23,7 @@ size_t HostsMessages::lanes() const {
 
 HostsMessages::Lane& HostsMessages::lane_to(int peer, bool sends) {
   const std::lock_guard lock(mutex_);
-  Lane& lane = lanes_[{peer, sends}];
-  lane.owner = this;
-  lane.peer = peer;
-  lane.sends = sends;
-  return lane;
+  return lanes_.try_emplace({peer, sends}, *this, peer, sends).first->second;
 }
 
 // A send first waits for the message before it, so that its first chunk may go into staging; then each chunk waits for the one
@@ -89,7 +85,7 @@ int32_t HostsMessages::carry(void* context, const uint64_t* words) {
   const auto& lane = *static_cast<const Lane*>(context);
   Leg leg;
   std::memcpy(&leg, words, sizeof leg);
-  HostsMessages& self = *lane.owner;
+  HostsMessages& self = lane.owner;
   try {
     return static_cast<int32_t>(self.run(lane, leg));
   } catch (const std::exception& error) {

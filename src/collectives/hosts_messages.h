@@ -47,10 +47,12 @@ class HostsMessages {
 
  private:
   struct Lane {
-    HostsMessages* owner;
-    int peer;
-    bool sends;
-    std::mutex mutex;
+    Lane(HostsMessages& its_owner, int its_peer, bool it_sends)
+        : owner(its_owner), peer(its_peer), sends(it_sends) {}
+    HostsMessages& owner;
+    const int peer;
+    const bool sends;
+    std::mutex mutex;  // guards the two until they are set
     void* memory = nullptr;
     uint32_t number = 0;
   };

@@ -1,4 +1,4 @@
-// Parts of any size, on hosts with any numbers of ranks. No column has all of them, so legs are lists of messages between
+// Parts of any size, and hosts with any numbers of ranks. No column has all of them, so legs are lists of messages between
 // two ranks each.
 //
 // Rank j of a host deals with the parts of another host's ranks j, j + n, j + 2n, ..., where n ranks share that work: one part a
@@ -13,6 +13,8 @@
 
 namespace towline::collectives {
 namespace {
+
+constexpr uint64_t kRootSlots = 16;  // ranks of other hosts that a root deals with at a time
 
 // Of a part, in a chunk.
 uint64_t clip(uint64_t bytes, uint64_t begin, uint64_t most) {
@@ -245,6 +247,84 @@ void HostsSteps::exchange_parts() {
                             turn.number);
       },
       [&](const Chunk& chunk) { moves(chunk, true); });
+}
+
+// gather and scatter: ranks of the root's host among themselves, and ranks of other hosts with the root. The columns first
+// compare what they want, since other ranks exchange nothing with one another.
+void HostsSteps::move_with_root() {
+  const bool gathers = call_->op == TOWLINE_COLLECTIVE_GATHER;
+  std::vector<int> others;  // of other hosts than the root's
+  for (size_t rank = 0; rank < layout_->host_of.size(); ++rank)
+    if (layout_->host_of[rank] != layout_->host_of[static_cast<size_t>(call_->root)])
+      others.push_back(static_cast<int>(rank));
+  const uint64_t slot = slot_bytes(kRootSlots);
+  if (on_root_host()) {
+    towline_collective_t& made = add_call(call_->op, parts_.bytes / parts_.element);
+    made.root = root_index();
+    made.input = parts_.input;
+    made.output = parts_.output;
+    if (is_root() && gathers) made.outputs = of_host(parts_.out, layout_->mine, 0);
+    if (is_root() && !gathers) made.inputs = of_host(parts_.in, layout_->mine, 0);
+  }
+  // Turn 0 compares. Then the root deals with so many ranks at a time, all chunks of theirs.
+  const uint64_t chunks = (parts_.bytes + slot - 1) / slot;
+  const uint64_t groups = is_root() ? (others.size() + kRootSlots - 1) / kRootSlots : on_root_host() ? 0 : 1;
+  const auto each = [&](const Chunk& chunk, auto&& body) {
+    if (chunk.begin == 0) return;
+    const uint64_t begin = (chunk.begin - 1) % chunks * slot;
+    const uint64_t bytes = clip(parts_.bytes, begin, slot);
+    const uint64_t first = (chunk.begin - 1) / chunks * kRootSlots;
+    if (!is_root()) return body(call_->root, 0, begin, bytes);
+    for (uint64_t i = first; i < std::min<uint64_t>(first + kRootSlots, others.size()); ++i)
+      body(others[i], i - first, begin, bytes);
+  };
+  const auto data = [&](int rank, uint64_t begin) {
+    if (!is_root()) return (gathers ? const_cast<uint8_t*>(parts_.input) : parts_.output) + begin;
+    return (gathers ? parts_.out : parts_.in).at[static_cast<size_t>(rank)] + begin;
+  };
+  const bool sends = gathers != is_root();
+  const auto moves = [&](const Chunk& chunk, bool in) {
+    each(chunk, [&](int rank, uint64_t at, uint64_t begin, uint64_t bytes) {
+      uint8_t* const stage = chunk.stage + at * slot;
+      if (in && sends) add_move(stage, data(rank, begin), bytes);
+      if (!in && !sends) add_move(data(rank, begin), stage, bytes);
+    });
+  };
+  pipeline(
+      1 + groups * chunks, 1, [&](const Chunk& chunk) { moves(chunk, true); },
+      [&](const Chunk& chunk) {
+        if (chunk.begin == 0)
+          return layout_->index < layout_->columns && post(LegKind::kCompare, chunk, 0, 0);
+        each(chunk, [&](int rank, uint64_t at, uint64_t, uint64_t bytes) {
+          entries_.push_back({rank, sends, static_cast<uint32_t>(at), bytes});
+        });
+        return post_entries(LegKind::kExchange, chunk, slot, (chunk.begin - 1) % chunks + 1);
+      },
+      [&](const Chunk& chunk) { moves(chunk, false); });
+}
+
+// The root's host first, whose first rank then gives it to the other hosts' first ranks.
+void HostsSteps::broadcast_beyond_columns() {
+  pipeline(
+      parts_.bytes, part_bytes(1),
+      [&](const Chunk& chunk) {
+        if (!on_root_host()) return;
+        towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_BROADCAST, chunk.bytes / parts_.element);
+        made.root = root_index();
+        if (is_root()) made.input = parts_.input + chunk.begin;
+        if (!is_root() || parts_.output != parts_.input) made.output = parts_.output + chunk.begin;
+        if (layout_->index == 0) add_move(chunk.stage, parts_.output + chunk.begin, chunk.bytes);
+      },
+      [&](const Chunk& chunk) {
+        if (layout_->index == 0) return post(LegKind::kBroadcast, chunk, chunk.bytes, 0);
+        return chunk.number == 0 && layout_->index < layout_->columns && post(LegKind::kCompare, chunk, 0, 0);
+      },
+      [&](const Chunk& chunk) {
+        if (on_root_host()) return;
+        towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_BROADCAST, chunk.bytes / parts_.element);
+        if (layout_->index == 0) made.input = chunk.stage;
+        made.output = parts_.output + chunk.begin;
+      });
 }
 
 }  // namespace towline::collectives

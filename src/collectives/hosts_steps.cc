@@ -27,11 +27,6 @@ const std::vector<towline_collective_step_t>& HostsSteps::cut(const HostsLayout&
   counts_.clear();
   lists_.clear();
   const auto size = static_cast<int>(layout.host_of.size());
-  const bool rooted = call.op == TOWLINE_COLLECTIVE_GATHER || call.op == TOWLINE_COLLECTIVE_SCATTER;
-  if ((rooted && !layout.even) || (call.op == TOWLINE_COLLECTIVE_BROADCAST &&
-                                   layout.index_of[static_cast<size_t>(call.root)] >= layout.columns))
-    fail(Status::kUnsupported, "{} among GPUs of hosts that have different numbers of ranks: only with NCCL",
-         op_name(call.op));
   take_apart(call, layout.here()[layout.index], size, number, Deadline::never(), parts_);
   switch (call.op) {
     case TOWLINE_COLLECTIVE_BARRIER:
@@ -41,7 +36,8 @@ const std::vector<towline_collective_step_t>& HostsSteps::cut(const HostsLayout&
       all_reduce();
       break;
     case TOWLINE_COLLECTIVE_BROADCAST:
-      broadcast();
+      layout.index_of[static_cast<size_t>(call.root)] < layout.columns ? broadcast()
+                                                                       : broadcast_beyond_columns();
       break;
     case TOWLINE_COLLECTIVE_ALL_GATHER:
       layout.even ? all_gather() : gather_parts();
@@ -59,10 +55,10 @@ const std::vector<towline_collective_step_t>& HostsSteps::cut(const HostsLayout&
       reduce();
       break;
     case TOWLINE_COLLECTIVE_GATHER:
-      gather();
+      layout.even ? gather() : move_with_root();
       break;
     case TOWLINE_COLLECTIVE_SCATTER:
-      scatter();
+      layout.even ? scatter() : move_with_root();
       break;
     case TOWLINE_COLLECTIVE_ALL_TO_ALL:
       layout.even ? all_to_all() : exchange_parts();

@@ -107,6 +107,8 @@ class HostsSteps {
   void gather_parts();
   void reduce_parts();
   void exchange_parts();
+  void move_with_root();
+  void broadcast_beyond_columns();
   bool post_entries(LegKind kind, const Chunk& chunk, uint64_t stride, uint64_t step);
   [[nodiscard]] uint64_t rounds(size_t host, size_t among) const noexcept {
     return (layout_->hosts[host].size() + among - 1) / among;
