@@ -73,7 +73,8 @@ typedef struct towline_landing_table_v1 {
   // keeps it that long. At most TOWLINE_LANDING_MOST_POOLS. Or a reason through host->fail. May block.
   int32_t (*reach)(towline_landing* landing, void* address, uint64_t bytes);
   // As a scatter of begin, from fragments in the slot or in memory of reach, to pieces of as many bytes: two lists that
-  // are cut differently, each of at most TOWLINE_LANDING_MOST_PIECES, in order, without gaps. poll tells its end.
+  // are cut differently, each of at most TOWLINE_LANDING_MOST_PIECES, in order, without gaps. poll tells its end, and
+  // may begin it: together with what arrived meanwhile, also on other connections.
   int32_t (*unpack)(towline_landing* landing, uint32_t slot, uint64_t device,
                     const towline_landing_piece* fragments, uint32_t fragment_count,
                     const towline_landing_piece* pieces, uint32_t piece_count, int32_t* vendor_code);

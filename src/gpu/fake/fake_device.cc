@@ -233,7 +233,9 @@ class FakeQueue final : public CopyQueue {
   }
   Code launch(const CopyJob& job, uint32_t blocks, uint32_t slot, uint64_t value) noexcept override {
     if (blocks == 0 || job.pieces == 0) return 1;
-    return enqueue({job, slot, value, {}});
+    const Code code = enqueue({job, slot, value, {}});
+    if (code == 0) faults().note_launch();
+    return code;
   }
   Code copy(std::span<const Range> ranges, uint32_t slot, uint64_t value) noexcept override {
     for (const Range& range : ranges)

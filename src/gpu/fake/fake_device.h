@@ -61,6 +61,9 @@ class Faults {
   void enable_peer(uint32_t gpu, uint32_t other);
   // A GPU that touches this breaks.
   [[nodiscard]] bool may_touch(uint32_t gpu, uint64_t address);
+  // Kernels that queues took.
+  void note_launch();
+  [[nodiscard]] uint64_t launched();
   // The bytes gathered on GPUs, to be sent by the copy engine.
   void note_gathered(uint64_t bytes);
   [[nodiscard]] uint64_t gathered();
@@ -104,6 +107,7 @@ class Faults {
   [[nodiscard]] uint32_t gpu_at(uint64_t address) const;
   std::mutex mutex_;
   std::vector<MadeRange> made_;
+  uint64_t launched_ = 0;
   uint64_t gathered_ = 0;
   uint64_t exports_ = 0;
   std::set<std::pair<uint32_t, uint32_t>> peers_;

@@ -142,6 +142,16 @@ bool Faults::separated() {
   return separated_;
 }
 
+void Faults::note_launch() {
+  const std::lock_guard lock(mutex_);
+  ++launched_;
+}
+
+uint64_t Faults::launched() {
+  const std::lock_guard lock(mutex_);
+  return launched_;
+}
+
 void Faults::note_gathered(uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   gathered_ += bytes;
@@ -230,7 +240,7 @@ void Faults::reset() {
   refusal_ = refusal_behind_valves_ = break_ = 0;
   made_.clear();
   peers_.clear();
-  gathered_ = exports_ = 0;
+  launched_ = gathered_ = exports_ = 0;
   forgotten_.clear();
   placed_.clear();
   for_reading_.clear();

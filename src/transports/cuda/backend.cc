@@ -111,7 +111,8 @@ int32_t Backend::landing_open(uint64_t gpu, uint32_t slots, uint32_t slot_bytes,
     fail(Status::kInvalidArgument, "cuda: staging memory of {} slots of {} bytes: at most {} of {}", slots,
          slot_bytes, kDetourSlots, kDetourSlotBytes);
   device_.start();
-  auto made = std::make_unique<Landing>(host(), device_, settings_, landing_budget_, gpu, slots, slot_bytes);
+  auto made = std::make_unique<Landing>(host(), device_, settings_, landing_budget_, unpackers_, gpu, slots,
+                                        slot_bytes);
   made->ready(gpu);
   landing = made.release();
   return TOWLINE_OK;

@@ -112,6 +112,7 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   Device& device_;
   const Settings settings_;
   LandingBudget landing_budget_{settings_.landing_bytes};
+  Unpackers unpackers_;
   MappingCache mappings_;
   CopyTeam team_;
   PinThread pin_thread_;

@@ -17,7 +17,6 @@ namespace towline::cuda {
 
 namespace {
 
-constexpr uint64_t kAskAfterNs = 2 * kMillisecondNs;  // a broken GPU sets no flag: check the queue's state
 // Stores to host memory at the link's rate stall all other memory traffic: this number of blocks stays below
 // that rate.
 constexpr uint32_t kFenced = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;

@@ -25,16 +25,17 @@ LandingBudget::Share::Share(LandingBudget& budget, uint64_t bytes) : budget_(bud
     if (left < bytes)
       fail(Status::kAgain,
            "cuda: connections have all the staging memory that tuning.cuda.landing_bytes allows ({} bytes "
-           "are left, "
-           "this one needs {})",
+           "are left, this one needs {}): raise it, or connect to fewer peers at once",
            left, bytes);
   } while (!budget.left_.compare_exchange_weak(left, left - bytes, std::memory_order_relaxed));
 }
 
 Landing::Landing(const plugin::Host& host, Device& device, const Settings& settings, LandingBudget& budget,
-                 uint64_t gpu, uint32_t slots, uint32_t slot_bytes)
+                 Unpackers& unpackers, uint64_t gpu, uint32_t slots, uint32_t slot_bytes)
     : host_(host),
       device_(device),
+      settings_(settings),
+      unpackers_(unpackers),
       after_default_stream_(settings.after_default_stream),
       blocks_(settings.host_blocks),
       reserve_(settings.reserve),
@@ -44,6 +45,11 @@ Landing::Landing(const plugin::Host& host, Device& device, const Settings& setti
       share_(budget, 2 * uint64_t{slots} * slot_bytes),
       memory_(allocate_near(node_of(device, gpu), 2 * uint64_t{slots} * slot_bytes)),
       pinned_(device.pin(reinterpret_cast<uint64_t>(memory_->address()), memory_->bytes())) {}
+
+Landing::~Landing() {
+  for (const UnderWay& frame : under_way_[TOWLINE_LANDING_SCATTER])
+    if (frame.unpacker != nullptr) frame.unpacker->leave(frame.batch);
+}
 
 void* Landing::memory(uint32_t way) const noexcept {
   return static_cast<uint8_t*>(memory_->address()) + way * uint64_t{slots_} * slot_bytes_;
@@ -73,6 +79,7 @@ void Landing::ready(uint64_t gpu) {
   device_.check_gpu(gpu);
   (void)copier(gpu, TOWLINE_LANDING_GATHER);
   (void)copier(gpu, TOWLINE_LANDING_SCATTER);
+  if (!pools_.empty()) make_unpackers();
 }
 
 // The memory is looked up anew, each allocation once: allocators may have put other memory under the addresses.
@@ -97,7 +104,7 @@ Code Landing::begin(uint32_t way, uint32_t slot, uint64_t gpu, const towline_lan
       copier.add(slot, address, staging, bytes);
     staging += bytes;
   }
-  under_way_[way][slot] = &copier;
+  under_way_[way][slot] = {&copier, nullptr, 0};
   return copier.start(slot);
 }
 
@@ -119,8 +126,10 @@ void Landing::reach(void* address, uint64_t bytes) {
   const auto begin = reinterpret_cast<uint64_t>(address);
   for (const Pool& pool : pools_)
     if (pool.address == begin && pool.bytes == bytes) return;
-  auto pinned = device_.pin(begin, bytes);
+  auto pinned =
+      device_.pinned_ranges().take(device_, begin, bytes, Use::kRead);  // other connections have it, too
   const uint64_t delta = pinned->delta();
+  make_unpackers();
   pools_.push_back({begin, bytes, delta, std::move(pinned), std::nullopt});
 }
 
@@ -129,36 +138,42 @@ void Landing::reach(const LandingPool& pool) {
     if (known.gpu && known.address == pool.address()) return;
   if (pools_.size() >= TOWLINE_LANDING_MOST_POOLS)
     fail(Status::kLimitExceeded, "cuda: a connection has {} pools of fragments already", pools_.size());
+  make_unpackers();
   pools_.push_back({pool.address(), pool.bytes(), 0, nullptr, pool.gpu()});
 }
 
 // Fragments come from a peer's packets by way of a transport: what lies elsewhere must not reach a kernel.
-uint64_t Landing::gpu_address(uint64_t gpu, const towline_landing_piece& fragment) const {
+Landing::Fragment Landing::locate(uint64_t gpu, const towline_landing_piece& fragment) const {
   const auto inside = [&](uint64_t address, uint64_t bytes) {
     return fragment.address >= address && fragment.bytes <= bytes &&
            fragment.address - address <= bytes - fragment.bytes;
   };
-  if (inside(reinterpret_cast<uint64_t>(memory_->address()), memory_->bytes()))
-    return fragment.address + pinned_->delta();
   for (const Pool& pool : pools_)
     if (pool.gpu.value_or(gpu) == gpu && inside(pool.address, pool.bytes))
-      return fragment.address + pool.delta;
+      return {fragment.address + pool.delta, !pool.gpu};
+  if (inside(reinterpret_cast<uint64_t>(memory_->address()), memory_->bytes()))
+    return {fragment.address + pinned_->delta(), true};
   fail(Status::kInvalidArgument, "cuda: a fragment of {} bytes at {:#x} lies in no pool of this connection",
        fragment.bytes, fragment.address);
 }
 
+Unpacker* Landing::unpacker(uint64_t gpu) const noexcept {
+  const auto mine = shared_unpackers_.find(gpu);
+  return mine == shared_unpackers_.end() ? nullptr : mine->second.get();
+}
+
+void Landing::make_unpackers() {
+  for (const auto& [key, copier] : copiers_)
+    if (auto& mine = shared_unpackers_[key.first]; mine == nullptr)
+      mine = unpackers_.take(device_, static_cast<uint32_t>(key.first), settings_);
+}
+
 // Both lists are walked at once; each stretch that is one piece of both becomes a piece of the kernel's list.
-Code Landing::unpack(uint32_t slot, uint64_t gpu, std::span<const towline_landing_piece> fragments,
-                     std::span<const towline_landing_piece> pieces) {
-  if (slot >= slots_ || fragments.size() > TOWLINE_LANDING_MOST_PIECES ||
-      pieces.size() > TOWLINE_LANDING_MOST_PIECES)
-    fail(Status::kInvalidArgument, "cuda: {} fragments to {} pieces with slot {}", fragments.size(),
-         pieces.size(), slot);
-  PieceCopier& copier = this->copier(gpu, TOWLINE_LANDING_SCATTER);
-  copier.clear(slot);
-  Allocation found;
+template <class Add>
+void Landing::join(uint64_t gpu, std::span<const towline_landing_piece> fragments,
+                   std::span<const towline_landing_piece> pieces, Allocation& found, const Add& add) const {
   std::size_t next = 0;
-  uint64_t from = 0;
+  Fragment from;
   uint64_t left = 0;  // of the fragment under way
   uint64_t room = slot_bytes_;
   for (const towline_landing_piece& piece : pieces) {
@@ -166,26 +181,55 @@ Code Landing::unpack(uint32_t slot, uint64_t gpu, std::span<const towline_landin
     for (uint64_t done = 0; done < piece.bytes;) {
       while (left == 0) {
         if (next == fragments.size()) fail(Status::kInvalidArgument, "cuda: fewer fragments than pieces");
-        from = gpu_address(gpu, fragments[next]);
+        from = locate(gpu, fragments[next]);
         left = fragments[next++].bytes;
       }
       const uint64_t here = std::min(left, piece.bytes - done);
       if (here > room) fail(Status::kInvalidArgument, "cuda: pieces of more than {} bytes", slot_bytes_);
-      copier.add(slot, piece.address + done, from, here);
+      add(piece.address + done, from, here);
       done += here;
-      from += here;
+      from.address += here;
       left -= here;
       room -= here;
     }
   }
   if (left != 0 || next != fragments.size())
     fail(Status::kInvalidArgument, "cuda: more fragments than pieces");
-  under_way_[TOWLINE_LANDING_SCATTER][slot] = &copier;
+}
+
+Code Landing::unpack(uint32_t slot, uint64_t gpu, std::span<const towline_landing_piece> fragments,
+                     std::span<const towline_landing_piece> pieces) {
+  if (slot >= slots_ || fragments.size() > TOWLINE_LANDING_MOST_PIECES ||
+      pieces.size() > TOWLINE_LANDING_MOST_PIECES)
+    fail(Status::kInvalidArgument, "cuda: {} fragments to {} pieces with slot {}", fragments.size(),
+         pieces.size(), slot);
+  UnderWay& under_way = under_way_[TOWLINE_LANDING_SCATTER][slot];
+  if (Unpacker* const unpacker = this->unpacker(gpu); unpacker != nullptr) {
+    Unpacker::Frame frame(*unpacker);
+    if (frame.has_room()) {
+      join(gpu, fragments, pieces, frame.found(), [&](uint64_t to, const Fragment& from, uint64_t bytes) {
+        frame.add(to, from.address, bytes);
+        if (from.in_host_memory) frame.from_host();
+      });
+      under_way = {nullptr, unpacker, frame.end()};
+      return 0;
+    }
+  }
+  PieceCopier& copier = this->copier(gpu, TOWLINE_LANDING_SCATTER);
+  copier.clear(slot);
+  Allocation found;
+  join(gpu, fragments, pieces, found,
+       [&](uint64_t to, const Fragment& from, uint64_t bytes) { copier.add(slot, to, from.address, bytes); });
+  under_way = {&copier, nullptr, 0};
   return copier.start(slot);
 }
 
 Code Landing::poll(uint32_t way, uint32_t slot, uint64_t now_ns) noexcept {
-  return under_way_[way][slot]->look(slot, now_ns);
+  UnderWay& under_way = under_way_[way][slot];
+  if (under_way.unpacker == nullptr) return under_way.copier->look(slot, now_ns);
+  const Code code = under_way.unpacker->look(under_way.batch, now_ns);
+  if (code != CopyQueue::kBusy) under_way = {};
+  return code;
 }
 
 // ---- the table

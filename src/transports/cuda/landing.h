@@ -1,5 +1,6 @@
 // Copies GPU memory for other backends (towline/plugin/landing.h): pieces on the GPUs of this process to and from
-// pinned staging memory of one connection of theirs, one kernel for each chunk.
+// pinned staging memory of one connection of theirs, one kernel for each chunk; and fragments that arrived elsewhere, one
+// kernel for all that have (unpacker.h).
 //
 // One thread at a time.
 #pragma once
@@ -22,6 +23,7 @@
 #include "transports/cuda/landing_pool.h"
 #include "transports/cuda/piece_copier.h"
 #include "transports/cuda/settings.h"
+#include "transports/cuda/unpacker.h"
 
 namespace towline::cuda {
 
@@ -49,12 +51,13 @@ class LandingBudget {
 
 class Landing {
  public:
-  // Takes and pins the memory, on the NUMA node of that GPU where it is known. Throws Error. The budget
+  // Takes and pins the memory, on the NUMA node of that GPU where it is known. Throws Error. All that it is given
   // outlives it.
   Landing(const plugin::Host& host, Device& device, const Settings& settings, LandingBudget& budget,
-          uint64_t gpu, uint32_t slots, uint32_t slot_bytes);
+          Unpackers& unpackers, uint64_t gpu, uint32_t slots, uint32_t slot_bytes);
   Landing(const Landing&) = delete;
   Landing& operator=(const Landing&) = delete;
+  ~Landing();  // waits for what is under way
 
   [[nodiscard]] void* memory(uint32_t way) const noexcept;
   void ready(uint64_t gpu);  // throws Error
@@ -74,17 +77,36 @@ class Landing {
     uint64_t address = 0;
     uint64_t bytes = 0;
     uint64_t delta = 0;
-    std::unique_ptr<Pinned> pinned;  // null: the slots', or memory of a GPU
-    std::optional<uint64_t> gpu;     // that alone reaches it; empty: all
+    std::shared_ptr<const Pinned> pinned;  // null: memory of a GPU
+    std::optional<uint64_t> gpu;           // that alone reaches it; empty: all
+  };
+
+  // What copies for a slot.
+  struct UnderWay {
+    PieceCopier* copier = nullptr;
+    Unpacker* unpacker = nullptr;  // null: the copier does
+    uint32_t batch = 0;
   };
 
   PieceCopier& copier(uint64_t gpu, uint32_t way);
+  // Null: nothing that arrives elsewhere was made reachable.
+  [[nodiscard]] Unpacker* unpacker(uint64_t gpu) const noexcept;
+  void make_unpackers();
   std::unique_ptr<PieceCopier> make_copier(uint32_t gpu, uint32_t way);
   void check_piece(uint64_t gpu, const towline_landing_piece& piece, Allocation& found) const;
-  [[nodiscard]] uint64_t gpu_address(uint64_t gpu, const towline_landing_piece& fragment) const;
+  struct Fragment {
+    uint64_t address = 0;
+    bool in_host_memory = false;
+  };
+  [[nodiscard]] Fragment locate(uint64_t gpu, const towline_landing_piece& fragment) const;
+  template <class Add>
+  void join(uint64_t gpu, std::span<const towline_landing_piece> fragments,
+            std::span<const towline_landing_piece> pieces, Allocation& found, const Add& add) const;
 
   const plugin::Host host_;
   Device& device_;
+  const Settings& settings_;
+  Unpackers& unpackers_;
   const bool after_default_stream_;
   const uint32_t blocks_;
   const ReserveWish reserve_;
@@ -96,7 +118,8 @@ class Landing {
   const std::unique_ptr<Pinned> pinned_;
   std::vector<Pool> pools_;
   std::map<std::pair<uint64_t, uint32_t>, std::unique_ptr<PieceCopier>> copiers_;  // by GPU and way
-  std::array<std::array<PieceCopier*, TOWLINE_LANDING_MOST_SLOTS>, 2> under_way_ = {};
+  std::map<uint64_t, std::shared_ptr<Unpacker>> shared_unpackers_;                 // by GPU
+  std::array<std::array<UnderWay, TOWLINE_LANDING_MOST_SLOTS>, 2> under_way_ = {};
 };
 
 // The slots that need no backend.

@@ -2,22 +2,15 @@
 
 #include <algorithm>
 
-#include "base/clock.h"
 #include "base/sync/spin.h"
 #include "transports/cuda/work_list.h"
 
 namespace towline::cuda {
 
-namespace {
-
-constexpr uint64_t kAskAfterNs = 2 * kMillisecondNs;  // a broken GPU sets no flag
-
-}  // namespace
-
 PieceCopier::PieceCopier(CopyTeam& team, bool past_caches)
-    : team_(&team), lists_(kDetourSlots), host_pieces_(std::size_t{kDetourSlots} * kMostPieces) {
+    : team_(&team), lists_(kDetourSlots), host_pieces_(std::size_t{kDetourSlots} * kMostListPieces) {
   for (uint32_t slot = 0; slot < kDetourSlots; ++slot) {
-    lists_[slot].pieces = host_pieces_.data() + std::size_t{slot} * kMostPieces;
+    lists_[slot].pieces = host_pieces_.data() + std::size_t{slot} * kMostListPieces;
     lists_[slot].job.past_caches = past_caches;
   }
 }
@@ -26,7 +19,7 @@ PieceCopier::PieceCopier(Device& device, uint32_t gpu, bool after_default, uint3
                          const ReserveWish& wish)
     : queue_(device.make_queue(gpu, after_default, wish)), blocks_(blocks), lists_(kDetourSlots) {
   for (List& list : lists_) {
-    list.room = queue_->make_list(kMostPieces * sizeof(Piece));
+    list.room = queue_->make_list(kMostListPieces * sizeof(Piece));
     list.pieces = static_cast<Piece*>(list.room.host);
   }
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/clock.h"
 #include "gpu/device.h"
 #include "transports/cuda/copy_team.h"
 
@@ -14,6 +15,9 @@ namespace towline::cuda {
 inline constexpr uint32_t kDetourSlots = 8;
 inline constexpr uint64_t kDetourSlotBytes = 1 << 20;
 inline constexpr uint32_t kMostStretches = 2048;
+// A broken GPU sets no flag: the queue is asked for its state so often.
+inline constexpr uint64_t kAskAfterNs = 2 * kMillisecondNs;
+inline constexpr uint32_t kMostListPieces = kMostStretches + kDetourSlotBytes / kLongestPiece;
 
 // One worker, under its lock. Each slot is a list of its own: written, started, looked at until it is over.
 class PieceCopier {
@@ -43,8 +47,6 @@ class PieceCopier {
   void drain() noexcept;
 
  private:
-  static constexpr uint32_t kMostPieces = kMostStretches + kDetourSlotBytes / kLongestPiece;
-
   struct List {
     Piece* pieces = nullptr;
     uint32_t count = 0;
