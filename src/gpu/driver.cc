@@ -500,7 +500,8 @@ std::unique_ptr<Pinned> Nvidia::pin(uint64_t address, uint64_t bytes) {
   uint32_t gpu = 0;
   while (gpu < gpus_.size() && !in_use(gpu)) ++gpu;
   if (gpu == gpus_.size())
-    fail(Status::kUnsupported, "cuda: this process uses no GPU, so it can't pin memory for one");
+    fail(Status::kUnsupported,
+         "cuda: this process uses no GPU, so it can't pin memory for one: use one first");
   const Current current(api_, context(gpu).context);
   const HostPages pages = pages_around(address, bytes);
   return std::make_unique<HostRegistration>(api_, pages.begin, pages.bytes());

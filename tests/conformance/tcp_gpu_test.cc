@@ -207,6 +207,7 @@ TEST_F(TcpGpuTest, WithoutRoomForStagingMemoryHereItGoesInLegsAndThereItIsAnErro
   const Transfer move = make_move({.backend = "tcp"});
   gpu("refuse pools", 1);  // this side has its own already
   EXPECT_EQ(run(move), Status::kOutOfMemory);
+  EXPECT_NE(right_->info().find("gets no staging memory for GPU 0"), std::string::npos) << right_->info();
   ASSERT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk);
 }
 
@@ -226,6 +227,7 @@ TEST_F(TcpGpuTest, AllConnectionsTogetherPinNoMoreThanTheSetting) {
     return status;
   };
   EXPECT_EQ(run_second(), Status::kAgain);
+  EXPECT_NE(right_->info().find("tuning.cuda.landing_bytes allows"), std::string::npos) << right_->info();
   EXPECT_EQ(run(*first), Status::kOk) << "the one that has its share goes on";
   first.reset();
   peer_.reset();

@@ -15,7 +15,8 @@ namespace towline::cuda {
 namespace {
 
 constexpr size_t kMostAllocations = kMostParts;
-constexpr uint64_t kPoolMark = UINT32_MAX;  // the low half of a pool's key; no region's is so large
+constexpr uint64_t kLogRefusalsNs = 10 * kSecondNs;  // a peer may ask again and again
+constexpr uint64_t kPoolMark = UINT32_MAX;           // the low half of a pool's key; no region's is so large
 
 // Describes the address if it is not GPU memory.
 [[noreturn]] void refuse_pointer(const towline_region_ref& region, uint64_t address,
@@ -117,9 +118,32 @@ int32_t Backend::landing_open(uint64_t gpu, uint32_t slots, uint32_t slot_bytes,
   landing = made.release();
   return TOWLINE_OK;
 } catch (const core::Error& error) {
-  return host().refuse(error.code(), error.message());
+  return refuse_landing(error.code(), error.message(), gpu);
 } catch (const std::exception& error) {
-  return host().refuse(Status::kInternal, error.what());
+  return refuse_landing(Status::kInternal, error.what(), gpu);
+}
+
+// Where a peer's frame has asked for it, that peer is told a status alone: what happened is said on this side.
+int32_t Backend::refuse_landing(Status status, const std::string& text, uint64_t gpu) noexcept {
+  try {
+    const std::string what = fmt::format("a connection gets no staging memory for GPU {}: {}", gpu, text);
+    const uint64_t now_ns = host().now_ns();
+    const std::lock_guard lock(refusals_mutex_);
+    if (refusals_ == 0 || now_ns - refusal_logged_ns_ >= kLogRefusalsNs) {
+      refusal_logged_ns_ = now_ns;
+      host().log(1, what);
+    }
+    ++refusals_;
+    last_refusal_ = what;
+  } catch (const std::exception&) {
+    // Without memory for the sentence there is still the status.
+  }
+  return host().refuse(status, text);
+}
+
+Backend::LandingRefusals Backend::landing_refusals() {
+  const std::lock_guard lock(refusals_mutex_);
+  return {refusals_, last_refusal_};
 }
 
 // As with copies of host memory, no GPU is taken unasked.

@@ -53,8 +53,8 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   uint32_t progress(uint32_t worker, uint64_t now_ns) noexcept;
   bool arm(uint32_t worker) noexcept;
   void disarm(uint32_t worker) noexcept { carrier_->disarm(worker); }
-  // JSON, in an agent's info: who has the right of way beside a model, and what is reserved on each GPU, or why
-  // nothing is. info.cc.
+  // JSON, in an agent's info: who has the right of way beside a model, what is reserved on each GPU, or why
+  // nothing is, and why connections got no staging memory. info.cc.
   [[nodiscard]] std::string describe();
 
   // Landing, for other backends.
@@ -62,6 +62,11 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   int32_t landing_open(uint64_t gpu, uint32_t slots, uint32_t slot_bytes, Landing*& landing) noexcept;
   int32_t landing_open_pool(const std::string& gpu, uint64_t bytes, int given, LandingPool*& pool,
                             std::span<char> reason) noexcept;
+  struct LandingRefusals {
+    uint64_t count = 0;
+    std::string last;  // what, where and what to do
+  };
+  [[nodiscard]] LandingRefusals landing_refusals();
 
   // For connections.
 
@@ -94,6 +99,7 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   }
 
  private:
+  int32_t refuse_landing(Status status, const std::string& text, uint64_t gpu) noexcept;
   [[nodiscard]] uint32_t gpu_for_pool(const std::string& gpu) const;
   struct Worker {
     PassList<Connection> connections;
@@ -113,6 +119,10 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   const Settings settings_;
   LandingBudget landing_budget_{settings_.landing_bytes};
   Unpackers unpackers_;
+  std::mutex refusals_mutex_;
+  uint64_t refusals_ = 0;
+  uint64_t refusal_logged_ns_ = 0;
+  std::string last_refusal_;
   MappingCache mappings_;
   CopyTeam team_;
   PinThread pin_thread_;

@@ -39,6 +39,8 @@ std::string Backend::describe() {
     result["none_reserved"] =
         "not asked for (tuning.cuda.reserved_sms, tuning.cuda.application_sms, tuning.cuda.green_context)";
   }
+  if (const LandingRefusals refusals = landing_refusals(); refusals.count != 0)
+    result["landing"] = {{"refused", refusals.count}, {"last_refusal", refusals.last}};
   return result.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
