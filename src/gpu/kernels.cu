@@ -2,10 +2,11 @@
 // arrived.
 //
 // A group of `threads` threads takes a chunk, then the chunk a grid further on. Each thread has up to eight loads
-// of 16 bytes under way before the first store; what the next chunk is gets looked up before this one is
-// copied. The block that arrives last orders everything before its release of the flag, which lies in pinned
+// of 16 bytes under way before the first store, also where source and target lie differently in their 16 bytes
+// (shifted_copy.h); what the next chunk is gets looked up before this one is copied. The block that arrives last orders everything before its release of the flag, which lies in pinned
 // memory.
 #include "copy_job.h"
+#include "shifted_copy.h"
 
 namespace towline::cuda {
 namespace {
@@ -43,42 +44,66 @@ __device__ __forceinline__ void copy_units16(uint64_t to, uint64_t from, uint32_
   }
 }
 
-template <class Unit>
-__device__ __forceinline__ void copy_units(uint64_t to, uint64_t from, uint32_t units, uint32_t member,
-                                           uint32_t threads) {
-  for (uint32_t first = member; first < units; first += threads * 4) {
-    Unit data[4];
+__device__ __forceinline__ Unit16 load_unit(uint64_t address) {  // kept in L1: a neighbour needs it, too
+  Unit16 v;
+  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.words[0]), "=r"(v.words[1]), "=r"(v.words[2]), "=r"(v.words[3])
+               : "l"(address));
+  return v;
+}
+
+// `from` lies `skip` bytes, 1 to 15, behind a multiple of 16; kWords whole words of these.
+template <uint32_t kWords>
+__device__ __forceinline__ void copy_shifted(uint64_t to, uint64_t from, uint32_t units, uint32_t skip,
+                                             uint32_t member, uint32_t threads) {
+  constexpr uint32_t kAtOnce = 2;
+  const uint64_t base = from - skip;
+  const uint32_t bits = (skip & 3) * 8;
+  for (uint32_t first = member; first < units; first += threads * kAtOnce) {
+    Unit16 low[kAtOnce];
+    Unit16 high[kAtOnce];
 #pragma unroll
-    for (uint32_t k = 0; k < 4; ++k) {
+    for (uint32_t k = 0; k < kAtOnce; ++k) {
       const uint32_t unit = first + k * threads;
-      if (unit < units) data[k] = reinterpret_cast<const volatile Unit*>(from)[unit];
+      if (unit >= units) continue;
+      low[k] = load_unit(base + unit * 16ull);
+      high[k] = load_unit(base + unit * 16ull + 16);
     }
 #pragma unroll
-    for (uint32_t k = 0; k < 4; ++k) {
+    for (uint32_t k = 0; k < kAtOnce; ++k) {
       const uint32_t unit = first + k * threads;
-      if (unit < units) reinterpret_cast<volatile Unit*>(to)[unit] = data[k];
+      if (unit >= units) continue;
+      const Unit16 made = shift_unit<kWords>(low[k], high[k], bits);
+      store16(to + unit * 16ull, make_uint4(made.words[0], made.words[1], made.words[2], made.words[3]));
     }
   }
 }
 
-// Any addresses and any length.
+// Any addresses and any length. The first bytes of the edges are loaded before the units between them.
 __device__ __forceinline__ void copy_unaligned(uint64_t to, uint64_t from, uint32_t bytes, uint32_t member,
                                                uint32_t threads) {
-  const uint64_t apart = to ^ from;
-  if ((apart & 3) != 0) return copy_units<uint8_t>(to, from, bytes, member, threads);
-  const uint32_t width = (apart & 15) == 0 ? 16 : (apart & 7) == 0 ? 8 : 4;
-  uint32_t head = static_cast<uint32_t>(-to) & (width - 1);
-  if (head > bytes) head = bytes;
-  copy_units<uint8_t>(to, from, head, member, threads);
-  const uint32_t units = (bytes - head) / width;
-  const uint32_t body = units * width;
-  if (width == 16)
-    copy_units16(to + head, from + head, units, member, threads);
-  else if (width == 8)
-    copy_units<uint64_t>(to + head, from + head, units, member, threads);
+  const Edges edges = edges_of(to, bytes);
+  const uint32_t outer = edges.head + edges.tail;
+  uint8_t edge = 0;
+  if (member < outer) edge = *reinterpret_cast<const volatile uint8_t*>(from + edge_at(edges, member));
+  const uint64_t inner_to = to + edges.head;
+  const uint64_t inner_from = from + edges.head;
+  const auto skip = static_cast<uint32_t>(inner_from & 15);
+  if (skip == 0)
+    copy_units16(inner_to, inner_from, edges.units, member, threads);
+  else if (skip < 4)
+    copy_shifted<0>(inner_to, inner_from, edges.units, skip, member, threads);
+  else if (skip < 8)
+    copy_shifted<1>(inner_to, inner_from, edges.units, skip, member, threads);
+  else if (skip < 12)
+    copy_shifted<2>(inner_to, inner_from, edges.units, skip, member, threads);
   else
-    copy_units<uint32_t>(to + head, from + head, units, member, threads);
-  copy_units<uint8_t>(to + head + body, from + head + body, bytes - head - body, member, threads);
+    copy_shifted<3>(inner_to, inner_from, edges.units, skip, member, threads);
+  for (uint32_t number = member; number < outer; number += threads) {
+    const uint32_t at = edge_at(edges, number);
+    if (number != member) edge = *reinterpret_cast<const volatile uint8_t*>(from + at);
+    *reinterpret_cast<volatile uint8_t*>(to + at) = edge;
+  }
 }
 
 __device__ __forceinline__ void store_to_host(uint64_t address, uint64_t value) {
