@@ -11,6 +11,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "base/os/socket_address.h"
 #include "base/os/unique_fd.h"
@@ -54,7 +55,8 @@ SocketUser found(uint32_t user, uint64_t inode) noexcept {
   return {Where::kHere, user};
 }
 
-// False: it can't be asked here. `answer` stays as it is when there is no such socket.
+// False: it can't be asked here. `answer` stays as it is when there is no such socket, and also when the kernel's module
+// inet_diag is missing, which gives the same error.
 bool ask_sock_diag(const Ends& ends, SocketUser& answer) noexcept {
   const UniqueFd netlink(socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
   if (!netlink.valid()) return false;
@@ -95,6 +97,15 @@ bool ask_sock_diag(const Ends& ends, SocketUser& answer) noexcept {
   if (message.idiag_state == TCP_LISTEN) return true;
   answer = found(message.idiag_uid, message.idiag_inode);
   return true;
+}
+
+// False if the kernel does not even find our end, which is there: its module inet_diag is missing.
+bool sock_diag_finds_us(const Ends& ends) noexcept {
+  Ends swapped = ends;
+  std::swap(swapped.theirs, swapped.ours);
+  std::swap(swapped.their_port, swapped.our_port);
+  SocketUser us;
+  return ask_sock_diag(swapped, us) && us.where == Where::kHere;
 }
 
 // The same from /proc/net/tcp or tcp6, line by line. False: there is no such file.
@@ -163,7 +174,9 @@ SocketUser find(int fd, bool ask) noexcept {
     return {Where::kGone, 0};  // not connected any more
   }
   SocketUser answer{Where::kElsewhere, 0};
-  const bool told = (ask && ask_sock_diag(ends, answer)) || look_in_proc(ends, answer);
+  bool told = ask && ask_sock_diag(ends, answer);
+  if (told && answer.where == Where::kElsewhere) told = sock_diag_finds_us(ends);
+  if (!told) told = look_in_proc(ends, answer);
   if (!told) answer.where = Where::kUnknown;
   // An address of this namespace's own, and no socket: it has been closed already.
   if (answer.where == Where::kElsewhere && theirs.is_loopback()) answer.where = Where::kGone;
