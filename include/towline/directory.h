@@ -41,6 +41,8 @@ TOWLINE_API int32_t towline_directory_open(towline_agent_t* agent, const char* a
 // leased keys are removed within `timeout_ns` (TOWLINE_DEFAULT_TIMEOUT: 2 s); keys that can't be removed by then disappear when
 // their lease runs out. Frees the handle in any case.
 TOWLINE_API int32_t towline_directory_close(towline_directory_t* directory, uint64_t timeout_ns);
+// The same without waiting: the agent removes leased keys in the background, for which its own end waits up to 2 s.
+TOWLINE_API void towline_directory_release(towline_directory_t* directory);
 // Servers with their state, lease, keys kept alive, watches: JSON, size convention as towline_agent_info.
 TOWLINE_API int32_t towline_directory_info(towline_directory_t* directory, char* json, size_t capacity,
                                            size_t* needed);

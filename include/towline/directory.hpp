@@ -130,14 +130,8 @@ struct FetchOptions {
   std::optional<std::chrono::nanoseconds> timeout{};
 };
 
-namespace detail {
-inline void close_directory(towline_directory_t* directory) noexcept {
-  (void)towline_directory_close(directory, TOWLINE_DEFAULT_TIMEOUT);
-}
-}  // namespace detail
-
-// An open directory of an agent. Destroying it removes what was published through it,
-// unless another Directory of the same agent and address is open.
+// An open directory of an agent. Destroying it removes what was published through it, in the background,
+// unless another Directory of the same agent and address is open. close() waits for that.
 class Directory {
  public:
   Directory(const Agent& agent, const std::string& address) : agent_(agent.handle_.shared()) {
@@ -208,6 +202,10 @@ class Directory {
       return towline_directory_info(handle_.get(), json, capacity, needed);
     });
   }
+  // Does the destructor's work now, and waits until leased keys are removed, or the deadline passes.
+  void close(Deadline deadline = std::chrono::seconds{2}) noexcept {
+    (void)towline_directory_close(handle_.release(), deadline.remaining_ns());
+  }
   [[nodiscard]] towline_directory_t* native() const noexcept { return handle_.get(); }
 
  private:
@@ -219,7 +217,7 @@ class Directory {
   }
 
   detail::SharedAgent agent_;
-  detail::Handle<towline_directory_t, detail::close_directory> handle_;
+  detail::Handle<towline_directory_t, towline_directory_release> handle_;
 };
 
 }  // namespace v0

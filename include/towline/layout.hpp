@@ -182,7 +182,7 @@ class KeptPlans {
     auto options = defaults<towline_plan_options_t>();
     towline_plan_t* made = nullptr;
     check(towline_plan_create(agent_.get(), from.list().native(), to.list().native(), &options, &made));
-    PlanHandle plan(made, [](towline_plan_t* handle) { destroy(handle); });
+    PlanHandle plan(made, towline_plan_release);
     make_room();
     kept_.insert(kept_.begin(), {from.shaped_, to.shaped_, plan});
     return plan;

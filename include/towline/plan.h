@@ -48,6 +48,10 @@ TOWLINE_API uint32_t towline_plan_in_use(towline_plan_t* plan);
 // Refuses posts, cancels what is in flight, waits for its local fence, frees. TOWLINE_NOT_YET: not freed, call
 // again. TOWLINE_BUSY: the application still holds posts of it; release them and call again.
 TOWLINE_API int32_t towline_plan_destroy(towline_plan_t* plan, uint64_t timeout_ns);
+// The application needs it no more: posts are refused, and what is in flight is cancelled. The agent frees it once the
+// posts that the application holds are released and the others are fenced; release posts before the agent ends. Memory
+// must stay valid until the local fence, as deregistering a region awaits it. Never blocks; any thread.
+TOWLINE_API void towline_plan_release(towline_plan_t* plan);
 
 enum {
   // Memory of a GPU of this agent is in its lists: each post names a stream, or says TOWLINE_STREAM_UNORDERED.

@@ -73,10 +73,6 @@ namespace detail {
 
 using PlanHandle = std::shared_ptr<towline_plan_t>;
 
-inline void destroy(towline_plan_t* plan) noexcept {
-  (void)towline_plan_destroy(plan, Deadline{kDestructorTimeout}.remaining_ns());
-}
-
 inline towline_picks_t picks(const Picks& picks) noexcept {
   return picks.get() == nullptr ? towline_picks_t{} : *picks.get();
 }
@@ -116,8 +112,8 @@ template <class Handle, auto Error>
 
 }  // namespace detail
 
-// One run of a plan. Destroying it lets the run go on; the post of Agent::copy is cancelled, and its local fence
-// awaited.
+// One run of a plan. Destroying it lets the run go on; the post of Agent::copy is cancelled, as its plan ends with it.
+// Neither waits.
 class Post {
  public:
   // Empty, or refused: status() says why.
@@ -189,7 +185,8 @@ class Post {
 };
 
 // Two lists and the way between them, to be posted with new picks each time, several at once. It ends with its last
-// owner, this or a Post: then what is in flight is cancelled, and its local fence awaited.
+// owner, this or a Post: then what is in flight is cancelled. That waits for nothing: its callback or event comes still,
+// and its memory is in use until its local fence, which the end of a Region awaits.
 class Plan {
  public:
   // Starts a run. Not accepted: see Post::accepted; kAgain: credit or space is missing.
@@ -220,8 +217,7 @@ class Plan {
  private:
   friend class Agent;
   friend class Group;
-  explicit Plan(towline_plan_t* plan)
-      : handle_(plan, [](towline_plan_t* handle) { detail::destroy(handle); }) {}
+  explicit Plan(towline_plan_t* plan) : handle_(plan, towline_plan_release) {}
   explicit Plan(detail::PlanHandle handle) noexcept : handle_(std::move(handle)) {}
   [[nodiscard]] Post post(const PostOptions& options, towline_group_t* group) const noexcept {
     return post_native(detail::native(options, group));

@@ -366,6 +366,9 @@ TOWLINE_API int32_t towline_transfer_route(const towline_transfer_t* transfer, c
 // Cancels if in flight, waits for the local fence up to `timeout_ns`, frees. TOWLINE_NOT_YET: not freed,
 // call again.
 TOWLINE_API int32_t towline_transfer_destroy(towline_transfer_t* transfer, uint64_t timeout_ns);
+// The application needs it no more: posts are refused, what is in flight is cancelled, and the agent frees it once it is
+// fenced. Memory must stay valid until then, as deregistering a region awaits it. Never blocks; any thread.
+TOWLINE_API void towline_transfer_release(towline_transfer_t* transfer);
 
 // Pulls up to `capacity` ended transfers that asked for queue_completion; returns how many, never blocks.
 TOWLINE_API int32_t towline_completions_pull(towline_agent_t* agent, towline_completion_t* completions,

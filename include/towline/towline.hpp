@@ -92,7 +92,8 @@ struct Deleter {
 template <class T, auto Destroy>
 using Handle = std::unique_ptr<T, Deleter<T, Destroy>>;
 
-// Ends a region: with an owner at once, as the owner lives until the memory is not used any more; else it waits.
+// Ends a region: with an owner at once, as the owner lives until the memory is not used any more. Without one the memory
+// may go next, so that it waits for what uses it; that is the only destructor which does.
 struct RegionEnd {
   using Owner = std::shared_ptr<const void>;
   void operator()(towline_region_t* region) noexcept {
@@ -127,10 +128,6 @@ class AgentHandle {
  private:
   SharedAgent shared_;
 };
-
-inline void destroy(towline_transfer_t* transfer) noexcept {
-  (void)towline_transfer_destroy(transfer, Deadline{kDestructorTimeout}.remaining_ns());
-}
 
 }  // namespace detail
 
@@ -168,7 +165,7 @@ class Memory {
 class View;
 
 // Registered memory. The destructor deregisters it. Of memory that was registered with its owner it waits for nothing: the
-// owner lives until the memory is not used any more. Else it tells peers and waits for work in flight.
+// owner lives until the memory is not used any more. Else it tells peers and waits for work in flight, up to 30 s.
 class Region {
  public:
   // The key by which peers name it.
@@ -401,7 +398,7 @@ class Transfer {
  private:
   friend class Agent;
   explicit Transfer(towline_transfer_t* transfer) noexcept : handle_(transfer) {}
-  detail::Handle<towline_transfer_t, detail::destroy> handle_;
+  detail::Handle<towline_transfer_t, towline_transfer_release> handle_;
 };
 
 // An ended transfer that asked for queue_completion.

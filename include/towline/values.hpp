@@ -104,7 +104,7 @@ class Deadline {
 
 inline constexpr Deadline kForever{};
 
-// How long destructors wait for fences; call deregister() or destroy() if memory is reused.
+// How long the end of a region without an owner waits for what uses its memory; deregister() tells whether it was enough.
 inline constexpr std::chrono::seconds kDestructorTimeout{30};
 
 // Enumerations

@@ -18,6 +18,7 @@ class Transfer final : private OwnRoute, public Post {
   void establish(std::string_view forced_backend, LateDeadline deadline) {
     its_route.establish(*this, forced_backend, deadline);
   }
+  [[nodiscard]] const std::shared_ptr<Agent>& held_agent() const noexcept { return its_route.held_agent(); }
 };
 
 #if defined(__GLIBC__) && defined(__x86_64__)

@@ -1,6 +1,7 @@
 // C API: directories.
 #include "directory/directory.h"
 
+#include "agent/errands.h"
 #include "capi/handles.h"
 #include "towline/directory.h"
 
@@ -46,6 +47,20 @@ towline_directory_entry_t view(const DirectoryEntry& entry) noexcept {
   return {entry.key.c_str(), entry.value.data(), entry.value.size(), entry.revision};
 }
 
+// Closing a directory asks its servers to remove keys, and waits for them.
+class Closing final : public Errand {
+ public:
+  explicit Closing(std::shared_ptr<Directory> directory) noexcept : directory_(std::move(directory)) {}
+  bool step(bool) noexcept override {
+    directory_->close(TOWLINE_DEFAULT_TIMEOUT);
+    return true;
+  }
+  [[nodiscard]] bool blocks() const noexcept override { return true; }
+
+ private:
+  const std::shared_ptr<Directory> directory_;
+};
+
 // The outcome, with its sentence for towline_last_error.
 int32_t outcome(const char* function, const DirectoryCall& call, Status status) {
   if (!is_error(status)) return static_cast<int32_t>(status);
@@ -74,6 +89,18 @@ int32_t towline_directory_close(towline_directory_t* directory, uint64_t timeout
     delete directory;
     return Status::kOk;
   });
+}
+
+void towline_directory_release(towline_directory_t* directory) {
+  if (directory == nullptr || forked(*directory)) return;
+  const std::unique_ptr<towline_directory> ends(directory);
+  if (!ends->host->detach(ends->directory)) return;
+  const int32_t status = capi::guard(__func__, [&] {
+    ends->agent->errands().add(std::make_unique<Closing>(ends->directory));
+    return Status::kOk;
+  });
+  // The agent closes now, or there is no memory: its keys disappear when their lease runs out.
+  if (status != TOWLINE_OK) ends->directory->close(0);
 }
 
 int32_t towline_directory_info(towline_directory_t* directory, char* json, size_t capacity, size_t* needed) {

@@ -3,6 +3,7 @@
 
 #include "agent/group.h"
 #include "agent/post_plan.h"
+#include "agent/released.h"
 #include "capi/handles.h"
 
 using namespace towline;  // NOLINT: C entry points
@@ -168,6 +169,10 @@ int32_t towline_plan_destroy(towline_plan_t* plan, uint64_t timeout_ns) {
     delete &of(plan);
     return Status::kOk;
   });
+}
+
+void towline_plan_release(towline_plan_t* plan) {
+  if (plan != nullptr) release(of(plan));
 }
 
 // A caller of another version has a struct of another size; the usual one is used as it lies.

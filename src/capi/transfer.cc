@@ -1,4 +1,5 @@
 // C API: transfers.
+#include "agent/released.h"
 #include "capi/handles.h"
 
 using namespace towline;  // NOLINT: C entry points
@@ -148,6 +149,10 @@ int32_t towline_transfer_destroy(towline_transfer_t* transfer, uint64_t timeout_
     delete &of(transfer);
     return Status::kOk;
   });
+}
+
+void towline_transfer_release(towline_transfer_t* transfer) {
+  if (transfer != nullptr) release(of(transfer));
 }
 
 }  // extern "C"

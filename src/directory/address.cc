@@ -89,12 +89,14 @@ std::shared_ptr<Directory> DirectoryHost::open(const DirectoryAddress& address) 
 }
 
 void DirectoryHost::let_go(const std::shared_ptr<Directory>& directory, uint64_t timeout_ns) noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    if (closed_ || --directory->openers_ != 0) return;
-    std::erase_if(open_, [&](const auto& entry) { return entry.second == directory; });
-  }
-  directory->close(timeout_ns);
+  if (detach(directory)) directory->close(timeout_ns);
+}
+
+bool DirectoryHost::detach(const std::shared_ptr<Directory>& directory) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (closed_ || --directory->openers_ != 0) return false;
+  std::erase_if(open_, [&](const auto& entry) { return entry.second == directory; });
+  return true;
 }
 
 Peer& DirectoryHost::connect(std::string_view text, uint64_t timeout_ns) {

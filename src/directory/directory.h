@@ -253,9 +253,11 @@ class DirectoryHost {
  public:
   explicit DirectoryHost(std::shared_ptr<Agent> agent) : agent_(std::move(agent)) {}
 
-  // The directory of that address, opened if needed; pass it to let_go once.
+  // The directory of that address, opened if needed; pass it to let_go or detach once.
   std::shared_ptr<Directory> open(const DirectoryAddress& address);
   void let_go(const std::shared_ptr<Directory>& directory, uint64_t timeout_ns) noexcept;
+  // True: it was the last, and the caller is to close the directory.
+  [[nodiscard]] bool detach(const std::shared_ptr<Directory>& directory) noexcept;
   // The peer at "etcd://../name", once it is published; the directory stays open. Throws Error.
   Peer& connect(std::string_view address, uint64_t timeout_ns);
   // Closes all of them; none can be opened any more.

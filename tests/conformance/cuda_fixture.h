@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <thread>
 
 #include "transport_fixture.h"
 
@@ -133,6 +134,13 @@ class CudaStreamTest : public CudaTest {
     if (command_ != nullptr) gpu("reset");
     if (stream_command_ != nullptr) (void)stream_command_("free", stream_, 0, 0, 0);
     CudaTest::TearDown();
+  }
+
+  // Copies wait in the middle until let_go().
+  void get_stuck() { gpu("hold", 1); }
+  void let_go() { gpu("hold", 0); }
+  void wait_until_stuck() {
+    while (!command_("held", 0, 0, 0)) std::this_thread::yield();
   }
 
   void* stream_ = nullptr;

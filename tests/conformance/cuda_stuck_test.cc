@@ -18,12 +18,6 @@ class CudaStuckTest : public CudaStreamTest {
     CudaStreamTest::TearDown();
   }
 
-  // Copies wait in the middle until let_go().
-  void get_stuck() { gpu("hold", 1); }
-  void let_go() { gpu("hold", 0); }
-  void wait_until_stuck() {
-    while (!command_("held", 0, 0, 0)) std::this_thread::yield();
-  }
   // The left agent's worker still serves: its notice arrives at another agent.
   [[nodiscard]] bool left_goes_on() {
     Notice notice;

@@ -40,7 +40,7 @@ struct Directory {
   Directory() = default;
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
-  ~Directory() { close(nb::none()); }
+  ~Directory() { towline_directory_release(native); }
   [[nodiscard]] towline_directory_t* use() const {
     if (native == nullptr) raise(TOWLINE_CLOSED, "the directory is closed");
     (void)agent_of(agent).use();

@@ -14,7 +14,6 @@ namespace towline::python {
 namespace {
 
 constexpr uint64_t kQuickBytes = 64 << 10;  // the most that is posted with the GIL held
-constexpr uint64_t kDropTimeoutNs = 30'000'000'000;
 
 struct Plan {
   nb::object agent;
@@ -29,11 +28,7 @@ struct Plan {
   Plan() = default;
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
-  ~Plan() {
-    if (native == nullptr || towline_plan_destroy(native, 0) >= 0) return;
-    const WithoutGil without_gil;
-    (void)towline_plan_destroy(native, kDropTimeoutNs);
-  }
+  ~Plan() { towline_plan_release(native); }
   int visit(visitproc visit, void* arg) const {
     Py_VISIT(agent.ptr());
     Py_VISIT(from.ptr());

@@ -12,8 +12,6 @@ namespace {
 
 // The largest transfer that is posted with the GIL held: copying it takes a few microseconds.
 constexpr uint64_t kQuickBytes = 64 << 10;
-// How long dropping a transfer waits for its fence. After that the agent owns it.
-constexpr uint64_t kDropTimeoutNs = 30'000'000'000;
 
 struct Transfer {
   nb::object agent;
@@ -27,11 +25,7 @@ struct Transfer {
   Transfer() = default;
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
-  ~Transfer() {
-    if (native == nullptr || (ended && towline_transfer_destroy(native, 0) >= 0)) return;
-    const WithoutGil without_gil;
-    (void)towline_transfer_destroy(native, kDropTimeoutNs);
-  }
+  ~Transfer() { towline_transfer_release(native); }
   int visit(visitproc visit, void* arg) const {
     Py_VISIT(agent.ptr());
     Py_VISIT(peer.ptr());

@@ -277,6 +277,25 @@ TEST_F(EtcdFaults, AnAgentEndsInTimeWhileItsServerIsStopped) {
   etcd.send(SIGCONT);
 }
 
+TEST_F(EtcdFaults, ADroppedDirectoryDoesNotWaitForItsServer) {
+  const Etcd etcd;
+  const Agent agent = make_agent("a");
+  const Agent other = make_agent("b");
+  auto directory = std::make_unique<Directory>(agent, "etcd://" + etcd.address());
+  const Directory watching(other, "etcd://" + etcd.address());
+  directory->publish().get();
+  const Watch watch = watching.watch();
+  EXPECT_EQ(next_of(watch).substr(0, 14), "put a/metadata");
+  EXPECT_EQ(next_of(watch), "synced");
+  etcd.send(SIGSTOP);
+  const auto begun_at = SteadyClock::now();
+  directory.reset();
+  EXPECT_LT(SteadyClock::now() - begun_at, 1s);
+  etcd.send(SIGCONT);
+  EXPECT_EQ(next_of(watch), "gone a/metadata");
+  towline_directory_release(nullptr);
+}
+
 TEST_F(EtcdFaults, InAForkedChildHandlesAnswerForked) {
   const Etcd etcd;
   const Agent agent = make_agent("a");

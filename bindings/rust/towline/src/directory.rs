@@ -33,8 +33,8 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: closed once. Frees the handle in any case.
-        unsafe { sys::towline_directory_close(self.native.as_ptr(), DEFAULT_NS) };
+        // SAFETY: released once.
+        unsafe { sys::towline_directory_release(self.native.as_ptr()) };
     }
 }
 

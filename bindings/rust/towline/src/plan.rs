@@ -1,5 +1,5 @@
 use std::future::poll_fn;
-use std::mem::{size_of, ManuallyDrop};
+use std::mem::size_of;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::task::Poll;
@@ -13,7 +13,6 @@ use crate::block_list::{BlockList, Picks};
 use crate::deadline::Timeout;
 use crate::error::{check, check_quietly, Error, Result};
 use crate::queue::{token_pointer, Queue};
-use crate::reaper::{self, Corpse};
 use crate::text;
 use crate::transfer::{Fence, Outcome};
 use crate::wake::{self, Shared};
@@ -90,32 +89,19 @@ pub struct Plan {
     handle: Arc<PlanHandle>,
 }
 
-struct PlanHandle(ManuallyDrop<PlanParts>);
-
-struct PlanParts {
+struct PlanHandle {
     native: NonNull<sys::towline_plan_t>,
     agent: AgentHandle,
 }
 
 // SAFETY: any thread may call any function of the C API.
-unsafe impl Send for PlanParts {}
-unsafe impl Sync for PlanParts {}
+unsafe impl Send for PlanHandle {}
+unsafe impl Sync for PlanHandle {}
 
 impl Drop for PlanHandle {
     fn drop(&mut self) {
-        // SAFETY: taken once. No post is held any more, since posts hold the plan.
-        let mut parts = unsafe { ManuallyDrop::take(&mut self.0) };
-        if !parts.retry(Duration::ZERO) {
-            reaper::free_later(Box::new(parts));
-        }
-    }
-}
-
-impl Corpse for PlanParts {
-    fn retry(&mut self, wait: Duration) -> bool {
-        // SAFETY: the handle is valid until a call succeeds, which is the last one.
-        let code = unsafe { sys::towline_plan_destroy(self.native.as_ptr(), wait.as_nanos() as u64) };
-        code != Status::NOT_YET.0 && code != Status::BUSY.0
+        // SAFETY: released once. No post is held any more, since posts hold the plan.
+        unsafe { sys::towline_plan_release(self.native.as_ptr()) };
     }
 }
 
@@ -143,8 +129,7 @@ impl Agent {
         })?;
         // SAFETY: a successful call gives a handle.
         let native = unsafe { NonNull::new_unchecked(plan) };
-        let parts = PlanParts { native, agent: self.handle().clone() };
-        Ok(Plan { handle: Arc::new(PlanHandle(ManuallyDrop::new(parts))) })
+        Ok(Plan { handle: Arc::new(PlanHandle { native, agent: self.handle().clone() }) })
     }
 
     /// A group, which posts of any of this agent's plans may join.
@@ -188,7 +173,7 @@ impl Plan {
     /// Starts a post. An error: not accepted; `AGAIN` if only credit or space is missing.
     pub fn post(&self, options: &PostOptions<'_>) -> Result<Post> {
         if let Some((queue, _)) = options.queue {
-            queue.check_agent(&self.handle.0.agent)?;
+            queue.check_agent(&self.handle.agent)?;
         }
         let mut native = Self::native_options(options);
         self.start(&mut native)
@@ -275,7 +260,7 @@ impl Plan {
     }
 
     fn native(&self) -> *mut sys::towline_plan_t {
-        self.handle.0.native.as_ptr()
+        self.handle.native.as_ptr()
     }
 }
 
