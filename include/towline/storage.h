@@ -45,6 +45,10 @@ typedef struct towline_storage_options_t {
                     // 0: the current size
   int32_t fd;       // used if `uri` is null: an open descriptor, which is duplicated
   uint32_t reserved;
+  // As in towline_region_options_t, but peers are not told: storage is this agent's own. With a layout and `bytes` 0 a file
+  // that may be written has at least the layout's size.
+  const char* name;
+  const towline_layout_t* layout;
 } towline_storage_options_t;
 
 typedef struct towline_storage_info_t {

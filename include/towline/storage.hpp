@@ -2,7 +2,10 @@
 //
 //   towline::Region file = towline::register_storage(agent, "file:/data/kv.bin");
 //   auto pages = agent.block_list(towline::storage_blocks(file, 0, 4096).repeat(1024, 4096));
-//   auto load = agent.transfer(towline::Op::read, mine, pages);
+//   agent.plan(pages, mine).post().wait();
+//
+//   auto spilled = towline::register_storage(agent, "file:/data/kv", {.create = true, .name = "spilled", .layout = shape});
+//   agent.copy(kv[layer][pages], spilled[layer][pages]).wait();
 #pragma once
 
 #include <towline/storage.h>
@@ -25,8 +28,12 @@ struct StorageOptions {
   bool replace = false;      // a new file that replaces the old one at commit()
   bool conditional = false;  // objects: a WRITE fails (kStale) if another client has changed it
   Sync sync = Sync::kNone;
-  uint32_t mode = 0;   // of a new file; 0: 0666 less the umask
-  uint64_t bytes = 0;  // the region's size; 0: the file's
+  uint32_t mode = 0;  // of a new file; 0: 0666 less the umask
+  uint64_t bytes =
+      0;  // the region's size; 0: the file's, or the layout's if it may be written and is smaller
+  // As in RegionOptions: region[layer][pages] then names parts of the file. Peers are not told.
+  std::string name{};
+  std::optional<Layout> layout{};
 };
 
 using StorageInfo = towline_storage_info_t;
@@ -46,9 +53,11 @@ namespace detail {
   native.mode = options.mode;
   native.bytes = options.bytes;
   native.fd = fd;
+  native.name = or_null(options.name);
+  native.layout = options.layout ? &*options.layout : nullptr;
   towline_region_t* region = nullptr;
   check(towline_storage_register(agent.native(), uri, &native, &region));
-  return Region{region};
+  return Region{region, options.name};
 }
 
 }  // namespace detail

@@ -182,7 +182,11 @@ class Region {
     return status;
   }
   explicit Region(towline_region_t* region) noexcept : handle_(region) {}  // takes it over
-  void forget() noexcept { (void)handle_.release(); }                      // the handle is gone
+  // The same of one that was registered with this name, unless it is empty.
+  Region(towline_region_t* region, std::string name) : handle_(region) {
+    if (!name.empty()) keep_view(std::move(name));
+  }
+  void forget() noexcept { (void)handle_.release(); }  // the handle is gone
   // Its elements, as the layout says that it was registered with: layout.hpp.
   [[nodiscard]] View view() const;
   template <class Index>
@@ -542,9 +546,7 @@ class Agent {
     native.layout = options.layout ? &*options.layout : nullptr;
     towline_region_t* region = nullptr;
     detail::check(towline_region_register(handle_.get(), memory.address, memory.bytes, &native, &region));
-    Region registered{region};
-    if (!options.name.empty()) registered.keep_view(options.name);
-    return registered;
+    return Region{region, options.name};
   }
   // The same; `owner` lives until nothing uses the memory any more, and the region's destructor does not wait.
   [[nodiscard]] Region register_memory(std::shared_ptr<const void> owner, const MemoryView& memory,

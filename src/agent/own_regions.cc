@@ -30,31 +30,35 @@ void check_unused_before_moving(const RegionTable& regions, const towline_region
   }
 }
 
-std::shared_ptr<const RegionLabel> label_from(const towline_region_options_t& options, uint64_t bytes) {
-  if (options.name == nullptr) {
-    if (options.layout != nullptr)
+}  // namespace
+
+std::shared_ptr<const RegionLabel> OwnRegions::label_from(const char* name, const towline_layout_t* layout) {
+  if (name == nullptr) {
+    if (layout != nullptr)
       fail(Status::kInvalidArgument,
-           "options.layout is given, but options.name is not: peers find it by that");
+           "options.layout is given, but options.name is not: views find the region by that");
     return nullptr;
   }
   auto label = std::make_shared<RegionLabel>();
-  label->name = options.name;
+  label->name = name;
   if (!is_region_name(label->name))
     fail(Status::kInvalidArgument, "a region's name has 1 to {} bytes, and options.name {}",
          TOWLINE_MAX_REGION_NAME_BYTES, label->name.size());
-  if (options.layout == nullptr) return label;
-  const std::size_t size = options.layout->struct_size;
-  if (size < offsetof(towline_layout, stride) + sizeof(options.layout->stride))
+  if (layout == nullptr) return label;
+  const std::size_t size = layout->struct_size;
+  if (size < offsetof(towline_layout, stride) + sizeof(layout->stride))
     fail(Status::kInvalidArgument, "options.layout->struct_size is {}; set it to sizeof the struct", size);
-  std::memcpy(&label->layout, options.layout, std::min(size, sizeof label->layout));
+  std::memcpy(&label->layout, layout, std::min(size, sizeof label->layout));
   label->layout.struct_size = sizeof label->layout;
   complete(label->layout);
-  if (const std::string why = wrong_with(label->layout, bytes); !why.empty())
-    fail(Status::kInvalidArgument, "the layout of region '{}' {}", label->name, why);
   return label;
 }
 
-}  // namespace
+void OwnRegions::check_layout(const RegionLabel* label, uint64_t bytes) {
+  if (label == nullptr || label->layout.struct_size == 0) return;
+  if (const std::string why = wrong_with(label->layout, bytes); !why.empty())
+    fail(Status::kInvalidArgument, "the layout of region '{}' {}", label->name, why);
+}
 
 std::shared_ptr<Region> OwnRegions::add(void* address, uint64_t bytes,
                                         const towline_region_options_t& options) {
@@ -69,7 +73,8 @@ std::shared_ptr<Region> OwnRegions::add(void* address, uint64_t bytes,
                 options.flags & (TOWLINE_REGION_GUARDED | TOWLINE_REGION_SHARE),
                 0};
   validate_region(region.ref, "region");
-  region.label = label_from(options, bytes);
+  region.label = label_from(options.name, options.layout);
+  check_layout(region.label.get(), bytes);
   if (is_storage(options.kind))
     fail(Status::kInvalidArgument, "files, devices and objects are registered by towline_storage_register");
   if (options.kind == TOWLINE_MEMORY_DRAM) {

@@ -70,6 +70,9 @@ class OwnRegions {
   [[nodiscard]] bool release_transfers_of(uint64_t key);
   [[nodiscard]] Backend& storage_backend(const char* uri);
   static void close_storage(Region& region) noexcept;
+  // Null without a name. Throws Error for what is wrong with them; check_layout also for a region of so many bytes.
+  static std::shared_ptr<const RegionLabel> label_from(const char* name, const towline_layout_t* layout);
+  static void check_layout(const RegionLabel* label, uint64_t bytes);
 
   Agent& agent_;
   RegionTable table_;

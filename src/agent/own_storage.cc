@@ -118,18 +118,25 @@ Backend& OwnRegions::storage_backend(const char* uri) {
 
 std::shared_ptr<Region> OwnRegions::add_storage(const char* uri, const towline_storage_options_t& options) {
   agent_.check_usable();
-  const towline_storage_args args = checked_args(uri, options);
+  towline_storage_args args = checked_args(uri, options);
+  const std::shared_ptr<const RegionLabel> label = label_from(options.name, options.layout);
+  const bool shaped = label != nullptr && label->shaped();
+  check_layout(label.get(), options.bytes != 0 ? options.bytes : UINT64_MAX);
   if (uri == nullptr && args.fd < 0)
     fail(Status::kInvalidArgument, "uri is null and options.fd is {}: one of them is needed", args.fd);
+  if (shaped && args.bytes == 0 && (args.access & TOWLINE_ACCESS_WRITE) != 0)
+    args.bytes = end_of(label->layout);
   auto opened = std::make_shared<OpenedStorage>(storage_backend(uri), args);
   const towline_storage_attributes& attributes = opened->attributes();
   const std::string name = uri != nullptr ? uri : fmt::format("descriptor {}", args.fd);
-  const uint64_t bytes = options.bytes != 0 ? options.bytes : attributes.bytes;
+  const uint64_t bytes = options.bytes != 0 ? options.bytes : std::max(args.bytes, attributes.bytes);
   if (bytes == 0)
     fail(Status::kInvalidArgument, "{} is empty: say in options.bytes how far it may be written", name);
   Region region;
   region.ref = {0, 0, bytes, last_device_.fetch_add(1) + 1, attributes.kind, args.access, 0, 0};
   validate_region(region.ref, name);
+  check_layout(label.get(), bytes);
+  region.label = label;
   region.storage = std::move(opened);
   return take_on(std::move(region));
 }

@@ -93,6 +93,12 @@ std::string wrong_with(const towline_layout_t& layout, uint64_t region_bytes) {
              : std::string();
 }
 
+uint64_t end_of(const towline_layout_t& layout) noexcept {
+  uint64_t end = layout.element_bytes;
+  for (uint32_t i = 0; i < layout.dimensions; ++i) end += layout.stride[i] * (layout.count[i] - 1);
+  return end;
+}
+
 std::string describe(const towline_layout_t& layout) {
   std::string text;
   for (uint32_t i = 0; i < std::min<uint32_t>(layout.dimensions, TOWLINE_MAX_DIMENSIONS); ++i)

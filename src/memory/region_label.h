@@ -25,6 +25,8 @@ struct RegionLabel {
 void complete(towline_layout_t& layout) noexcept;
 // "" for a layout whose elements all lie within a region of so many bytes; else what is wrong with it.
 [[nodiscard]] std::string wrong_with(const towline_layout_t& layout, uint64_t region_bytes);
+// Where its last element ends. It is one that wrong_with() accepts.
+[[nodiscard]] uint64_t end_of(const towline_layout_t& layout) noexcept;
 // "32 x 1024 elements of 4096 bytes".
 [[nodiscard]] std::string describe(const towline_layout_t& layout);
 

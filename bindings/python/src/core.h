@@ -304,5 +304,7 @@ nb::object make_block_list(nb::object agent, nb::object peer, nb::handle source,
 nb::object region_list(const Region& region);
 nb::object peer_region_list(nb::handle peer, nb::handle name);
 void bind_layout(nb::module_& module, nb::class_<BlockList>& list);
+// From (element_bytes, counts[, strides]); raises for anything else.
+void take_layout(nb::handle given, towline_layout_t& layout);
 
 }  // namespace towline::python

@@ -97,6 +97,24 @@ nb::object peer_region_list(nb::handle peer, nb::handle name) {
   return own(its_peer.agent, nb::borrow(peer), list, info.key);
 }
 
+void take_layout(nb::handle given, towline_layout_t& layout) {
+  const auto fail = [] {
+    raise(TOWLINE_INVALID_ARGUMENT,
+          "layout is a Layout: (element_bytes, counts[, strides]), up to four of each");
+  };
+  if (!PyTuple_Check(given.ptr()) || PyTuple_GET_SIZE(given.ptr()) < 2) fail();
+  layout.element_bytes = unsigned_integer(given[0], "element_bytes");
+  const auto take = [&](nb::handle numbers, uint64_t* to, const char* what) {
+    if (!PySequence_Check(numbers.ptr()) || PySequence_Size(numbers.ptr()) > TOWLINE_MAX_DIMENSIONS) fail();
+    uint32_t taken = 0;
+    for (nb::handle number : numbers) to[taken++] = unsigned_integer(number, what);
+    return taken;
+  };
+  layout.dimensions = take(given[1], layout.count, "a count of a layout");
+  if (PyTuple_GET_SIZE(given.ptr()) < 3 || given[2].is_none()) return;
+  if (take(given[2], layout.stride, "a stride of a layout") != layout.dimensions) fail();
+}
+
 void bind_layout(nb::module_& module, nb::class_<BlockList>& list) {
   list.def_prop_ro("layout", &layout)
       .def("_select", &select, nb::arg("choices"))

@@ -81,25 +81,6 @@ bool is_address(nb::handle object) {
   return true;
 }
 
-// From (element_bytes, counts[, strides]).
-void take_layout(nb::handle given, towline_layout_t& layout) {
-  const auto fail = [] {
-    raise(TOWLINE_INVALID_ARGUMENT,
-          "layout is a Layout: (element_bytes, counts[, strides]), up to four of each");
-  };
-  if (!PyTuple_Check(given.ptr()) || PyTuple_GET_SIZE(given.ptr()) < 2) fail();
-  layout.element_bytes = unsigned_integer(given[0], "element_bytes");
-  const auto take = [&](nb::handle numbers, uint64_t* to, const char* what) {
-    if (!PySequence_Check(numbers.ptr()) || PySequence_Size(numbers.ptr()) > TOWLINE_MAX_DIMENSIONS) fail();
-    uint32_t taken = 0;
-    for (nb::handle number : numbers) to[taken++] = unsigned_integer(number, what);
-    return taken;
-  };
-  layout.dimensions = take(given[1], layout.count, "a count of a layout");
-  if (PyTuple_GET_SIZE(given.ptr()) < 3 || given[2].is_none()) return;
-  if (take(given[2], layout.stride, "a stride of a layout") != layout.dimensions) fail();
-}
-
 void layout_of_pages(const Array& array, nb::handle page_dim, towline_layout_t& layout) {
   const towline_blocks_t pages = pages_of(array, page_dim);
   layout.element_bytes = pages.length;

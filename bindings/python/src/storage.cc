@@ -24,7 +24,8 @@ uint32_t sync_of(nb::handle name) {
 
 // `uri`: None for the open descriptor `fd`.
 nb::object register_storage(nb::handle_t<Agent> self, nb::handle uri, int fd, nb::handle access,
-                            uint32_t flags, nb::handle sync, nb::handle mode, nb::handle bytes) {
+                            uint32_t flags, nb::handle sync, nb::handle mode, nb::handle bytes,
+                            nb::handle name, nb::handle given_layout) {
   auto* region = new Region;
   const nb::object result = nb::cast(region, nb::rv_policy::take_ownership);
   TOWLINE_INIT(towline_storage_options_t, options);
@@ -36,14 +37,25 @@ nb::object register_storage(nb::handle_t<Agent> self, nb::handle uri, int fd, nb
   options.mode = static_cast<uint32_t>(permissions);
   options.bytes = unsigned_integer(bytes, "nbytes");
   options.fd = fd;
-  const std::string name = uri.is_none() ? std::string() : bytes_of_text(uri, "storage");
+  TOWLINE_INIT(towline_layout_t, layout);
+  if (!given_layout.is_none()) {
+    take_layout(given_layout, layout);
+    options.layout = &layout;
+  }
+  std::string its_name;
+  if (!name.is_none()) {
+    its_name = bytes_of_text(name, "name");
+    options.name = its_name.c_str();
+    region->name = nb::borrow(name);
+  }
+  const std::string place = uri.is_none() ? std::string() : bytes_of_text(uri, "storage");
   region->agent = nb::borrow(self);
   int32_t status = 0;
   towline_region_t* native = nullptr;
   {
     const AgentCall call(agent_of(self));
     status =
-        towline_storage_register(call.native(), uri.is_none() ? nullptr : name.c_str(), &options, &native);
+        towline_storage_register(call.native(), uri.is_none() ? nullptr : place.c_str(), &options, &native);
   }
   check(status, "towline_storage_register");
   region->native = native;
@@ -144,7 +156,8 @@ void bind_storage(nb::module_& module, nb::class_<Region>& region) {
       .def("_start_commit", &start_commit, nb::arg("timeout").none(), nb::arg("number"))
       .def("blocks", &blocks_of, nb::arg("offset"), nb::arg("length"), nb::arg("dims"));
   module.def("_register_storage", &register_storage, nb::arg("agent"), nb::arg("uri").none(), nb::arg("fd"),
-             nb::arg("access").none(), nb::arg("flags"), nb::arg("sync"), nb::arg("mode"), nb::arg("nbytes"));
+             nb::arg("access").none(), nb::arg("flags"), nb::arg("sync"), nb::arg("mode"), nb::arg("nbytes"),
+             nb::arg("name").none(), nb::arg("layout").none());
   module.def("_query_storage", &query_storage, nb::arg("agent"), nb::arg("uri"));
   module.def("_list_storage", &list_storage, nb::arg("agent"), nb::arg("prefix"), nb::arg("limit"));
   module.attr("_STORAGE_CREATE") = uint32_t{TOWLINE_STORAGE_CREATE};

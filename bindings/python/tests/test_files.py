@@ -190,3 +190,20 @@ def test_an_agent_that_ends_first_leaves_no_mess(tmp_path):
         """)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() in ("Closed", "Stale")
+
+
+def test_pages_of_a_file_have_places_in_a_layout(make_agent, tmp_path):
+    agent = make_agent("near")
+    cache = np.arange(3 * 8 * 512, dtype=np.uint32).reshape(3, 8, 512)
+    kv = agent.register(cache, name="kv", page_dim=1)
+    file = agent.register_storage(
+        tmp_path / "spilled", create=True, name="spilled", layout=towline.Layout(2048, (3, 8))
+    )
+    agent.copy(kv[1, [5, 0]], file[2, [7, 1]]).result(20)
+    kept = np.fromfile(tmp_path / "spilled", np.uint32)
+    assert np.array_equal(kept[(2 * 8 + 7) * 512 :][:512], cache[1, 5])
+    assert np.array_equal(kept[(2 * 8 + 1) * 512 :][:512], cache[1, 0])
+    agent.copy(file[2, 7], kv[0, 3]).result(20)
+    assert np.array_equal(cache[0, 3], cache[1, 5])
+    with pytest.raises(towline.InvalidArgument, match="ends beyond the region's"):
+        agent.register_storage(tmp_path / "spilled", name="larger", layout=towline.Layout(2048, (4, 8)))

@@ -151,6 +151,8 @@ class Agent(_core.Agent):
         sync: str = "none",
         mode: int = 0,
         nbytes: int = 0,
+        name: str | None = None,
+        layout: Layout | tuple[Any, ...] | None = None,
     ) -> _core.Region:
         """Opens a file, block device or object as a region: `region.blocks(offset, length)` says what to read or write.
 
@@ -162,11 +164,13 @@ class Agent(_core.Agent):
         conditional: objects: a write or commit fails (Stale) where somebody else has made, changed or removed it since.
         sync: when a write is done: "none", at once; "data", on the device; "full", with all of the file's attributes.
         mode: permissions of a file that is made, less the umask; 0o666 by default.
-        nbytes: the region's size; writes may grow the file up to it. The present size by default.
+        nbytes: the region's size; writes may grow the file up to it. The present size by default, or that of the layout if
+            it may be written and is smaller.
+        name, layout: as in register(), so that `region[3, pages]` is those pages of the file. Peers are not told.
         """
         uri, descriptor = place_of(what)
         flags = flags_of(create, truncate, direct, replace, conditional)
-        return _core._register_storage(self, uri, descriptor, access, flags, sync, mode, nbytes)
+        return _core._register_storage(self, uri, descriptor, access, flags, sync, mode, nbytes, name, layout)
 
     def query_storage(self, what: str | os.PathLike[str]) -> StorageInfo | None:
         """Looks at a path or URI; None when nothing is there."""

@@ -46,7 +46,16 @@ def _register(
 def _region_list(region: Region) -> BlockList: ...
 def _peer_region_list(peer: Peer, name: str) -> BlockList: ...
 def _register_storage(
-    agent: Agent, uri: str | None, fd: int, access: str | None, flags: int, sync: str, mode: int, nbytes: int
+    agent: Agent,
+    uri: str | None,
+    fd: int,
+    access: str | None,
+    flags: int,
+    sync: str,
+    mode: int,
+    nbytes: int,
+    name: str | None,
+    layout: Layout | tuple[Any, ...] | None,
 ) -> Region: ...
 def _query_storage(agent: Agent, uri: str) -> tuple[Kind, int, int] | None: ...
 def _list_storage(agent: Agent, prefix: str, limit: int) -> list[tuple[str, Kind, int, int]]: ...

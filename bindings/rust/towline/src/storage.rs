@@ -7,13 +7,14 @@ use crate::agent::Agent;
 use crate::block_list::Blocks;
 use crate::deadline::Timeout;
 use crate::error::{check, Error, Result};
+use crate::layout::Layout;
 use crate::peer::RegionInfo;
 use crate::region::{Access, Region};
 use crate::text;
 
 /// Options for opening a file, device or object.
 #[derive(Clone, Copy, Debug)]
-pub struct StorageOptions {
+pub struct StorageOptions<'a> {
     /// The access that transfers have. `None`: READ, and with `create`, `truncate` or `replace` both.
     pub access: Option<Access>,
     /// Creates the file if it does not exist.
@@ -30,11 +31,15 @@ pub struct StorageOptions {
     pub sync: Durability,
     /// Permission bits of a new file, less the umask; 0: 0666.
     pub mode: u32,
-    /// Size of the region; 0: the current size.
+    /// Size of the region; 0: the current size, or that of the layout if it may be written and is smaller.
     pub bytes: u64,
+    /// As in [`RegionOptions`](crate::RegionOptions), but peers are not told; "": none.
+    pub name: &'a str,
+    /// For a region with a name: its elements, which become the blocks of its lists.
+    pub layout: Option<Layout>,
 }
 
-impl Default for StorageOptions {
+impl Default for StorageOptions<'_> {
     fn default() -> Self {
         StorageOptions {
             access: None,
@@ -46,6 +51,8 @@ impl Default for StorageOptions {
             sync: Durability::NONE,
             mode: 0,
             bytes: 0,
+            name: "",
+            layout: None,
         }
     }
 }
@@ -65,8 +72,10 @@ pub struct StorageInfo {
 
 impl Agent {
     /// Opens and registers "file:/absolute/path" or "s3://bucket/key". Blocks as long as the file system or server.
-    pub fn register_storage(&self, uri: &str, options: &StorageOptions) -> Result<Region> {
+    pub fn register_storage(&self, uri: &str, options: &StorageOptions<'_>) -> Result<Region> {
         let uri = text::owned("the URI", uri)?;
+        let name = text::optional("the region's name", options.name)?;
+        let layout = options.layout.map(|layout| layout.native());
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
         let native = sys::towline_storage_options_t {
             struct_size: std::mem::size_of::<sys::towline_storage_options_t>(),
@@ -79,6 +88,8 @@ impl Agent {
             sync: options.sync.0,
             mode: options.mode,
             bytes: options.bytes,
+            name: text::pointer(&name),
+            layout: layout.as_ref().map_or(ptr::null(), ptr::from_ref),
             ..Default::default()
         };
         let mut handle = ptr::null_mut();

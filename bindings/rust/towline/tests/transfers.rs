@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use towline::{
-    Access, Agent, AgentOptions, BlockList, Blocks, Counter, Error, Fence, Memory, MemoryOwner, Notice, Op, Peer,
-    Region, RegionOptions, Status, StorageOptions, Timeout, Transfer, TransferOptions,
+    Access, Agent, AgentOptions, BlockList, Blocks, Counter, Error, Fence, Layout, Memory, MemoryOwner, Notice, Op,
+    Peer, Region, RegionOptions, Status, StorageOptions, Timeout, Transfer, TransferOptions,
 };
 
 const PAGE: usize = 4096;
@@ -280,6 +280,24 @@ fn pages_go_to_a_file_and_back() {
     assert_eq!(pair.writer.query_storage(&uri).unwrap().unwrap().bytes, bytes);
     assert!(file.blocks(1, bytes).is_err());
     assert_eq!(file.read_at(0, &mut [0]).unwrap_err().status(), Status::UNSUPPORTED);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn pages_of_a_file_have_places_in_a_layout() {
+    let folder = std::env::temp_dir().join(format!("towline-rust-layout-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let uri = format!("file:{}/pages.bin", folder.display());
+    let pair = pair();
+    let layout = Layout::packed(PAGE as u64, &[PAGES as u64]);
+    let options = StorageOptions { create: true, name: "spilled", layout: Some(layout), ..Default::default() };
+    let file = pair.writer.register_storage(&uri, &options).unwrap();
+    let there = file.list().unwrap();
+    assert_eq!(there.layout().unwrap().unwrap().counts(), &[PAGES as u64]);
+    let plan = pair.writer.plan(&pair.mine, &there, &Default::default()).unwrap();
+    plan.post(&Default::default()).unwrap().wait(SOON).unwrap();
+    assert_eq!(std::fs::read(folder.join("pages.bin")).unwrap(), pair.source_bytes());
+    assert!(pair.writer.register_storage(&uri, &options).unwrap_err().status() == Status::ALREADY_EXISTS);
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
