@@ -1,5 +1,6 @@
 // Files and objects as regions: opening, looking, listing, committing. Such a region is used like any other:
 // its blocks carry its kind and device.
+#include <towline/layout.h>
 #include <towline/storage.h>
 
 #include <string>
