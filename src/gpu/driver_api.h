@@ -39,6 +39,8 @@ inline constexpr int kAttributePciDevice = 34;
 inline constexpr int kAttributePciDomain = 50;
 inline constexpr int kAttributeForOtherDevices = 110;  // VMM memory that they can fill
 inline constexpr int kAttributeDmaBuf = 124;           // memory that is a dma-buf
+inline constexpr int kAttributeWritesOrdering =
+    118;  // of other devices: from 100 on the GPU itself needs no flush
 inline constexpr int kAttributeHostPointers = 91;  // registered host memory is used at the host's addresses
 inline constexpr int kAttributeHostNode = 134;     // of NUMA; -1: not known. From CUDA 12.2 on
 inline constexpr int kFunctionThreads = 0;         // attribute: that a block may have

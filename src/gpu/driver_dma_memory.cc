@@ -105,7 +105,14 @@ std::unique_ptr<DmaMemory> make_driver_dma_memory(const Api& api, driver::Contex
 // are mapped side by side, and none of several cudaMalloc.
 DmaExport export_driver_memory(const Api& api, driver::Context context, uint32_t gpu, uint64_t address,
                                uint64_t bytes) {
+  constexpr int kOrderedForItself = 100;
   check_dma_bufs(api, gpu);
+  // Bytes that are said to be there must be there for the next kernel, and nobody here would flush.
+  if (attribute(api, driver::kAttributeWritesOrdering, gpu) < kOrderedForItself)
+    fail(Status::kUnsupported,
+         "cuda: GPU {} does not order what NICs write to its memory with its own reads (it would need a "
+         "flush)",
+         gpu);
   const uint64_t begin = address / kHostPage * kHostPage;
   const uint64_t end = (address + bytes + kHostPage - 1) / kHostPage * kHostPage;
   const Current current(api, context);

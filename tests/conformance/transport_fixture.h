@@ -87,6 +87,14 @@ inline const Transport kTransports[] = {
      .config = "[tuning.rdma]\nrails = \"loopback:conformance, loopback:conformance\"\n",
      .shared_memory = false,
      .guards = false},
+    // GPU memory that the NICs read and write themselves.
+    {.name = "rdma_gpu",
+     .backends = "rdma,cuda",
+     .config = "plugins = [\"" TOWLINE_CUDA_FAKE
+               "\"]\n[tuning.rdma]\nrails = \"loopback:conformance, loopback:conformance\"\n",
+     .shared_memory = true,
+     .guards = kSeesRings,  // by cuda
+     .kind = Kind::kVram},
     {.name = "rdma_ofi_tcp",
      .backends = "rdma",
      .config = "[tuning.rdma]\nrails = \"ofi:tcp;ofi_rxm@127.0.0.1\"\n",

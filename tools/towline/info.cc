@@ -40,19 +40,22 @@ std::string moves(const json& backend) {
   return text;
 }
 
-// The things that a backend's parts have never met, then everything else it tells, as it is.
-std::string never_met(json told) {
+// The things that a backend's parts have never met.
+std::string never_met(const json& told) {
   std::string text;
   for (const json& entry : told.value("never_met", json::array()))
     text += fmt::format("\nnever met: {}: {}", entry.value("part", "?"), entry.value("what", "?"));
-  told.erase("never_met");
-  return "\n" + told.dump() + text;
+  return text;
 }
 
 // Rails one by one; what else a backend tells, as it is.
-std::string details(const json& told) {
+std::string details(json told) {
   if (!told.is_object()) return "\n" + told.dump();
-  if (!told.contains("rails")) return never_met(told);
+  if (!told.contains("rails")) {
+    const std::string missing = never_met(told);
+    told.erase("never_met");
+    return "\n" + told.dump() + missing;
+  }
   std::string text = "\nrails: " + told.value("chosen", "");
   std::size_t number = 0;
   for (const json& rail : told["rails"]) {
@@ -64,7 +67,7 @@ std::string details(const json& told) {
   for (const json& near : told.value("near", json::array()))
     text +=
         fmt::format("\n  nearest to {}: {}", near.value("to", "?"), join(near.value("rails", json::array())));
-  return text;
+  return text + never_met(told);
 }
 
 std::string render_backends(const json& backends, const Terminal& terminal) {

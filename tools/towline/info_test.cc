@@ -39,9 +39,11 @@ TEST(Info, DrawsDevicesAndTheRailsThatServeThem) {
 
 TEST(Info, SaysWhatHasNeverMetHardware) {
   const auto info = nlohmann::json::parse(R"({"backends": [{"name": "tcpx", "usable": true, "details":
-      {"source": "copy", "never_met": [{"part": "devmem", "what": "a real NIC"}]}}]})");
+      {"source": "copy", "never_met": [{"part": "devmem", "what": "a real NIC"}]}}, {"name": "rdma", "usable": true,
+      "details": {"rails": [], "never_met": [{"part": "efa", "what": "a device"}]}}]})");
   const std::string text = render_info(info, Terminal{stdout, false});
   EXPECT_NE(text.find("never met: devmem: a real NIC"), std::string::npos) << text;
+  EXPECT_NE(text.find("never met: efa: a device"), std::string::npos) << text;
   EXPECT_NE(text.find(R"({"source":"copy"})"), std::string::npos) << text;
 }
 

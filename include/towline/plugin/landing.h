@@ -41,6 +41,14 @@ typedef struct towline_landing_pool_info {
   char gpu[20];     // the GPU's PCI address as the kernel writes it; empty: not known
 } towline_landing_pool_info;
 
+// Memory on a GPU as the kernel gives it to NICs.
+typedef struct towline_landing_export {
+  int32_t dma_buf;  // the caller's, which closes it
+  uint32_t reserved;
+  uint64_t offset;  // of the first byte in it
+  char gpu[24];     // the GPU's PCI address as the kernel writes it; empty: not known
+} towline_landing_export;
+
 typedef struct towline_landing_table_v1 {
   size_t struct_size;
   // Is this GPU memory of this process, all of it on the GPU region->device? TOWLINE_OK, or a reason through
@@ -94,6 +102,14 @@ typedef struct towline_landing_table_v1 {
   // Copies pieces of the pool to host memory, side by side, and waits for it. Any thread.
   int32_t (*read_pool)(towline_landing_pool* pool, const towline_landing_piece* pieces, uint32_t count,
                        void* to, int32_t* vendor_code);
+
+  // Absent in older plugins.
+
+  // Exports a region of GPU memory, as check takes it, so that NICs read and write it themselves. What a NIC has
+  // registered stays until the NIC lets it go, also when the memory is freed. Or a reason in `reason`. May block.
+  // Under the registration lock.
+  int32_t (*export_memory)(towline_backend* backend, const towline_region_ref* region,
+                           towline_landing_export* memory, char* reason, size_t reason_bytes);
 } towline_landing_table_v1;
 #define TOWLINE_LANDING_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_landing_table_v1, poll)
 

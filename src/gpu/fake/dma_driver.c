@@ -18,6 +18,7 @@ struct properties {
 
 SHOWN const char* dma_driver_fails = "";  // the function that fails with CUDA_ERROR_NOT_SUPPORTED
 SHOWN int dma_driver_attributes = 1;      // of 110 and 124
+SHOWN int dma_driver_ordering = 100;      // of writes by other devices
 SHOWN int dma_driver_live = 0;  // reserved ranges, allocations, mappings and contexts that are current
 SHOWN uint64_t dma_driver_bytes = 0;
 SHOWN int dma_driver_for_devices = 0;
@@ -35,7 +36,11 @@ static int nothing(void) { return 0; }
 
 static int get_attribute(int* value, int which, int gpu) {
   (void)gpu;
-  *value = which == 110 || which == 124 ? dma_driver_attributes : which == 33 ? 0xaf : which == 50 ? 1 : 0;
+  *value = which == 110 || which == 124 ? dma_driver_attributes
+           : which == 118               ? dma_driver_ordering
+           : which == 33                ? 0xaf
+           : which == 50                ? 1
+                                        : 0;
   return outcome("cuDeviceGetAttribute");
 }
 

@@ -15,6 +15,7 @@ class DmaMemoryTest : public ::testing::Test {
   ~DmaMemoryTest() override {
     fails() = "";
     attributes() = 1;
+    shown<int>("dma_driver_ordering") = 100;
   }
   std::unique_ptr<DmaMemory> make() { return make_driver_dma_memory(api_, nullptr, 3, 3u << 20); }
   std::string why_not() {
@@ -98,6 +99,8 @@ TEST_F(DmaMemoryTest, ADriverThatExportsNothingSaysWhatItIsAndMappedMemoryNeedsN
       << why();
   EXPECT_NE(why().find("801"), std::string::npos) << why();
   EXPECT_EQ(shown<int>("dma_driver_live"), 0);
+  shown<int>("dma_driver_ordering") = 0;
+  EXPECT_NE(why().find("GPU 3 does not order what NICs write"), std::string::npos) << why();
   attributes() = 0;
   EXPECT_NE(why().find("GPU 3 has no memory that is a dma-buf"), std::string::npos) << why();
 }

@@ -44,6 +44,23 @@ constexpr uint64_t kPoolMark = UINT32_MAX;           // the low half of a pool's
 std::mutex neighbours_mutex;
 std::map<std::pair<uint64_t, uint64_t>, Backend*> neighbours;  // by incarnation
 
+// Puts the reason why it failed into the caller's text.
+template <class Work>
+int32_t or_reason(std::span<char> reason, Work&& work) noexcept {
+  const auto refuse = [&](Status status, const char* text) {
+    (void)std::snprintf(reason.data(), reason.size(), "%s", text);
+    return static_cast<int32_t>(status);
+  };
+  try {
+    work();
+    return TOWLINE_OK;
+  } catch (const core::Error& error) {
+    return refuse(error.code(), error.message().c_str());
+  } catch (const std::exception& error) {
+    return refuse(Status::kInternal, error.what());
+  }
+}
+
 }  // namespace
 
 Backend::Backend(const plugin::Host& host, Device& device) try
@@ -163,20 +180,22 @@ uint32_t Backend::gpu_for_pool(const std::string& gpu) const {
 
 int32_t Backend::landing_open_pool(const std::string& gpu, uint64_t bytes, int given, LandingPool*& pool,
                                    std::span<char> reason) noexcept {
-  const auto refuse = [&](Status status, const char* text) {
-    (void)std::snprintf(reason.data(), reason.size(), "%s", text);
-    return static_cast<int32_t>(status);
-  };
-  try {
+  return or_reason(reason, [&] {
     if (bytes == 0) fail(Status::kInvalidArgument, "cuda: a pool of no bytes");
     device_.start();
     pool = std::make_unique<LandingPool>(device_, gpu_for_pool(gpu), bytes, given).release();
-    return TOWLINE_OK;
-  } catch (const core::Error& error) {
-    return refuse(error.code(), error.message().c_str());
-  } catch (const std::exception& error) {
-    return refuse(Status::kInternal, error.what());
-  }
+  });
+}
+
+int32_t Backend::landing_export(const towline_region_ref& region, towline_landing_export& memory,
+                                std::span<char> reason) noexcept {
+  return or_reason(reason, [&] {
+    const uint32_t gpu = check_vram(region);
+    DmaExport made = device_.export_memory(gpu, region.address, region.bytes);
+    memory = {.dma_buf = made.dma_buf.release(), .reserved = 0, .offset = made.offset, .gpu = {}};
+    const std::string& place = device_.gpus()[gpu].pci_address;
+    std::copy_n(place.data(), std::min(place.size(), sizeof memory.gpu - 1), memory.gpu);
+  });
 }
 
 int32_t Backend::add(const towline_region_args& args, towline_registration** registration, void* token,

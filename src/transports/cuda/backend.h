@@ -68,6 +68,9 @@ class Backend : public plugin::BackendBase, private CarrierOwner {
   };
   [[nodiscard]] LandingRefusals landing_refusals();
 
+  int32_t landing_export(const towline_region_ref& region, towline_landing_export& memory,
+                         std::span<char> reason) noexcept;
+
   // For connections.
 
   [[nodiscard]] const Settings& settings() const noexcept { return settings_; }

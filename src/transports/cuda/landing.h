@@ -166,6 +166,10 @@ struct LandingTable {
     *pool = reinterpret_cast<towline_landing_pool*>(made);
     return TOWLINE_OK;
   }
+  static int32_t export_memory(towline_backend* backend, const towline_region_ref* region,
+                               towline_landing_export* memory, char* reason, size_t reason_bytes) noexcept {
+    return reinterpret_cast<B*>(backend)->landing_export(*region, *memory, {reason, reason_bytes});
+  }
   static constexpr towline_landing_table_v1 kTable = {sizeof(towline_landing_table_v1),
                                                       check,
                                                       open,
@@ -178,7 +182,8 @@ struct LandingTable {
                                                       open_pool,
                                                       landing_close_pool,
                                                       landing_reach_pool,
-                                                      landing_read_pool};
+                                                      landing_read_pool,
+                                                      export_memory};
 };
 
 }  // namespace towline::cuda

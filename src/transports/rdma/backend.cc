@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "fabric/rails.h"
 #include "transports/rdma/carrier.h"
+#include "transports/rdma/gpu_memory.h"
 
 namespace towline::rdma {
 
@@ -115,14 +116,22 @@ void Backend::watch_rails(uint32_t index) {
 int32_t Backend::add(const towline_region_args& args, towline_registration** registration, void*,
                      size_t* token_bytes) try {
   *token_bytes = 0;
-  if (args.region.kind != TOWLINE_MEMORY_DRAM)
-    return refuse(Status::kUnsupported,
-                  "only dram is registered; GPU memory goes through pinned memory beside it");
+  if (args.region.kind != TOWLINE_MEMORY_DRAM && args.region.kind != TOWLINE_MEMORY_VRAM)
+    return refuse(Status::kUnsupported, "only dram and vram are registered");
   auto region = std::make_unique<Registered>();
   region->region = args.region;
-  region->rails = fabric::rails_of_node(
-      places_, fabric::numa_node_of(reinterpret_cast<const void*>(args.region.address)));
   fabric::MemoryToRegister memory;
+  GpuMemory gpu;  // closed when all rails have it
+  if (args.region.kind == TOWLINE_MEMORY_VRAM) {
+    gpu = export_gpu_memory(host(), args.region);
+    memory.dmabuf_fd = gpu.dma_buf.get();
+    memory.dmabuf_offset = gpu.offset;
+    memory.device = args.region.device;
+    region->rails = rails_of_gpu(places_, gpu.gpu);
+  } else {
+    region->rails = fabric::rails_of_node(
+        places_, fabric::numa_node_of(reinterpret_cast<const void*>(args.region.address)));
+  }
   memory.address = reinterpret_cast<void*>(args.region.address);
   memory.bytes = args.region.bytes;
   memory.remote_read = (args.region.access & TOWLINE_ACCESS_READ) != 0;
@@ -137,10 +146,21 @@ int32_t Backend::add(const towline_region_args& args, towline_registration** reg
   }
   *registration = reinterpret_cast<towline_registration*>(region.get());
   const std::lock_guard lock(regions_mutex_);
+  refusals_.erase(index_of(args.region.key));
   regions_[args.region.key] = std::move(region);
   return TOWLINE_OK;
 } catch (const core::Error& error) {
+  const std::lock_guard lock(regions_mutex_);
+  refusals_[index_of(args.region.key)] = {args.region.key, error.message()};
   return refuse(error.code(), error.message());
+}
+
+std::string Backend::why_not_registered(uint64_t key) const {
+  const std::lock_guard lock(regions_mutex_);
+  const auto refused = refusals_.find(index_of(key));
+  if (refused == refusals_.end() || refused->second.key != key)
+    return "it was registered before this backend came";
+  return refused->second.reason;
 }
 
 // No peer reaches it any more, or the peers that did are gone.
@@ -162,7 +182,11 @@ Answer Backend::answer(uint64_t key, uint32_t worker) const {
   answer.key = key;
   const std::lock_guard lock(regions_mutex_);
   const auto found = regions_.find(key);
-  if (found == regions_.end() || !host().may_be_reached(found->second->region)) {
+  const auto refused = refusals_.find(index_of(key));
+  if (refused != refusals_.end() && refused->second.key == key) {
+    answer.status = Status::kUnsupported;
+    answer.reason = "its rails have not registered the memory: " + refused->second.reason;
+  } else if (found == regions_.end() || !host().may_be_reached(found->second->region)) {
     answer.status = Status::kStale;
     answer.reason = "it has no such region any more, or none that its rails reach";
   } else if ((found->second->region.flags & TOWLINE_REGION_GUARDED) != 0) {
@@ -312,57 +336,6 @@ void Backend::set_timer(uint32_t index, uint64_t next_ns, uint64_t now_ns) noexc
   workers_[index]->alarm.ring_at(next_ns, now_ns, [&](int fd, auto rung, Alarm* alarm) {
     return host().watch(index, fd, EPOLLIN, rung, alarm) == TOWLINE_OK;
   });
-}
-
-// ---- for people
-
-// The workers' rails of one name together.
-std::string Backend::describe() const {
-  std::vector<fabric::RailCounters> sums(settings_.rails.size());
-  for (const auto& worker : workers_) {
-    const std::vector<fabric::RailCounters> counters = worker->engine->counters();
-    for (std::size_t rail = 0; rail < counters.size(); ++rail) {
-      sums[rail].bytes += counters[rail].bytes;
-      sums[rail].connections += counters[rail].connections;
-      sums[rail].breaks += counters[rail].breaks;
-      sums[rail].retried += counters[rail].retried;
-      sums[rail].down = sums[rail].down || counters[rail].down;
-    }
-  }
-  std::string rails;
-  for (std::size_t rail = 0; rail < sums.size(); ++rail) {
-    const fabric::DomainTraits& traits = workers_.front()->engine->traits(rail);
-    const fabric::RailCounters& of = sums[rail];
-    rails += fmt::format(
-        R"({}{{"name": "{:.80}", "numa_node": {}, "bytes_per_s": {}, "state": "{}", "connections": {}, )"
-        R"("bytes": {}, "breaks": {}, "retried": {}}})",
-        rails.empty() ? "" : ", ", printable(traits.name), traits.numa_node, traits.bandwidth_bytes_per_s,
-        of.down ? "down" : "up", of.connections, of.bytes, of.breaks, of.retried);
-  }
-  return fmt::format(R"({{"chosen": "{:.300}", "rails": [{}], "near": [{}]}})",
-                     printable(settings_.why_rails), rails, describe_places());
-}
-
-// Which rails are nearest to which GPU and NUMA node.
-std::string Backend::describe_places() const {
-  std::string text;
-  const auto add = [&](const std::string& what, uint32_t mask) {
-    std::string numbers;
-    for (std::size_t rail = 0; rail < places_.size(); ++rail)
-      if ((mask >> rail & 1) != 0) numbers += fmt::format("{}{}", numbers.empty() ? "" : ", ", rail);
-    text += fmt::format(R"({}{{"to": "{}", "rails": [{}]}})", text.empty() ? "" : ", ", what, numbers);
-  };
-  const auto known = [](const fabric::PciPlace& place) { return !place.path.empty(); };
-  if (std::none_of(places_.begin(), places_.end(), known)) return text;
-  for (const fabric::PciPlace& gpu : fabric::read_gpus())
-    add("GPU " + gpu.address(), fabric::nearest_rails(places_, gpu));
-  std::vector<int32_t> nodes;
-  for (const fabric::PciPlace& place : places_)
-    if (std::find(nodes.begin(), nodes.end(), place.numa_node) == nodes.end())
-      nodes.push_back(place.numa_node);
-  for (const int32_t node : nodes)
-    if (node >= 0) add(fmt::format("NUMA node {}", node), fabric::rails_of_node(places_, node));
-  return text;
 }
 
 }  // namespace towline::rdma

@@ -50,7 +50,7 @@ class Backend : public plugin::BackendBase, private carrier::CarrierOwner {
   uint32_t progress(uint32_t worker, uint64_t now_ns) noexcept;
   bool arm(uint32_t worker) noexcept;
   void disarm(uint32_t worker) noexcept;
-  // JSON: the rails, and what they have carried.
+  // JSON: the rails, what they have carried, and what their sort has never met. info.cc.
   [[nodiscard]] std::string describe() const;
 
   // For connections.
@@ -60,6 +60,8 @@ class Backend : public plugin::BackendBase, private carrier::CarrierOwner {
   [[nodiscard]] const std::string& rails_text() const noexcept { return rails_text_; }
   // The answer to a peer of this worker that asks for a region.
   [[nodiscard]] Answer answer(uint64_t key, uint32_t worker) const;
+  // Of a region of this agent that the backend was given and has not taken.
+  [[nodiscard]] std::string why_not_registered(uint64_t key) const;
   // The kinds of rails by which this peer may be reached.
   [[nodiscard]] std::vector<std::string> kinds_for(const towline_identity& peer) const;
   // It has messages that the carrier had no room for.
@@ -97,7 +99,8 @@ class Backend : public plugin::BackendBase, private carrier::CarrierOwner {
   void open_workers();
   std::vector<std::unique_ptr<fabric::Domain>> open_rails();
   void watch_rails(uint32_t index);
-  [[nodiscard]] std::string describe_places() const;
+  [[nodiscard]] std::string describe_places() const;     // info.cc
+  [[nodiscard]] std::string describe_never_met() const;  // the same
   int32_t refuse(Status status, std::string_view text) const {
     return host().refuse(status, fmt::format("{}: {}", name(), text));
   }
@@ -114,6 +117,13 @@ class Backend : public plugin::BackendBase, private carrier::CarrierOwner {
 
   mutable std::mutex regions_mutex_;
   std::unordered_map<uint64_t, std::unique_ptr<Registered>> regions_;  // by key
+  // Regions that were not taken, by the index in their keys: nobody says when they go, and their successors use it again.
+  struct Refusal {
+    uint64_t key = 0;
+    std::string reason;
+  };
+  static uint32_t index_of(uint64_t key) noexcept { return static_cast<uint32_t>(key); }
+  std::unordered_map<uint32_t, Refusal> refusals_;
 };
 
 }  // namespace towline::rdma

@@ -274,7 +274,8 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   prepared->op = args.op == TOWLINE_READ ? fabric::TransferOp::kRead : fabric::TransferOp::kWrite;
   for (uint64_t i = 0; i < args.plan->local->region_count; ++i) {
     if (args.local[i] == nullptr)
-      return refuse(Status::kUnsupported, "a local region was not registered with it when it was made");
+      return refuse(Status::kUnsupported, "memory of this agent is not registered with its rails: " +
+                                              backend_.why_not_registered(args.plan->local->regions[i].key));
     const auto* region = reinterpret_cast<const Registered*>(args.local[i]);
     prepared->local.push_back(&region->memory[worker_]);
     prepared->rails &= region->rails;

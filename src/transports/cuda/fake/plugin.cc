@@ -27,7 +27,7 @@ extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(uint32_t num
 }
 
 // False: no such command; "held": no launch waits to be let go; "pinned": the host memory there is not;
-// "pinning": none waits to be let go; "gathered": less than so much was.
+// "pinning": none waits to be let go; "gathered": less than so much was; "exported": another number of times.
 extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, uint64_t b, uint64_t c) {
   towline::cuda::fake::Faults& faults = towline::cuda::fake::faults();
   const auto is = [command](const char* name) { return std::strcmp(command, name) == 0; };
@@ -59,6 +59,8 @@ extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, ui
     faults.lists.hold(a != 0);
   else if (is("gathered"))
     return faults.gathered() >= a;
+  else if (is("exported"))
+    return faults.exports() == a;
   else if (is("pinned"))
     return towline::cuda::fake::fake_device().find_pinned(a, 1) != nullptr;
   else if (is("pinning"))
