@@ -59,6 +59,8 @@ std::string render(const json& rows, const json& peers, const Terminal& terminal
     columns.push_back({name + " p99"});
     columns.push_back({"times"});
   }
+  const bool shared = !rows.empty() && rows.front().contains("by");  // with NCCL, by size
+  if (shared) columns.push_back({"by", kLeft});
   columns.push_back({"error"});
   columns.push_back({"check", kLeft});
   Table table{std::move(columns)};
@@ -84,6 +86,7 @@ std::string render(const json& rows, const json& peers, const Terminal& terminal
                                        : fmt::format("{:.2f}", theirs.at("p50_s").get<double>() /
                                                                    row.at("p50_s").get<double>()));
     }
+    if (shared) cells.push_back(row.at("by"));
     cells.push_back(fmt::format("{:.0e}", row.at("largest_relative_error").get<double>()));
     cells.push_back(check);
     table.add(std::move(cells));
@@ -126,6 +129,8 @@ void choose_memory(CollectiveOptions& options, const std::string& kind) {
   options.vram = kind == "vram";
   if (!options.vram) {
     if (asked("nccl")) throw Failure{"nccl moves memory of GPUs: --memory vram is needed"};
+    if (!options.nccl_from.empty())
+      throw Failure{"--nccl-from is for memory of GPUs: --memory vram is needed"};
     return;
   }
   if (options.tcp) throw Failure{"--tcp is for host memory"};

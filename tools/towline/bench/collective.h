@@ -22,9 +22,10 @@ struct CollectiveOptions {
   bool check = true;
   std::vector<std::string> peers{"gloo", "mpi"};  // with vram: "nccl"
   std::string python = "python3";
+  std::string nccl_from;  // with vram: tuning.collectives.nccl_from
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CollectiveOptions, operations, sizes, ranks, tcp, vram, iterations,
-                                   seconds, check, peers, python)
+                                   seconds, check, peers, python, nccl_from)
 
 // "all_reduce,barrier" or "all". Throws Failure for an unknown name.
 [[nodiscard]] std::vector<std::string> parse_collectives(const std::string& text);

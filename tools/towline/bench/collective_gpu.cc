@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
 #include "failure.h"
 
 namespace tool::bench {
@@ -29,15 +27,24 @@ Contender::~Contender() {
   if (world_ != nullptr) towline_communicator_destroy(world_);
 }
 
-std::string Contender::version() const {
-  std::string text(4096, 0);
+nlohmann::json Contender::details() const {
+  std::string text(65536, 0);
   size_t needed = 0;
   if (towline_communicator_info(world_, text.data(), text.size(), &needed) < 0 || needed > text.size())
-    return "";
+    return nlohmann::json::object();
   const nlohmann::json info = nlohmann::json::parse(text.c_str(), nullptr, false);
-  const std::string found = info.is_object() ? info.value("/details/nccl"_json_pointer, "") : "";
-  return found.empty() ? towline_version() : "NCCL " + found;
+  const auto found = info.is_object() ? info.find("details") : info.end();
+  return found != info.end() && found->is_object() ? *found : nlohmann::json::object();
 }
+
+std::string Contender::version() const {
+  const nlohmann::json info = details();
+  const auto found = info.find("nccl");
+  return found == info.end() || !found->is_string() ? towline_version() : "NCCL " + found->get<std::string>();
+}
+
+uint64_t Contender::given_to_nccl() const { return details().value("nccl_operations", uint64_t{0}); }
+std::string Contender::no_nccl() const { return details().value("no_nccl", ""); }
 
 GpuBuffers::GpuBuffers(uint32_t rank, uint64_t floats)
     : in_(static_cast<int>(rank), floats * sizeof(float)),

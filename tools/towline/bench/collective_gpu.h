@@ -4,6 +4,7 @@
 #include <towline/collectives.h>
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -25,8 +26,13 @@ class Contender {
   [[nodiscard]] const std::string& problem() const { return problem_; }
   // "NCCL 2.28.3" of a backend that tells.
   [[nodiscard]] std::string version() const;
+  // Of the backend `gpu` with nccl_from: how many operations NCCL got, and why it gets none.
+  [[nodiscard]] uint64_t given_to_nccl() const;
+  [[nodiscard]] std::string no_nccl() const;
 
  private:
+  [[nodiscard]] nlohmann::json details() const;
+
   towline_communicator_t* world_ = nullptr;
   towline_batch_t* batch_ = nullptr;
   std::string problem_;

@@ -75,8 +75,10 @@ class CollectiveRank {
   void start_gpu(uint64_t floats) {
     buffers_ = std::make_unique<GpuBuffers>(rank_, floats);
     buffers_->put_in(in_);
-    on_gpu_ = std::make_unique<Contender>("gpu", store_, rank_, size_,
-                                          buffers_->config() + "on_gpu = \"gpu\"\n", 0);
+    std::string config = buffers_->config();
+    if (!options_.nccl_from.empty()) config += fmt::format("nccl_from = \"{}\"\n", options_.nccl_from);
+    config += "[collectives]\non_gpu = \"gpu\"\n";
+    on_gpu_ = std::make_unique<Contender>("gpu", store_, rank_, size_, config, 0);
     if (!on_gpu_->problem().empty()) throw Failure{"forming: " + on_gpu_->problem()};
   }
 
@@ -100,6 +102,8 @@ class CollectiveRank {
         told[kind] = {{"problem", why.empty() ? "it does not start on every rank" : why}};
       }
     }
+    if (on_gpu_ != nullptr && !options_.nccl_from.empty() && !on_gpu_->no_nccl().empty())
+      told["nccl_from"] = {{"problem", on_gpu_->no_nccl()}};
     if (rank_ == 0) parent_.send({{"peers", told}});
   }
 
@@ -142,7 +146,10 @@ class CollectiveRank {
         {"op", operation}, {"size", call.op == TOWLINE_COLLECTIVE_BARRIER ? 0 : size}, {"ranks", size_}};
     std::ranges::fill(out_, -1.0F);
     if (options_.vram) buffers_->put_out(out_);
+    const bool shared = options_.vram && !options_.nccl_from.empty();
+    const uint64_t given = shared ? ours.given_to_nccl() : 0;
     do_once(operation, one, ours);
+    if (shared) row["by"] = ours.given_to_nccl() > given ? "nccl" : "gpu";
     if (options_.vram) buffers_->get_out(out_);
     check(operation, one, row);
     std::vector<Track> tracks;

@@ -22,6 +22,12 @@ TEST(Collectives, MemoryOfGpusIsMeasuredBesideNccl) {
   choose_memory(options, "vram");
   EXPECT_TRUE(options.vram);
   EXPECT_EQ(options.peers, std::vector<std::string>{"nccl"});
+  options.nccl_from = "measured";
+  choose_memory(options, "vram");
+  options.peers.clear();
+  EXPECT_THROW(choose_memory(options, "shared"), Failure) << "of GPUs only";
+  options.nccl_from.clear();
+  options.peers = {"nccl"};
   EXPECT_THROW(choose_memory(options, "shared"), Failure);
   EXPECT_THROW(choose_memory(options, "private"), Failure);
   options.peers = {"gloo"};

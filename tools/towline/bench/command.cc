@@ -92,6 +92,13 @@ void add_collective_options(CLI::App& command, BenchOptions& options, std::strin
       ->check(CLI::IsMember({"gloo", "mpi", "nccl", "none"}))
       ->capture_default_str()
       ->needs(collective);
+  command
+      .add_option(
+          "--nccl-from", options.collective.nccl_from,
+          "With --memory vram: the operations that Towline gives to NCCL, and from which size on, as in "
+          "tuning.collectives.nccl_from; the table says who did each")
+      ->type_name("OP=SIZE,..")
+      ->needs(collective);
   command.add_option("--python", options.collective.python, "A Python that has torch, for gloo")
       ->type_name("PROGRAM")
       ->capture_default_str()
