@@ -148,11 +148,22 @@ class UnpackFails : public TcpxGpuTest {
     right_.reset();
     dlclose(library_);
   }
-  Status write() {
-    std::memset(theirs_.data(), 0, theirs_.size());
-    const Transfer transfer = left_->transfer(
+  Transfer make_write() {
+    return left_->transfer(
         Op::write, left_->block_list(Blocks::at(mine_.data(), kPage).repeat(kPages, kPage)),
         peer_->block_list(Blocks::at(theirs_.data(), kPage, Kind::kVram).repeat(kPages, kPage)));
+  }
+  // Under way, with a launch that does not go on.
+  Transfer hold_one() {
+    Transfer transfer = make_write();
+    EXPECT_TRUE(command_("hold", 1, 0, 0));
+    EXPECT_EQ(transfer.post(), Status::kInProgress);
+    while (!command_("held", 0, 0, 0)) std::this_thread::yield();
+    return transfer;
+  }
+  Status write() {
+    std::memset(theirs_.data(), 0, theirs_.size());
+    const Transfer transfer = make_write();
     const Status posted = transfer.post();
     return posted == Status::kInProgress ? transfer.wait(20s) : posted;
   }
@@ -195,6 +206,28 @@ TEST_F(UnpackFails, AGpuThatBreaksEndsTransfersAndGivesEveryTokenBack) {
   EXPECT_EQ(write(), Status::kIo);
   expect_nothing_held();
   EXPECT_NE(write(), Status::kOk);
+  expect_nothing_held();
+}
+
+// While the GPU has one batch to do and others wait behind it.
+TEST_F(UnpackFails, ACancelledTransferLeavesItsBatchesToEndAndNoTokenHeld) {
+  const Transfer held = hold_one();
+  held.cancel();
+  EXPECT_EQ(held.wait(5s), Status::kCancelled);
+  EXPECT_EQ(held.wait_fenced(Fence::kBoth, 50ms), Status::kNotYet);
+  ASSERT_TRUE(command_("hold", 0, 0, 0));
+  EXPECT_EQ(held.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+  expect_nothing_held();
+  ASSERT_EQ(write(), Status::kOk) << last_error();
+  EXPECT_EQ(std::memcmp(mine_.data(), theirs_.data(), mine_.size()), 0);
+}
+
+TEST_F(UnpackFails, DeregisteringWaitsForTheBatchesThatWriteToTheRegion) {
+  const Transfer held = hold_one();
+  EXPECT_EQ(their_region_->deregister(50ms), Status::kNotYet);
+  ASSERT_TRUE(command_("hold", 0, 0, 0));
+  EXPECT_EQ(their_region_->deregister(20s), Status::kOk) << last_error();
+  (void)held.wait(20s);  // whole, or the region was gone for its last frames
   expect_nothing_held();
 }
 
