@@ -96,6 +96,7 @@ Status Post::post_taken() noexcept {
     prices_->report(plan_.view().bytes, agent().now_ns() - began_ns);
   }
   if (status != TOWLINE_OK && status != TOWLINE_AGAIN) {
+    take_failure_text();
     status = static_cast<int32_t>(agent().told(static_cast<Status>(status)));
     failed_count_ = 0;
     note_failure({kResultBytes, status, 0, kAllFences, 0, 0, 0, plan_.view().bytes});
@@ -115,6 +116,7 @@ Status Post::post_with(const PickPair& picks, const PostOptions& options, void* 
   if (!take(kBusy)) return Status::kBusy;
   const int32_t gate = gate_.load(std::memory_order_seq_cst);
   if (gate < 0) {
+    take_failure_text();  // of something else on this thread
     phase_.store(kReady, std::memory_order_release);
     return static_cast<Status>(gate);
   }
@@ -182,6 +184,7 @@ Status Post::post_with_message() noexcept {
 }
 
 Status Post::post_slow() noexcept {
+  take_failure_text();  // of something else on this thread
   const int32_t gate = gate_.load(std::memory_order_seq_cst);
   if (gate < 0) {
     phase_.store(kReady, std::memory_order_release);

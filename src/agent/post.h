@@ -118,6 +118,8 @@ class Post : public Ending {
   [[nodiscard]] std::string failure_itself(const std::string& more = {}) const;
   // The same, before the outcome is known to others; "" without memory.
   [[nodiscard]] std::string failure_of(Status status) const noexcept;
+  // Why post() has refused this thread, in a sentence; "" without memory.
+  [[nodiscard]] std::string refusal_of(Status status) const noexcept;
   [[nodiscard]] Status outcome() const noexcept {
     return static_cast<Status>(outcome_.load(std::memory_order_acquire));
   }

@@ -156,7 +156,10 @@ Status PostPlan::run(PlannedPost& post, const PickPair& picks, const PostOptions
          "copy comes after, or say TOWLINE_STREAM_UNORDERED (C++: towline::unordered, Python: "
          "stream=\"unordered\") if that work has been waited for, or gpu.unordered = true once for all{}",
          takes_stream() ? "" : ". The backend of this plan takes no stream, so it has to be the latter");
-  return post.post_with(picks, options, stream);
+  const Status status = post.post_with(picks, options, stream);
+  if (is_error(status) && status != Status::kAgain && status != Status::kForked) [[unlikely]]
+    set_failure_text(post.refusal_of(status));
+  return status;
 }
 
 Status PostPlan::start(PlannedPost& post, const PickPair& picks, const PostOptions& options,
@@ -183,7 +186,11 @@ Status PostPlan::start(PlannedPost& post, const PickPair& picks, const PostOptio
     std::exchange(post.group_, nullptr)->refused(post, Status::kOutOfMemory, {});
     throw;
   }
-  if (is_error(status)) std::exchange(post.group_, nullptr)->refused(post, status, {});
+  if (is_error(status)) {
+    const std::string why = take_failure_text();
+    std::exchange(post.group_, nullptr)->refused(post, status, why);
+    set_failure_text(why);
+  }
   return status;
 }
 

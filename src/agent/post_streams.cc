@@ -43,6 +43,7 @@ Status Post::post_on(void* stream) noexcept {
 }
 
 Status Post::post_on_taken(void* stream) noexcept {
+  take_failure_text();
   Status status = streams_serve();
   if (status != Status::kOk) {
     phase_.store(kReady, std::memory_order_release);

@@ -150,6 +150,20 @@ std::string Post::failure_of(Status status) const noexcept {
   }
 }
 
+std::string Post::refusal_of(Status status) const noexcept {
+  try {
+    std::string why = take_failure_text();
+    if (status == Status::kBusy) why = "it is in flight; wait for its outcome before it is posted again";
+    if (why.empty()) why = status_text(status);
+    return fmt::format("a {} of {} blocks {} peer '{}' over {} was refused: {}",
+                       route_.op() == TOWLINE_WRITE ? "write" : "read", plan_.picked_blocks(),
+                       route_.op() == TOWLINE_WRITE ? "to" : "from", remote().peer()->name(), backend_name(),
+                       why);
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
+}
+
 std::string Post::sentence(Status status, const std::string& more) const {
   std::string where;
   if (ready() && failed_count_ != 0) where = fmt::format(", first at position {}", failed_[0].first);

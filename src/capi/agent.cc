@@ -22,6 +22,19 @@ int32_t refuse(const char* function, Status code, const char* why) noexcept {
   }
 }
 
+int32_t refuse_null(const char* function, const char* what) noexcept {
+  try {
+    return refuse(Status::kInvalidArgument, fmt::format("{}: {} is null", function, what));
+  } catch (const std::bad_alloc&) {
+    return refuse(function, Status::kInvalidArgument, "a pointer is null");
+  }
+}
+
+int32_t answer_error(const char* function, Status status, const std::string& why) noexcept {
+  if (status == Status::kAgain || status == Status::kNotYet) return static_cast<int32_t>(status);
+  return refuse(function, status, why.empty() ? status_text(status) : why.c_str());
+}
+
 Status give(const void* data, size_t bytes, bool text, void* out, size_t capacity, size_t* needed) {
   const size_t whole = bytes + (text ? 1 : 0);
   if (needed != nullptr) *needed = whole;
@@ -116,9 +129,9 @@ const char* towline_agent_incarnation(const towline_agent_t* agent) {
 }
 
 int32_t towline_agent_progress(towline_agent_t* agent) {
-  if (agent == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (agent == nullptr) return capi::refuse_null(__func__, "agent");
   if (const Status status = agent->agent->usable(); status != Status::kOk)
-    return static_cast<int32_t>(status);
+    return capi::answer(__func__, status);
   return static_cast<int32_t>(std::min<uint32_t>(agent->agent->progress(), INT32_MAX));
 }
 
@@ -133,8 +146,8 @@ int32_t towline_agent_event_fd(towline_agent_t* agent, int* fd) {
 }
 
 int32_t towline_agent_wait(towline_agent_t* agent, uint64_t timeout_ns) {
-  if (agent == nullptr) return TOWLINE_INVALID_ARGUMENT;
-  return static_cast<int32_t>(agent->agent->wait_event(agent->agent->own_queue(), timeout_ns));
+  if (agent == nullptr) return capi::refuse_null(__func__, "agent");
+  return capi::answer(__func__, agent->agent->wait_event(agent->agent->own_queue(), timeout_ns));
 }
 
 int32_t towline_agent_address(const towline_agent_t* agent, char* text, size_t capacity, size_t* needed) {
@@ -171,9 +184,10 @@ int32_t towline_agent_metrics(towline_agent_t* agent, char* json, size_t capacit
 }
 
 int32_t towline_completions_pull(towline_agent_t* agent, towline_completion_t* completions, size_t capacity) {
-  if (agent == nullptr || (completions == nullptr && capacity != 0)) return TOWLINE_INVALID_ARGUMENT;
+  if (agent == nullptr) return capi::refuse_null(__func__, "agent");
+  if (completions == nullptr && capacity != 0) return capi::refuse_null(__func__, "completions");
   if (const Status status = agent->agent->usable(); status == Status::kForked)
-    return static_cast<int32_t>(status);
+    return capi::answer(__func__, status);
   return static_cast<int32_t>(
       agent->agent->pull_completions(completions, std::min<size_t>(capacity, INT32_MAX)));
 }

@@ -252,7 +252,7 @@ int32_t towline_communicator_abort(towline_communicator_t* communicator, const c
 
 int32_t towline_communicator_error(const towline_communicator_t* communicator, char* text, size_t capacity,
                                    size_t* needed) {
-  if (communicator == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (communicator == nullptr) return capi::refuse_null(__func__, "communicator");
   std::string found;
   const Status status = communicator->communicator->error(&found);
   if (text != nullptr || needed != nullptr) (void)give_text(found, text, capacity, needed);

@@ -63,8 +63,7 @@ class Closing final : public Errand {
 
 // The outcome, with its sentence for towline_last_error.
 int32_t outcome(const char* function, const DirectoryCall& call, Status status) {
-  if (!is_error(status)) return static_cast<int32_t>(status);
-  return capi::refuse(function, status, call.error().c_str());
+  return is_error(status) ? capi::answer(function, status, call.error()) : static_cast<int32_t>(status);
 }
 
 }  // namespace
@@ -169,18 +168,16 @@ int32_t towline_directory_fetch(towline_directory_t* directory, const char* name
 }
 
 int32_t towline_directory_call_poll(towline_directory_call_t* call) {
-  if (call == nullptr) return TOWLINE_INVALID_ARGUMENT;
-  if (forked(*call)) return TOWLINE_FORKED;
+  if (call == nullptr) return capi::refuse_null(__func__, "call");
+  if (forked(*call)) return capi::answer(__func__, Status::kForked);
   return outcome(__func__, *call->call, call->call->poll());
 }
 
 int32_t towline_directory_call_wait(towline_directory_call_t* call, uint64_t timeout_ns) {
-  if (call == nullptr) return TOWLINE_INVALID_ARGUMENT;
-  if (forked(*call)) return TOWLINE_FORKED;
+  if (call == nullptr) return capi::refuse_null(__func__, "call");
+  if (forked(*call)) return capi::answer(__func__, Status::kForked);
   const char* const function = __func__;  // inside, it is the lambda's
-  return capi::guard(function, [&] {
-    return static_cast<Status>(outcome(function, *call->call, call->call->wait(timeout_ns)));
-  });
+  return capi::guard(function, [&] { return outcome(function, *call->call, call->call->wait(timeout_ns)); });
 }
 
 int32_t towline_directory_call_cancel(towline_directory_call_t* call) {
@@ -255,20 +252,17 @@ int32_t towline_watch_next(towline_watch_t* watch, uint64_t timeout_ns, towline_
     if (forked(*watch)) return Status::kForked;
     std::string why;
     const Status status = watch->watch->next(timeout_ns, watch->current, why);
-    if (status != Status::kOk) {
-      return static_cast<Status>(capi::refuse(
-          status, status == Status::kNotYet ? "towline_watch_next: no event came in time"
-                                            : "towline_watch_next: the watch has ended: " + why));
-    }
+    if (status == Status::kNotYet) fail(status, "no event came in time");
+    if (status != Status::kOk) fail(status, "the watch has ended: {}", why);
     *event = {watch->current.kind, 0, view(watch->current.entry)};
     return status;
   });
 }
 
 int32_t towline_watch_status(towline_watch_t* watch) {
-  if (watch == nullptr) return TOWLINE_INVALID_ARGUMENT;
-  if (forked(*watch)) return TOWLINE_FORKED;
-  return static_cast<int32_t>(watch->watch->status());
+  if (watch == nullptr) return capi::refuse_null(__func__, "watch");
+  if (forked(*watch)) return capi::answer(__func__, Status::kForked);
+  return capi::answer(__func__, watch->watch->status());
 }
 
 int32_t towline_watch_wait_async(towline_watch_t* watch, towline_queue_t* queue, void* user_data) {

@@ -158,7 +158,8 @@ int32_t towline_fabric_pool_create(towline_fabric_t* engine, const towline_fabri
 void towline_fabric_pool_destroy(towline_fabric_pool_t* pool) { delete pool; }
 
 int32_t towline_fabric_pool_take(towline_fabric_pool_t* pool, towline_fabric_buffer_t* buffer) {
-  if (pool == nullptr || buffer == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (pool == nullptr || buffer == nullptr)
+    return capi::refuse_null(__func__, pool == nullptr ? "pool" : "buffer");
   const auto taken = pool->pool.take();
   if (!taken) return TOWLINE_AGAIN;
   *buffer = {taken.index, 0, taken.address, &pool->memory, taken.offset};

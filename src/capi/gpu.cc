@@ -7,10 +7,9 @@ using namespace towline;  // NOLINT: C entry points
 
 namespace {
 
-int32_t answer(const char* function, Status status) {
-  if (!is_error(status) || status == Status::kAgain) return static_cast<int32_t>(status);
-  const std::string why = take_failure_text();
-  return capi::refuse(function, status, why.empty() ? status_text(status) : why.c_str());
+int32_t answer(const char* function, Status status) noexcept {
+  return is_error(status) ? capi::answer(function, status, take_failure_text())
+                          : static_cast<int32_t>(status);
 }
 
 }  // namespace
@@ -18,12 +17,12 @@ int32_t answer(const char* function, Status status) {
 extern "C" {
 
 int32_t towline_transfer_post_on(towline_transfer_t* transfer, void* stream) {
-  if (transfer == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (transfer == nullptr) return capi::refuse_null(__func__, "transfer");
   return answer(__func__, reinterpret_cast<Transfer*>(transfer)->post_on(stream));
 }
 
 int32_t towline_transfer_wait_on(towline_transfer_t* transfer, void* stream) {
-  if (transfer == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (transfer == nullptr) return capi::refuse_null(__func__, "transfer");
   return answer(__func__, reinterpret_cast<Transfer*>(transfer)->wait_on(stream));
 }
 

@@ -9,6 +9,7 @@
 #include <new>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "agent/agent.h"
@@ -68,11 +69,27 @@ int32_t refuse(Status code, std::string text) noexcept;
 // The same: "<function>: <why>".
 int32_t refuse(const char* function, Status code, const char* why) noexcept;
 
-// Runs the control path of a call: exceptions become a status and a message that begins with the call's name.
+// "<function>: <what> is null".
+[[gnu::cold]] int32_t refuse_null(const char* function, const char* what) noexcept;
+
+// What a call gives back to its caller; an error comes with a sentence for towline_last_error. TOWLINE_AGAIN and
+// TOWLINE_NOT_YET are no failures. `why`: "" for the status's own text.
+[[gnu::cold]] int32_t answer_error(const char* function, Status status, const std::string& why) noexcept;
+inline int32_t answer(const char* function, Status status, const std::string& why = {}) noexcept {
+  if (!is_error(status)) [[likely]]
+    return static_cast<int32_t>(status);
+  return answer_error(function, status, why);
+}
+
+// Runs the control path of a call: exceptions become a status and a message that begins with the call's name. A call
+// that gives an int32_t has left its message itself.
 template <class Call>
 int32_t guard(const char* function, Call&& call) noexcept {
   try {
-    return static_cast<int32_t>(call());
+    if constexpr (std::is_same_v<std::invoke_result_t<Call>, Status>)
+      return answer(function, call());
+    else
+      return call();
   } catch (const Error& error) {
     return refuse(function, error.code(), error.what());
   } catch (const std::bad_alloc&) {

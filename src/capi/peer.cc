@@ -104,18 +104,18 @@ int32_t towline_peer_regions(const towline_peer_t* peer, towline_region_info_t* 
 }
 
 int32_t towline_notice_send(towline_peer_t* peer, const void* data, size_t bytes) {
-  if (peer == nullptr || (data == nullptr && bytes != 0)) {
-    return capi::refuse(__func__, Status::kInvalidArgument, "peer or data is null");
-  }
+  if (peer == nullptr) return capi::refuse_null(__func__, "peer");
+  if (data == nullptr && bytes != 0) return capi::refuse_null(__func__, "data");
   return capi::guard(__func__, [&] { return peer->agent->send_notice(*peer->peer, data, bytes); });
 }
 
 int32_t towline_notice_receive(towline_agent_t* agent, towline_notice_t* notice) {
-  if (agent == nullptr || notice == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (agent == nullptr || notice == nullptr)
+    return capi::refuse_null(__func__, agent == nullptr ? "agent" : "notice");
   NoticeNode* node = agent->agent->inbox().pull();
   if (node == nullptr) {
     if (const Status status = agent->agent->usable(); status != Status::kOk)
-      return static_cast<int32_t>(status);
+      return capi::answer(__func__, status);
     node = agent->agent->receive_notice();
     if (node == nullptr) return TOWLINE_AGAIN;
   }
@@ -154,8 +154,8 @@ uint64_t towline_counter_value(const towline_counter_t* counter) {
 }
 
 int32_t towline_counter_wait(towline_counter_t* counter, uint64_t threshold, uint64_t timeout_ns) {
-  if (counter == nullptr) return TOWLINE_INVALID_ARGUMENT;
-  return static_cast<int32_t>(counter->agent->wait_counter(counter->key, threshold, timeout_ns));
+  if (counter == nullptr) return capi::refuse_null(__func__, "counter");
+  return capi::answer(__func__, counter->agent->wait_counter(counter->key, threshold, timeout_ns));
 }
 
 void towline_counter_destroy(towline_counter_t* counter) {
@@ -165,7 +165,7 @@ void towline_counter_destroy(towline_counter_t* counter) {
 }
 
 int32_t towline_counter_add(towline_peer_t* peer, uint64_t key, uint64_t amount) {
-  if (peer == nullptr) return capi::refuse(__func__, Status::kInvalidArgument, "peer is null");
+  if (peer == nullptr) return capi::refuse_null(__func__, "peer");
   return capi::guard(__func__, [&] { return peer->agent->add_to_counter(*peer->peer, key, amount); });
 }
 

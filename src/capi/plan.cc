@@ -58,9 +58,7 @@ void check_deadline(const Agent& agent, uint64_t deadline_ns) {
 }
 
 [[gnu::cold]] int32_t refused(const char* function, Status status) noexcept {
-  if (status == Status::kAgain) return TOWLINE_AGAIN;
-  const std::string why = take_failure_text();
-  return capi::refuse(status, std::string(function) + ": " + (why.empty() ? status_text(status) : why));
+  return capi::answer(function, status, take_failure_text());
 }
 
 bool has_storage(const BlockList& list) noexcept {
@@ -182,28 +180,28 @@ int32_t towline_plan_post(towline_plan_t* plan, const towline_post_options_t* op
     capi::need(plan, "plan");
     auto** const made = reinterpret_cast<PlannedPost**>(post);
     if (options != nullptr && options->struct_size == sizeof *options) [[likely]]
-      return static_cast<Status>(post_of(of(plan), *options, made));
-    return static_cast<Status>(post_of(of(plan), capi::take_options(options, "options"), made));
+      return post_of(of(plan), *options, made);
+    return post_of(of(plan), capi::take_options(options, "options"), made);
   });
 }
 
 int32_t towline_post_poll(towline_post_t* post) {
-  if (post == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (post == nullptr) return capi::refuse_null(__func__, "post");
   return static_cast<int32_t>(of(post).poll());
 }
 
 int32_t towline_post_wait(towline_post_t* post, uint64_t timeout_ns) {
-  if (post == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (post == nullptr) return capi::refuse_null(__func__, "post");
   return static_cast<int32_t>(of(post).wait(timeout_ns));
 }
 
 int32_t towline_post_wait_fenced(towline_post_t* post, uint32_t fences, uint64_t timeout_ns) {
-  if (post == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (post == nullptr) return capi::refuse_null(__func__, "post");
   return static_cast<int32_t>(of(post).wait_fenced(fences, timeout_ns));
 }
 
 int32_t towline_post_cancel(towline_post_t* post) {
-  if (post == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (post == nullptr) return capi::refuse_null(__func__, "post");
   return static_cast<int32_t>(of(post).cancel());
 }
 
@@ -254,28 +252,28 @@ int32_t towline_group_create(towline_agent_t* agent, const towline_group_options
 }
 
 int32_t towline_group_close(towline_group_t* group) {
-  if (group == nullptr) return capi::refuse(Status::kInvalidArgument, "towline_group_close: group is null");
+  if (group == nullptr) return capi::refuse_null(__func__, "group");
   const Status status = of(group).close();
   return is_error(status) ? refused(__func__, status) : static_cast<int32_t>(status);
 }
 
 int32_t towline_group_poll(towline_group_t* group) {
-  if (group == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (group == nullptr) return capi::refuse_null(__func__, "group");
   return static_cast<int32_t>(of(group).poll());
 }
 
 int32_t towline_group_wait(towline_group_t* group, uint64_t timeout_ns) {
-  if (group == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (group == nullptr) return capi::refuse_null(__func__, "group");
   return static_cast<int32_t>(of(group).wait(timeout_ns));
 }
 
 int32_t towline_group_wait_fenced(towline_group_t* group, uint32_t fences, uint64_t timeout_ns) {
-  if (group == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (group == nullptr) return capi::refuse_null(__func__, "group");
   return static_cast<int32_t>(of(group).wait_fenced(fences, timeout_ns));
 }
 
 int32_t towline_group_cancel(towline_group_t* group) {
-  if (group == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (group == nullptr) return capi::refuse_null(__func__, "group");
   return static_cast<int32_t>(of(group).cancel());
 }
 

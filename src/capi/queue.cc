@@ -158,20 +158,22 @@ int32_t towline_queue_fd(towline_queue_t* queue, int* fd) {
 
 int32_t towline_queue_next(towline_queue_t* queue, towline_event_t* events, size_t capacity,
                            size_t event_bytes) {
-  if (queue == nullptr || (events == nullptr && capacity != 0) || event_bytes < 2 * sizeof(uint32_t))
-    return TOWLINE_INVALID_ARGUMENT;
+  if (queue == nullptr) return capi::refuse_null(__func__, "queue");
+  if (events == nullptr && capacity != 0) return capi::refuse_null(__func__, "events");
+  if (event_bytes < 2 * sizeof(uint32_t))
+    return capi::refuse(__func__, Status::kInvalidArgument, "event_bytes: give sizeof towline_event_t");
   const Status usable = queue->agent->events_usable();
-  if (usable == Status::kForked) return TOWLINE_FORKED;
+  if (usable == Status::kForked) return capi::answer(__func__, usable);
   if (!queue->queue->there() && queue->agent->usable() == Status::kOk) queue->agent->progress();
   auto* const to = reinterpret_cast<unsigned char*>(events);
   const size_t count = queue->queue->next(to, std::min<size_t>(capacity, INT32_MAX), event_bytes);
-  return count == 0 && usable != Status::kOk ? static_cast<int32_t>(usable) : static_cast<int32_t>(count);
+  return count == 0 && usable != Status::kOk ? capi::answer(__func__, usable) : static_cast<int32_t>(count);
 }
 
 int32_t towline_queue_wait(towline_queue_t* queue, uint64_t deadline_ns) {
-  if (queue == nullptr) return TOWLINE_INVALID_ARGUMENT;
+  if (queue == nullptr) return capi::refuse_null(__func__, "queue");
   const uint64_t left_ns = Deadline::at(deadline_ns).remaining_ns(monotonic_now_ns());
-  return static_cast<int32_t>(queue->agent->wait_event(*queue->queue, left_ns));
+  return capi::answer(__func__, queue->agent->wait_event(*queue->queue, left_ns));
 }
 
 void towline_event_release(towline_event_t* event) {

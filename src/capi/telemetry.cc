@@ -38,9 +38,9 @@ int32_t towline_metrics_visit(towline_agent_t* agent, towline_metric_visitor_t v
           series.measured,        series.latency_mean_ns,
           series.latency_p50_ns,  series.latency_p99_ns,
           series.latency_max_ns};
-      if (const int32_t answer = visitor(context, &metric); answer != 0) return static_cast<Status>(answer);
+      if (const int32_t answer = visitor(context, &metric); answer != 0) return answer;
     }
-    return Status::kOk;
+    return int32_t{TOWLINE_OK};
   });
 }
 

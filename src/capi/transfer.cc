@@ -30,6 +30,19 @@ PostOptions post_options(Agent& agent, const towline_transfer_options_t& given) 
   return options;
 }
 
+// A parent's transfer is not asked: a thread that the child does not have may have held its locks.
+[[gnu::cold]] int32_t refused(const char* function, const Transfer& transfer, Status status) noexcept {
+  if (status == Status::kAgain || status == Status::kForked) return capi::answer(function, status);
+  return capi::answer(function, status, transfer.refusal_of(status));
+}
+
+int32_t ended(const char* function, const Transfer& transfer, Status status) noexcept {
+  if (!is_error(status) || status == Status::kNotYet) [[likely]]
+    return static_cast<int32_t>(status);
+  return capi::answer(function, status,
+                      status == Status::kForked ? std::string() : transfer.failure_of(status));
+}
+
 }  // namespace
 
 void capi::check_list(const Agent& agent, const towline_block_list_t* list, const char* what) {
@@ -83,29 +96,32 @@ int32_t towline_transfer_create(towline_agent_t* agent, uint32_t op, towline_blo
 
 int32_t towline_transfer_post(towline_transfer_t* transfer) {
   if (transfer == nullptr) [[unlikely]]
-    return TOWLINE_INVALID_ARGUMENT;
-  return static_cast<int32_t>(of(transfer).post());
+    return capi::refuse_null(__func__, "transfer");
+  const Status status = of(transfer).post();
+  if (!is_error(status)) [[likely]]
+    return static_cast<int32_t>(status);
+  return refused(__func__, of(transfer), status);
 }
 
 int32_t towline_transfer_poll(towline_transfer_t* transfer) {
   if (transfer == nullptr) [[unlikely]]
-    return TOWLINE_INVALID_ARGUMENT;
-  return static_cast<int32_t>(of(transfer).poll());
+    return capi::refuse_null(__func__, "transfer");
+  return ended(__func__, of(transfer), of(transfer).poll());
 }
 
 int32_t towline_transfer_wait(towline_transfer_t* transfer, uint64_t timeout_ns) {
-  if (transfer == nullptr) return TOWLINE_INVALID_ARGUMENT;
-  return static_cast<int32_t>(of(transfer).wait(timeout_ns));
+  if (transfer == nullptr) return capi::refuse_null(__func__, "transfer");
+  return ended(__func__, of(transfer), of(transfer).wait(timeout_ns));
 }
 
 int32_t towline_transfer_wait_fenced(towline_transfer_t* transfer, uint32_t fences, uint64_t timeout_ns) {
-  if (transfer == nullptr) return TOWLINE_INVALID_ARGUMENT;
-  return static_cast<int32_t>(of(transfer).wait_fenced(fences, timeout_ns));
+  if (transfer == nullptr) return capi::refuse_null(__func__, "transfer");
+  return capi::answer(__func__, of(transfer).wait_fenced(fences, timeout_ns));
 }
 
 int32_t towline_transfer_cancel(towline_transfer_t* transfer) {
-  if (transfer == nullptr) return TOWLINE_INVALID_ARGUMENT;
-  return static_cast<int32_t>(of(transfer).cancel());
+  if (transfer == nullptr) return capi::refuse_null(__func__, "transfer");
+  return capi::answer(__func__, of(transfer).cancel());
 }
 
 int32_t towline_transfer_set_notice(towline_transfer_t* transfer, const void* notice, size_t bytes) {

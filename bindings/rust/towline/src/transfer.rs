@@ -180,7 +180,11 @@ impl Transfer {
             // SAFETY: post() took this reference, and no callback comes for a post that was refused.
             unsafe { Arc::decrement_strong_count(Arc::as_ptr(shared)) };
         }
-        Error::new(Status(code), format!("post: {}", Status(code).text()))
+        if code == Status::AGAIN.0 {
+            return Error::new(Status::AGAIN, format!("post: {}", Status::AGAIN.text()));
+            // it leaves no message
+        }
+        check(code).expect_err("the code of a refused post")
     }
 
     /// `IN_PROGRESS` or the outcome. Helps to make progress.
