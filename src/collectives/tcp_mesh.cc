@@ -17,8 +17,12 @@ namespace {
 
 constexpr size_t kMostArriving = 1024;
 constexpr size_t kMostControlBytes = 65536;  // of incomplete frames
-constexpr uint64_t kBreakNs =
-    500 * kMillisecondNs;  // how long a rank waits for the reason that rank 0 announces
+// How long a rank waits for the reason that rank 0 announces.
+constexpr uint64_t kBreakNs = 500 * kMillisecondNs;
+// How long an address may take, and how long all are tried again: a network that has just come up still answers that
+// there is no route.
+constexpr uint64_t kDialNs = 5 * kSecondNs;
+constexpr uint64_t kDialPauseNs = 100 * kMillisecondNs;
 
 class StreamChannel final : public Channel {
  public:
@@ -90,22 +94,28 @@ void TcpMesh::tune(Stream& stream, int peer) const noexcept {
 }
 
 Stream TcpMesh::dial_peer(int peer, Kind kind, Deadline deadline) {
-  std::string problems;
-  for (const std::string& text : infos_[static_cast<size_t>(peer)].endpoints) {
-    try {
-      const uint64_t now = monotonic_now_ns();
-      const Deadline soon = Deadline::at(std::min(deadline.ns(), Deadline::after(now, 5 * kSecondNs).ns()));
-      Stream stream = Stream::dial(parse_endpoint(text), soon, Stream::Patience::kNone);
-      const std::vector<uint8_t> hello =
-          encode(MeshHello{static_cast<uint8_t>(kind), static_cast<uint32_t>(rank_), secret_});
-      tune(stream, peer);
-      if (!is_error(stream.write_all(hello, soon))) return stream;
-    } catch (const Error& error) {
-      problems += (problems.empty() ? "" : "; ") + error.message();
+  const std::vector<uint8_t> hello =
+      encode(MeshHello{static_cast<uint8_t>(kind), static_cast<uint32_t>(rank_), secret_});
+  const uint64_t begin = monotonic_now_ns();
+  for (uint64_t now = begin;; now = monotonic_now_ns()) {
+    std::string problems;
+    for (const std::string& text : infos_[static_cast<size_t>(peer)].endpoints) {
+      try {
+        const Deadline soon = Deadline::at(std::min(deadline.ns(), Deadline::after(now, kDialNs).ns()));
+        Stream stream = Stream::dial(parse_endpoint(text), soon, Stream::Patience::kNone);
+        tune(stream, peer);
+        if (!is_error(stream.write_all(hello, soon))) return stream;
+      } catch (const Error& error) {
+        problems += (problems.empty() ? "" : "; ") + error.message();
+      }
+      now = monotonic_now_ns();
     }
+    const uint64_t left = deadline.remaining_ns(now);
+    if (now - begin >= kDialNs || left == 0)
+      fail(Status::kUnreachable, "cannot connect to {}: {}", describe(peer),
+           problems.empty() ? "it gives no address" : problems);
+    std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(kDialPauseNs, left)));
   }
-  fail(Status::kUnreachable, "cannot connect to {}: {}", describe(peer),
-       problems.empty() ? "it gives no address" : problems);
 }
 
 void TcpMesh::join(const std::vector<rendezvous::RankInfo>& infos, const Id& secret, Deadline deadline) {
