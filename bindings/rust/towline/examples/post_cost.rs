@@ -1,9 +1,10 @@
-//! What a post costs from Rust and from C, in turns in one run: nanoseconds a post, of one page into mapped memory.
+//! What a post costs from Rust and from C, in turns in one run: nanoseconds a post, of one picked block into mapped
+//! memory.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use towline::{sys, Access, Agent, Blocks, Memory, Op, RegionOptions, TransferOptions};
+use towline::{sys, Access, Agent, Blocks, Memory, PlanOptions, PostOptions, RegionOptions};
 
 const POSTS: u32 = 200_000;
 const ROUNDS: usize = 21;
@@ -17,18 +18,32 @@ fn main() -> towline::Result<()> {
     for bytes in [64, 4096] {
         let mine = writer.block_list(&[Blocks::at(source.address(), bytes)])?;
         let theirs = peer.block_list(&[Blocks::at(target.address(), bytes)])?;
-        let write = writer.transfer(Op::WRITE, &mine, &theirs, &TransferOptions::default())?;
+        let plan = writer.plan(&mine, &theirs, &PlanOptions::default())?;
+        let pick = [0u32];
+        let options = PostOptions { from: (&pick).into(), to: (&pick).into(), ..Default::default() };
+        let picks =
+            sys::towline_picks_t { indices: pick.as_ptr().cast(), index_bytes: 4, count: 1, ..Default::default() };
+        let native = sys::towline_post_options_t {
+            struct_size: std::mem::size_of::<sys::towline_post_options_t>(),
+            from: picks,
+            to: picks,
+            ..Default::default()
+        };
         let (mut from_c, mut from_rust) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             let begin = Instant::now();
             for _ in 0..POSTS {
-                // SAFETY: the handle is valid.
-                black_box(unsafe { sys::towline_transfer_post(black_box(write.native())) });
+                let mut post = std::ptr::null_mut();
+                // SAFETY: the plan is valid, and so is the post's handle, which is released once.
+                unsafe {
+                    black_box(sys::towline_plan_post(black_box(plan.native()), &native, &mut post));
+                    sys::towline_post_release(post);
+                }
             }
             from_c.push(begin.elapsed().as_nanos() as f64 / f64::from(POSTS));
             let begin = Instant::now();
             for _ in 0..POSTS {
-                let _ = black_box(black_box(&write).post());
+                let _ = black_box(black_box(&plan).post(&options));
             }
             from_rust.push(begin.elapsed().as_nanos() as f64 / f64::from(POSTS));
         }

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use futures_lite::future::block_on;
-use towline::{Access, Agent, Blocks, Memory, Op, RegionOptions, Result, TransferOptions};
+use towline::{Access, Agent, Blocks, Memory, PlanOptions, PostOptions, RegionOptions, Result};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 256;
@@ -42,11 +42,10 @@ fn prefill(address: &str) -> Result<()> {
     let mine = agent.block_list(&[Blocks::at(cache.address(), PAGE).repeat(PAGES, PAGE)])?;
     let theirs = peer.block_list(&[Blocks::at(peer.regions()?[0].address, PAGE).repeat(PAGES, PAGE)])?;
     let picks: Vec<u32> = (0..PAGES as u32).step_by(2).collect();
-    let options =
-        TransferOptions { notice: Some(b"every second page".to_vec()), awaitable: true, ..Default::default() };
-    let write = agent.transfer(Op::WRITE, mine.pick(&picks), theirs.pick(&picks), &options)?;
-    block_on(write.run())?;
-    eprintln!("{} bytes moved", write.outcome()?.bytes);
+    let plan = agent.plan(&mine, &theirs, &PlanOptions::default())?; // once for each peer
+    let pages =
+        PostOptions { from: (&picks).into(), to: (&picks).into(), notice: b"every second page", ..Default::default() };
+    block_on(plan.run(&pages))?;
     Ok(())
 }
 

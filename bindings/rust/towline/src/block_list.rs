@@ -120,7 +120,7 @@ impl BlockList {
         unsafe { sys::towline_block_list_bytes(self.native()) }
     }
 
-    /// Chosen blocks of the list, for a transfer: `list.pick(&[3, 1])`, `list.pick(0..64)`.
+    /// Chosen blocks of the list, for [`Agent::copy`](crate::Agent::copy): `list.pick(&[3, 1])`, `list.pick(0..64)`.
     pub fn pick<'a>(&'a self, picks: impl Into<Picks<'a>>) -> Selection<'a> {
         Selection { list: self, picks: picks.into() }
     }
@@ -216,7 +216,7 @@ impl From<std::ops::RangeFull> for Picks<'_> {
     }
 }
 
-/// A list and which of its blocks: one side of a transfer.
+/// A list and which of its blocks: one side of a copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Selection<'a> {
     pub(crate) list: &'a BlockList,

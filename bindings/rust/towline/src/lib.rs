@@ -35,7 +35,7 @@
 //! # Threads and async
 //!
 //! Every type is `Send` and `Sync`, as any thread may call any function of the C API. The `async` functions need no
-//! particular runtime. A transfer's future is woken by the thread that finds its outcome; notices by the agent's event
+//! particular runtime. A post's future is woken by the thread that finds its outcome; notices by the agent's event
 //! descriptor; connecting, counters and directories by an event queue of the crate's own. Only `deregister_async` borrows a
 //! thread.
 
@@ -47,18 +47,20 @@ mod counter;
 mod deadline;
 pub mod directory;
 mod error;
+mod group;
 mod layout;
 mod limit;
 mod memory;
 mod notice;
+mod outcome;
 mod peer;
 mod plan;
+mod post;
 mod queue;
 mod reaper;
 mod region;
 mod storage;
 mod text;
-mod transfer;
 mod wake;
 
 pub use agent::{Agent, AgentOptions};
@@ -66,18 +68,20 @@ pub use block_list::{BlockList, Blocks, Picks, Selection};
 pub use counter::Counter;
 pub use deadline::Timeout;
 pub use error::{Error, Result};
+pub use group::{Group, GroupOptions};
 pub use layout::Layout;
 pub use memory::{Memory, MemoryOwner};
 pub use notice::Notice;
+pub use outcome::{FailedRange, Fence, Outcome};
 pub use peer::{Peer, RegionInfo};
-pub use plan::{Group, GroupOptions, Plan, PlanOptions, Post, PostOptions, Stream};
+pub use plan::{Plan, PlanOptions};
+pub use post::{Post, PostOptions, Stream};
 pub use queue::{Event, Queue, QueueOptions};
 pub use region::{Access, Region, RegionOptions};
 pub use storage::{StorageInfo, StorageOptions};
-pub use transfer::{FailedRange, Fence, Outcome, Transfer, TransferOptions};
 
 pub use towline_sys as sys;
-pub use towline_sys::{EventKind, Health, Kind, Limit, Op, Priority, Progress, Reduction, Status, Sync as Durability};
+pub use towline_sys::{EventKind, Health, Kind, Limit, Priority, Progress, Reduction, Status, Sync as Durability};
 
 /// The version of the loaded library: "0.1.0".
 pub fn version() -> &'static str {

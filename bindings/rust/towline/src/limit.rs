@@ -4,8 +4,8 @@ use towline_sys::{self as sys, Limit};
 
 use crate::agent::Agent;
 use crate::error::{check, Result};
+use crate::group::Group;
 use crate::peer::Peer;
-use crate::plan::Group;
 
 impl Agent {
     /// Limits all posts of this agent, or those of one priority. Holds for what begins later.

@@ -6,15 +6,14 @@ use std::task::Poll;
 use std::time::Duration;
 
 use async_io::Timer;
-use towline_sys::{self as sys, Priority, Status};
+use towline_sys::{self as sys, Status};
 
 use crate::agent::{Agent, AgentHandle};
-use crate::block_list::{BlockList, Picks};
+use crate::block_list::{BlockList, Selection};
 use crate::deadline::Timeout;
-use crate::error::{check, check_quietly, Error, Result};
-use crate::queue::{token_pointer, Queue};
+use crate::error::{check, Error, Result};
+use crate::post::{Post, PostOptions};
 use crate::text;
-use crate::transfer::{Fence, Outcome};
 use crate::wake::{self, Shared};
 
 /// Options of a plan.
@@ -26,60 +25,8 @@ pub struct PlanOptions {
     pub backend: String,
     /// The usual size of a post, for the choice of the backend; 0: 1 MiB, or the smaller list.
     pub usual_bytes: u64,
-}
-
-/// Whose work a post that moves memory of a GPU of this agent comes after.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Stream {
-    /// Nothing is said: such a post is refused, and any other runs at once.
-    #[default]
-    None,
-    /// Runs at once, whatever streams do: what writes the bytes was synchronised.
-    Unordered,
-    /// In the order of this CUstream or cudaStream_t, given by its address; 0 is the default stream.
-    Cuda(usize),
-}
-
-/// Options of one post of a plan.
-#[derive(Clone, Copy, Debug)]
-pub struct PostOptions<'a> {
-    /// Blocks of the list that bytes come from.
-    pub from: Picks<'a>,
-    /// Blocks of the list that they go to, paired in order.
-    pub to: Picks<'a>,
-    /// Delivered to the peer after the data; empty: none.
-    pub notice: &'a [u8],
-    /// The peer's counter to add to after the data, by its key, and how much.
-    pub count: Option<(u64, u64)>,
-    /// Default: the plan's timeout.
-    pub timeout: Option<Timeout>,
-    /// The tag of the notice, which the peer's queues can subscribe to; 0: none.
-    pub tag: u64,
-    /// The group that it joins.
-    pub group: Option<&'a Group>,
-    /// Latency goes before bulk that has not begun.
-    pub priority: Priority,
-    /// For memory of a GPU of this agent.
-    pub stream: Stream,
-    /// Gets an event `DONE` with this token; [`Plan::run`] uses none.
-    pub queue: Option<(&'a Queue, u64)>,
-}
-
-impl Default for PostOptions<'_> {
-    fn default() -> Self {
-        PostOptions {
-            from: Picks::All,
-            to: Picks::All,
-            notice: &[],
-            count: None,
-            timeout: None,
-            tag: 0,
-            group: None,
-            priority: Priority::BULK,
-            stream: Stream::None,
-            queue: None,
-        }
-    }
+    /// Pairs the bytes of picked blocks in order, whatever their lists' layouts say.
+    pub recut: bool,
 }
 
 /// A way `from` one list `to` another, made once for a pair of lists. Each post of it brings picks, a notice and a deadline of
@@ -89,7 +36,7 @@ pub struct Plan {
     handle: Arc<PlanHandle>,
 }
 
-struct PlanHandle {
+pub(crate) struct PlanHandle {
     native: NonNull<sys::towline_plan_t>,
     agent: AgentHandle,
 }
@@ -120,6 +67,7 @@ impl Agent {
             timeout_ns: options.timeout.map_or(0, |time| Timeout::from(time).nanoseconds_not_default()),
             backend: text::pointer(&backend),
             usual_bytes: options.usual_bytes,
+            recut: options.recut.into(),
             ..Default::default()
         };
         let mut plan = ptr::null_mut();
@@ -132,41 +80,19 @@ impl Agent {
         Ok(Plan { handle: Arc::new(PlanHandle { native, agent: self.handle().clone() }) })
     }
 
-    /// A group, which posts of any of this agent's plans may join.
-    pub fn group(&self, options: &GroupOptions<'_>) -> Result<Group> {
-        let shared = Arc::new(Shared::default());
-        let (counter_key, counter_add) = options.count.unwrap_or_default();
-        let native = sys::towline_group_options_t {
-            struct_size: size_of::<sys::towline_group_options_t>(),
-            notice: notice_pointer(options.notice),
-            notice_bytes: options.notice.len(),
-            counter_key,
-            counter_add,
-            deadline_ns: options.timeout.map_or(0, Timeout::monotonic_ns),
-            priority: options.priority.0,
-            tag: options.tag,
-            user_data: Arc::into_raw(shared.clone()).cast_mut().cast(),
-            callback: Some(wake::ended),
-            ..Default::default()
-        };
-        let mut group = ptr::null_mut();
-        // SAFETY: every pointer outlives the call; `group` is written on success only.
-        let made = check(unsafe { sys::towline_group_create(self.handle().native(), &native, &mut group) });
-        if let Err(error) = made {
-            // SAFETY: the reference that the callback would have taken back.
-            unsafe { Arc::decrement_strong_count(Arc::as_ptr(&shared)) };
-            return Err(error);
-        }
-        // SAFETY: a successful call gives a handle.
-        Ok(Group { native: unsafe { NonNull::new_unchecked(group) }, shared, _agent: self.handle().clone() })
+    /// Starts one post of a plan of its own, from picked blocks to picked blocks: `agent.copy(mine.pick(&[3]), theirs.pick(&[10]),
+    /// ..)`. The picks of `options` are not used. The plan ends with the post, so dropping the post cancels it. [`Agent::plan`]
+    /// costs less where it is used again.
+    pub fn copy<'a>(
+        &self,
+        from: impl Into<Selection<'a>>,
+        to: impl Into<Selection<'a>>,
+        options: &PostOptions<'_>,
+    ) -> Result<Post> {
+        let (from, to) = (from.into(), to.into());
+        let plan = self.plan(from.list, to.list, &PlanOptions::default())?;
+        plan.post(&PostOptions { from: from.picks, to: to.picks, ..*options })
     }
-}
-
-fn notice_pointer(notice: &[u8]) -> *const std::ffi::c_void {
-    if notice.is_empty() {
-        return ptr::null();
-    }
-    notice.as_ptr().cast()
 }
 
 impl Plan {
@@ -175,7 +101,7 @@ impl Plan {
         if let Some((queue, _)) = options.queue {
             queue.check_agent(&self.handle.agent)?;
         }
-        let mut native = Self::native_options(options);
+        let mut native = options.native();
         self.start(&mut native)
     }
 
@@ -207,6 +133,14 @@ impl Plan {
         post.ended(status).map(drop)
     }
 
+    /// The backend that moves the bytes now, or "staged": two legs through staging memory.
+    pub fn backend(&self) -> Result<String> {
+        // SAFETY: buffer and capacity belong together.
+        text::read_text(|buffer, capacity, needed| unsafe {
+            sys::towline_plan_backend(self.native(), buffer.cast(), capacity, needed)
+        })
+    }
+
     /// The way, and the ways not taken: JSON.
     pub fn route(&self) -> Result<String> {
         // SAFETY: buffer and capacity belong together.
@@ -217,7 +151,7 @@ impl Plan {
 
     // No raw pointer may live across an await, so this is a step of its own.
     fn start_with(&self, options: &PostOptions<'_>, shared: &Arc<Shared>) -> Result<Post> {
-        let mut native = Self::native_options(&PostOptions { queue: None, ..*options });
+        let mut native = PostOptions { queue: None, ..*options }.native();
         native.user_data = Arc::into_raw(shared.clone()).cast_mut().cast();
         native.callback = Some(wake::ended);
         // SAFETY: no callback comes for a post that was refused, so the reference is taken back here.
@@ -227,114 +161,19 @@ impl Plan {
     fn start(&self, native: &mut sys::towline_post_options_t) -> Result<Post> {
         let mut post = ptr::null_mut();
         // SAFETY: every pointer outlives the call; `post` is written on success only.
-        check(unsafe { sys::towline_plan_post(self.native(), native, &mut post) })?;
+        let code = unsafe { sys::towline_plan_post(self.native(), native, &mut post) };
+        if code == Status::AGAIN.0 {
+            // It leaves no message.
+            return Err(Error::new(Status::AGAIN, format!("post: {}", Status::AGAIN.text())));
+        }
+        check(code)?;
         // SAFETY: an accepted post has a handle.
-        Ok(Post { native: unsafe { NonNull::new_unchecked(post) }, _plan: self.handle.clone() })
+        Ok(Post::new(unsafe { NonNull::new_unchecked(post) }, self.handle.clone()))
     }
 
-    fn native_options(options: &PostOptions<'_>) -> sys::towline_post_options_t {
-        let (counter_key, counter_add) = options.count.unwrap_or_default();
-        let (stream_kind, stream) = match options.stream {
-            Stream::None => (sys::TOWLINE_STREAM_NONE, 0),
-            Stream::Unordered => (sys::TOWLINE_STREAM_UNORDERED, 0),
-            Stream::Cuda(stream) => (sys::TOWLINE_STREAM_CUDA, stream),
-        };
-        sys::towline_post_options_t {
-            struct_size: size_of::<sys::towline_post_options_t>(),
-            from: options.from.native().unwrap_or_default(),
-            to: options.to.native().unwrap_or_default(),
-            notice: notice_pointer(options.notice),
-            notice_bytes: options.notice.len(),
-            counter_key,
-            counter_add,
-            deadline_ns: options.timeout.map_or(0, Timeout::monotonic_ns),
-            group: options.group.map_or(ptr::null_mut(), Group::native),
-            tag: options.tag,
-            queue: options.queue.map_or(ptr::null_mut(), |(queue, _)| queue.native()),
-            user_data: options.queue.map_or(ptr::null_mut(), |(_, token)| token_pointer(token)),
-            priority: options.priority.0,
-            stream_kind,
-            stream: stream as *mut _,
-            ..Default::default()
-        }
-    }
-
-    fn native(&self) -> *mut sys::towline_plan_t {
+    /// The handle of the C API, for calls that this crate does not have. It stays this object's.
+    pub fn native(&self) -> *mut sys::towline_plan_t {
         self.handle.native.as_ptr()
-    }
-}
-
-/// A post of a plan: one outcome and one fence. Dropping it lets it go on.
-pub struct Post {
-    native: NonNull<sys::towline_post_t>,
-    _plan: Arc<PlanHandle>,
-}
-
-// SAFETY: any thread may call any function of the C API.
-unsafe impl Send for Post {}
-unsafe impl Sync for Post {}
-
-impl Post {
-    /// `IN_PROGRESS` or the outcome. Helps to make progress.
-    pub fn poll(&self) -> Status {
-        // SAFETY: the handle is valid.
-        Status(unsafe { sys::towline_post_poll(self.native.as_ptr()) })
-    }
-
-    /// Waits for the outcome. An error with the status `NOT_YET`: the time passed first, and the post goes on. Any other
-    /// is the post's own end.
-    pub fn wait(&self, timeout: impl Into<Timeout>) -> Result<()> {
-        let timeout_ns = timeout.into().nanoseconds();
-        // SAFETY: the handle is valid.
-        self.ended(Status(unsafe { sys::towline_post_wait(self.native.as_ptr(), timeout_ns) })).map(drop)
-    }
-
-    /// Waits until no byte of it can land on the given side any more; `NOT_YET` if one still can.
-    pub fn wait_fenced(&self, fence: Fence, timeout: impl Into<Timeout>) -> Result<()> {
-        let timeout_ns = timeout.into().nanoseconds();
-        // SAFETY: the handle is valid.
-        let code = unsafe { sys::towline_post_wait_fenced(self.native.as_ptr(), fence.native(), timeout_ns) };
-        check_quietly(code, "wait_fenced").map(drop)
-    }
-
-    /// Ends it with `CANCELLED` if it has no outcome yet. The fence follows.
-    pub fn cancel(&self) {
-        // SAFETY: the handle is valid. It only fails where there is nothing to cancel.
-        unsafe { sys::towline_post_cancel(self.native.as_ptr()) };
-    }
-
-    /// The result.
-    pub fn outcome(&self) -> Result<Outcome> {
-        let mut native =
-            sys::towline_result_t { struct_size: size_of::<sys::towline_result_t>(), ..Default::default() };
-        // SAFETY: the handle is valid.
-        check(unsafe { sys::towline_post_result(self.native.as_ptr(), &mut native) })?;
-        Ok(Outcome::from(&native))
-    }
-
-    pub(crate) fn native(&self) -> *mut sys::towline_post_t {
-        self.native.as_ptr()
-    }
-
-    fn ended(&self, status: Status) -> Result<Status> {
-        if !status.is_error() {
-            return Ok(status);
-        }
-        if status == Status::NOT_YET {
-            return Err(Error::new(status, status.text()));
-        }
-        // SAFETY: buffer and capacity belong together.
-        let text = text::read_text(|buffer, capacity, needed| unsafe {
-            sys::towline_post_error(self.native.as_ptr(), buffer.cast(), capacity, needed)
-        })?;
-        Err(Error::new(status, text))
-    }
-}
-
-impl Drop for Post {
-    fn drop(&mut self) {
-        // SAFETY: released once.
-        unsafe { sys::towline_post_release(self.native.as_ptr()) };
     }
 }
 
@@ -346,138 +185,16 @@ impl Drop for CancelOnDrop<'_> {
     }
 }
 
-/// Options of a group.
-#[derive(Clone, Copy, Debug)]
-pub struct GroupOptions<'a> {
-    /// To each peer of its members, after the last byte of the last member, if all succeeded; empty: none.
-    pub notice: &'a [u8],
-    /// The peers' counter to add to then, by its key, and how much.
-    pub count: Option<(u64, u64)>,
-    /// The timeout of the group and every member. Default: the agent's.
-    pub timeout: Option<Timeout>,
-    /// The priority of every member.
-    pub priority: Priority,
-    /// The tag of the notice, which the peers' queues can subscribe to; 0: none.
-    pub tag: u64,
-}
-
-impl Default for GroupOptions<'_> {
-    fn default() -> Self {
-        GroupOptions { notice: &[], count: None, timeout: None, priority: Priority::BULK, tag: 0 }
-    }
-}
-
-/// Posts with one outcome, one notice, one deadline, one fence. Members may join while others move; [`close`](Group::close)
-/// says that no more come. Dropping an open group cancels it; a closed one goes on.
-pub struct Group {
-    native: NonNull<sys::towline_group_t>,
-    shared: Arc<Shared>,
-    _agent: AgentHandle,
-}
-
-// SAFETY: any thread may call any function of the C API.
-unsafe impl Send for Group {}
-unsafe impl Sync for Group {}
-
-impl Group {
-    pub(crate) fn native(&self) -> *mut sys::towline_group_t {
-        self.native.as_ptr()
-    }
-
-    /// No more members come.
-    pub fn close(&self) -> Result<Status> {
-        // SAFETY: the handle is valid.
-        let code = unsafe { sys::towline_group_close(self.native.as_ptr()) };
-        if code == Status::INVALID_ARGUMENT.0 {
-            return check(code);
-        }
-        self.ended(Status(code))
-    }
-
-    /// `IN_PROGRESS` or the outcome.
-    pub fn poll(&self) -> Status {
-        // SAFETY: the handle is valid.
-        Status(unsafe { sys::towline_group_poll(self.native.as_ptr()) })
-    }
-
-    /// Waits for the outcome. An error with the status `NOT_YET`: the time passed first, and the group goes on.
-    pub fn wait(&self, timeout: impl Into<Timeout>) -> Result<()> {
-        let timeout_ns = timeout.into().nanoseconds();
-        // SAFETY: the handle is valid.
-        self.ended(Status(unsafe { sys::towline_group_wait(self.native.as_ptr(), timeout_ns) })).map(drop)
-    }
-
-    /// Waits for the outcome. Dropping the future changes nothing. One task at a time.
-    pub async fn done(&self) -> Result<()> {
-        let status = poll_fn(|context| {
-            self.shared.waker.register(context.waker());
-            match self.poll() {
-                Status::IN_PROGRESS => Poll::Pending,
-                status => Poll::Ready(status),
-            }
-        })
-        .await;
-        self.ended(status).map(drop)
-    }
-
-    /// The fences of all members.
-    pub fn wait_fenced(&self, fence: Fence, timeout: impl Into<Timeout>) -> Result<()> {
-        let timeout_ns = timeout.into().nanoseconds();
-        // SAFETY: the handle is valid.
-        let code = unsafe { sys::towline_group_wait_fenced(self.native.as_ptr(), fence.native(), timeout_ns) };
-        check_quietly(code, "wait_fenced").map(drop)
-    }
-
-    /// Ends it, and every member in flight, with `CANCELLED`.
-    pub fn cancel(&self) {
-        // SAFETY: the handle is valid. It only fails where there is nothing to cancel.
-        unsafe { sys::towline_group_cancel(self.native.as_ptr()) };
-    }
-
-    fn ended(&self, status: Status) -> Result<Status> {
-        if !status.is_error() {
-            return Ok(status);
-        }
-        if status == Status::NOT_YET {
-            return Err(Error::new(status, status.text()));
-        }
-        // SAFETY: buffer and capacity belong together.
-        let text = text::read_text(|buffer, capacity, needed| unsafe {
-            sys::towline_group_error(self.native.as_ptr(), buffer.cast(), capacity, needed)
-        })?;
-        Err(Error::new(status, text))
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        // SAFETY: released once.
-        unsafe { sys::towline_group_release(self.native.as_ptr()) };
-    }
-}
-
 impl std::fmt::Debug for Plan {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Plan").finish_non_exhaustive()
     }
 }
 
-impl std::fmt::Debug for Post {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Post").field("outcome", &self.outcome()).finish_non_exhaustive()
-    }
-}
-
-impl std::fmt::Debug for Group {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Group").field("status", &self.poll()).finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Access, Blocks, Memory, RegionOptions};
+    use crate::{Access, Blocks, GroupOptions, Memory, RegionOptions};
 
     const WAIT: Duration = Duration::from_secs(10);
 
@@ -493,10 +210,15 @@ mod tests {
         let theirs = peer.block_list(&[Blocks::at(target.address(), 4096)]).unwrap();
         let plan = writer.plan(&mine, &theirs, &PlanOptions::default()).unwrap();
         let shared = Arc::new(Shared::default());
-        for _ in 0..100 {
-            plan.start_with(&PostOptions::default(), &shared).unwrap().wait(WAIT).unwrap();
-            let wrong = PostOptions { from: (&[7]).into(), ..Default::default() };
-            plan.start_with(&wrong, &shared).unwrap_err();
+        for backend in ["", "shm", "tcp"] {
+            let options = PlanOptions { backend: backend.into(), ..Default::default() };
+            let Ok(plan) = writer.plan(&mine, &theirs, &options) else { continue };
+            for _ in 0..100 {
+                plan.start_with(&PostOptions::default(), &shared).unwrap().wait(WAIT).unwrap();
+                plan.start_with(&PostOptions::default(), &shared).unwrap().cancel();
+                let wrong = PostOptions { from: (&[7]).into(), ..Default::default() };
+                plan.start_with(&wrong, &shared).unwrap_err();
+            }
         }
         let of_group = {
             let group = writer.group(&GroupOptions::default()).unwrap();

@@ -12,11 +12,12 @@ use crate::agent::{Agent, AgentHandle};
 use crate::counter::Counter;
 use crate::deadline::Timeout;
 use crate::error::{check, check_quietly, Error, Result};
+use crate::group::Group;
+use crate::outcome::Fence;
 use crate::peer::Peer;
-use crate::plan::{Group, Post};
+use crate::post::Post;
 use crate::region::Region;
 use crate::text;
-use crate::transfer::Fence;
 
 const AT_ONCE: usize = 64;
 

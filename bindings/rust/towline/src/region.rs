@@ -173,7 +173,7 @@ impl Region {
 
     fn place(&self, what: &str, offset: usize, bytes: usize) -> Result<*mut u8> {
         if self.parts.address.is_null() || self.parts.kind != Kind::DRAM {
-            let text = format!("{what}: the region is no memory of this process; move its bytes by a transfer");
+            let text = format!("{what}: the region is no memory of this process; move its bytes by a post");
             return Err(Error::new(Status::UNSUPPORTED, text));
         }
         if offset.checked_add(bytes).map_or(true, |end| end > self.parts.bytes) {

@@ -1,4 +1,4 @@
-//! Transfers and notices as futures, with and without a runtime.
+//! Posts and notices as futures, with and without a runtime.
 
 use std::future::Future;
 use std::pin::pin;
@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use futures_lite::future::{block_on, zip};
-use towline::{Access, Agent, BlockList, Blocks, Memory, Op, Peer, Region, RegionOptions, Status, TransferOptions};
+use towline::{Access, Agent, BlockList, Blocks, Memory, Peer, Plan, PlanOptions, PostOptions, Region, RegionOptions};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 1024;
@@ -39,14 +39,18 @@ async fn pair() -> Pair {
     Pair { _source: source, target, mine, theirs, peer, writer, owner }
 }
 
-fn awaitable() -> TransferOptions {
-    TransferOptions { awaitable: true, notice: Some(b"done".to_vec()), ..Default::default() }
+impl Pair {
+    fn plan(&self, backend: &str) -> Plan {
+        let options = PlanOptions { backend: backend.into(), ..Default::default() };
+        self.writer.plan(&self.mine, &self.theirs, &options).unwrap()
+    }
 }
 
 async fn write_and_receive(pair: &Pair) {
-    let write = pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &awaitable()).unwrap();
+    let plan = pair.plan("");
+    let write = PostOptions { notice: b"done", ..Default::default() };
     for _ in 0..50 {
-        let (written, notice) = zip(write.run(), pair.owner.receive_async()).await;
+        let (written, notice) = zip(plan.run(&write), pair.owner.receive_async()).await;
         written.unwrap();
         assert_eq!(notice.unwrap().bytes(), b"done");
     }
@@ -56,23 +60,22 @@ async fn write_and_receive(pair: &Pair) {
 }
 
 #[test]
-fn transfers_and_notices_are_futures_without_a_runtime() {
+fn posts_and_notices_are_futures_without_a_runtime() {
     block_on(async { write_and_receive(&pair().await).await });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_same_under_tokio_from_many_tasks() {
-    let pair = Arc::new(pair().await);
+    let pair = pair().await;
+    let plan = pair.plan("");
     let tasks: Vec<_> = (0..16u64)
         .map(|task| {
-            let pair = pair.clone();
+            let plan = plan.clone();
             tokio::spawn(async move {
-                let options = TransferOptions { awaitable: true, ..Default::default() };
-                let mine = pair.mine.pick(task * 64..(task + 1) * 64);
-                let theirs = pair.theirs.pick(task * 64..(task + 1) * 64);
-                let write = pair.writer.transfer(Op::WRITE, mine, theirs, &options).unwrap();
+                let pages = task * 64..(task + 1) * 64;
+                let write = PostOptions { from: pages.clone().into(), to: pages.into(), ..Default::default() };
                 for _ in 0..20 {
-                    write.run().await.unwrap();
+                    plan.run(&write).await.unwrap();
                 }
             })
         })
@@ -86,29 +89,23 @@ async fn the_same_under_tokio_from_many_tasks() {
 }
 
 #[test]
-fn a_transfer_that_is_not_awaitable_says_so() {
+fn dropping_the_future_cancels_the_post() {
     block_on(async {
         let pair = pair().await;
-        let write = pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &TransferOptions::default()).unwrap();
-        assert_eq!(write.run().await.unwrap_err().status(), Status::UNSUPPORTED);
-    });
-}
-
-#[test]
-fn dropping_the_future_cancels_the_transfer() {
-    block_on(async {
-        let pair = pair().await;
-        let options = TransferOptions { backend: "tcp".into(), awaitable: true, ..Default::default() };
-        let write = pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &options).unwrap();
-        {
-            let mut future = pin!(write.run());
+        let plan = pair.plan("tcp");
+        let counter = pair.owner.counter(0).unwrap();
+        let write = PostOptions { count: Some((counter.key(), 1)), ..Default::default() };
+        let done = {
+            let mut future = pin!(plan.run(&write));
             let mut context = Context::from_waker(Waker::noop());
-            let _ = future.as_mut().poll(&mut context);
-        }
-        let status = write.poll();
-        assert!(status == Status::CANCELLED || status == Status::OK, "{status}");
-        write.wait_fenced(towline::Fence::Both, SOON).unwrap();
-        write.run().await.unwrap(); // and it can be posted again
+            future.as_mut().poll(&mut context).is_ready()
+        };
+        plan.run(&write).await.unwrap(); // and it can be posted again
+        drop(plan);
+        let Pair { _source: source, .. } = pair;
+        source.deregister_async(SOON).await.map_err(|(_, error)| error).unwrap();
+        let told = counter.value();
+        assert!(told == 1 || told == 2, "{told} of the first, done: {done}, and the second");
     });
 }
 
@@ -140,17 +137,17 @@ impl Wake for Broken {
 fn a_waker_that_panics_does_not_end_the_process() {
     block_on(async {
         let pair = pair().await;
-        let options = TransferOptions { backend: "tcp".into(), awaitable: true, ..Default::default() };
-        let write = pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &options).unwrap();
+        let plan = pair.plan("tcp");
+        let counter = pair.owner.counter(0).unwrap();
         {
+            let write = PostOptions { count: Some((counter.key(), 1)), ..Default::default() };
             let waker = Waker::from(Arc::new(Broken));
-            let mut future = pin!(write.run());
+            let mut future = pin!(plan.run(&write));
             if let Poll::Ready(result) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
                 result.unwrap();
             }
-            let _ = write.wait(SOON);
+            counter.wait(1, SOON).unwrap(); // it went on, and the waker was called
         }
-        write.wait_fenced(towline::Fence::Both, SOON).unwrap();
-        write.run().await.unwrap();
+        plan.run(&PostOptions::default()).await.unwrap();
     });
 }

@@ -134,6 +134,37 @@ fn what_is_wrong_with_a_post_is_said() {
 }
 
 #[test]
+fn a_post_for_which_there_is_no_room_says_so_and_nothing_of_an_earlier_failure() {
+    let pair = pair("");
+    let (pick, wrong) = ([1], [64]);
+    let options = PostOptions { from: (&pick).into(), to: (&pick).into(), ..Default::default() };
+    let mut held: Vec<_> = (0..4096).map(|_| pair.plan.post(&options).unwrap()).collect();
+    let earlier = PostOptions { from: (&wrong).into(), ..options };
+    assert_eq!(pair.plan.post(&earlier).unwrap_err().status(), Status::AGAIN, "no room comes first");
+    held.pop();
+    assert_eq!(pair.plan.post(&earlier).unwrap_err().status(), Status::OUT_OF_RANGE);
+    held.push(pair.plan.post(&options).unwrap());
+    let error = pair.plan.post(&options).unwrap_err();
+    assert!(error.is_retryable());
+    assert_eq!(error.message(), format!("post: {}", Status::AGAIN.text()));
+}
+
+#[test]
+fn the_post_of_a_copy_is_cancelled_when_it_is_dropped_and_its_memory_comes_back() {
+    let (writer, owner) = (Agent::new("writer").unwrap(), Agent::new("owner").unwrap());
+    let bytes = 64 << 20;
+    let own = || Memory::allocate(bytes).unwrap();
+    let source = writer.register(own(), &RegionOptions::with_access(Access::ALL)).unwrap();
+    let target = owner.register(own(), &RegionOptions::with_access(Access::ALL)).unwrap();
+    let peer = writer.connect(&owner.address().unwrap(), SOON).unwrap();
+    let blocks = |address| [Blocks::at(address, bytes as u64)];
+    let mine = writer.block_list(&blocks(source.address())).unwrap();
+    let theirs = peer.block_list(&blocks(target.address())).unwrap();
+    drop(writer.copy(&mine, &theirs, &PostOptions::default()).unwrap());
+    source.deregister(SOON).map_err(|(_, error)| error).unwrap();
+}
+
+#[test]
 fn a_group_that_is_dropped_open_tells_nobody() {
     let pair = pair("tcp");
     let group = pair.writer.group(&GroupOptions { notice: b"never", ..Default::default() }).unwrap();

@@ -1,10 +1,10 @@
-//! A peer in another process that is killed: transfers end, and memory comes back.
+//! A peer in another process that is killed: posts end, and memory comes back.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use towline::{Access, Agent, Blocks, Memory, Op, RegionOptions, Status, Timeout, TransferOptions};
+use towline::{Access, Agent, Blocks, Memory, PlanOptions, PostOptions, RegionOptions, Status, Timeout};
 
 const BYTES: u64 = 64 << 20;
 const SOON: Duration = Duration::from_secs(10);
@@ -51,26 +51,27 @@ fn a_killed_peer_ends_what_is_in_flight_and_memory_comes_back() {
         let blocks = |address| [Blocks::at(address, 4096).repeat(BYTES / 4096, 4096)];
         let mine = agent.block_list(&blocks(region.address())).unwrap();
         let theirs = peer.block_list(&blocks(peer.regions().unwrap()[0].address)).unwrap();
-        let options = TransferOptions { backend: backend.into(), ..Default::default() };
-        let write = agent.transfer(Op::WRITE, &mine, &theirs, &options).unwrap();
-        write.post().unwrap();
-        write.wait(SOON).unwrap();
+        let options = PlanOptions { backend: backend.into(), ..Default::default() };
+        let plan = agent.plan(&mine, &theirs, &options).unwrap();
+        let all = PostOptions::default();
+        plan.post(&all).unwrap().wait(SOON).unwrap();
 
         let begin = Instant::now();
-        let _ = write.post();
+        let mut last = plan.post(&all);
         child.kill().unwrap();
         child.wait().unwrap();
         // The one in flight may have been done; a later one can't be.
         let error = loop {
-            match write.wait(SOON).and_then(|_| write.post()) {
+            match last.and_then(|post| post.wait(SOON)) {
                 Ok(_) => assert!(begin.elapsed() < SOON, "{backend}: posts to a dead peer go on"),
                 Err(error) => break error,
             }
+            last = plan.post(&all);
         };
         let expected = [Status::PEER_LOST, Status::UNREACHABLE, Status::STALE];
         assert!(expected.contains(&error.status()), "{backend}: {error:?}");
         assert!(begin.elapsed() < Duration::from_secs(5), "{backend}: noticed after {:?}", begin.elapsed());
-        drop(write);
+        drop(plan);
         region.deregister(SOON).map_err(|(_, error)| error).unwrap();
         assert!(agent.receive(Timeout::NOW).is_err());
     }

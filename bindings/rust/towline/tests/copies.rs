@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use towline::{
-    Access, Agent, AgentOptions, BlockList, Blocks, Counter, Error, Fence, Layout, Memory, MemoryOwner, Notice, Op,
-    Peer, Region, RegionOptions, Status, StorageOptions, Timeout, Transfer, TransferOptions,
+    Access, Agent, AgentOptions, BlockList, Blocks, Counter, Error, Fence, Layout, Memory, MemoryOwner, Notice, Peer,
+    Plan, PlanOptions, Post, PostOptions, Region, RegionOptions, Status, StorageOptions, Timeout,
 };
 
 const PAGE: usize = 4096;
@@ -65,16 +65,15 @@ fn every_type_goes_to_any_thread() {
     any_thread::<Notice>();
     any_thread::<Peer>();
     any_thread::<Region>();
-    any_thread::<Transfer>();
+    any_thread::<Plan>();
+    any_thread::<Post>();
 }
 
 #[test]
 fn picked_pages_arrive_and_the_notice_after_them() {
     let pair = pair();
-    let options = TransferOptions { notice: Some(b"req-17".to_vec()), ..Default::default() };
-    let picks = (pair.mine.pick(&[3, 1]), pair.theirs.pick(&[10, 11]));
-    let write = pair.writer.transfer(Op::WRITE, picks.0, picks.1, &options).unwrap();
-    write.post().unwrap();
+    let options = PostOptions { notice: b"req-17", ..Default::default() };
+    let write = pair.writer.copy(pair.mine.pick(&[3, 1]), pair.theirs.pick(&[10, 11]), &options).unwrap();
     write.wait(SOON).unwrap();
 
     let notice = pair.owner.receive(SOON).unwrap();
@@ -86,7 +85,9 @@ fn picked_pages_arrive_and_the_notice_after_them() {
     let outcome = write.outcome().unwrap();
     assert_eq!((outcome.status, outcome.bytes, outcome.failed.len()), (Status::OK, 2 * PAGE as u64, 0));
     assert!(outcome.fenced_locally && outcome.fenced_remotely);
-    assert!(write.route().unwrap().contains("\"backend\""));
+    let plan = pair.writer.plan(&pair.mine, &pair.theirs, &PlanOptions::default()).unwrap();
+    assert!(plan.route().unwrap().contains("\"backend\""));
+    assert_eq!(plan.backend().unwrap(), write.backend().unwrap());
 }
 
 #[test]
@@ -94,11 +95,9 @@ fn a_read_brings_pages_here_and_counts_at_the_peer() {
     let pair = pair();
     pair.target.write_at(5 * PAGE, &[77; PAGE]).unwrap();
     let counter = pair.owner.counter(40).unwrap();
-    let options = TransferOptions { count: Some((counter.key(), 2)), ..Default::default() };
-    let read = pair.writer.transfer(Op::READ, pair.mine.pick(0..1), pair.theirs.pick(5..6), &options).unwrap();
+    let options = PostOptions { count: Some((counter.key(), 2)), ..Default::default() };
     for _ in 0..2 {
-        read.post().unwrap();
-        read.wait(SOON).unwrap();
+        pair.writer.copy(pair.theirs.pick(5..6), pair.mine.pick(0..1), &options).unwrap().wait(SOON).unwrap();
     }
     counter.wait(44, SOON).unwrap();
     assert_eq!(page(&pair.source, 0), vec![77; PAGE]);
@@ -110,22 +109,23 @@ fn a_read_brings_pages_here_and_counts_at_the_peer() {
 #[test]
 fn bad_input_is_an_error_with_values() {
     let pair = pair();
-    let refused = |result: towline::Result<Transfer>| result.map(drop).unwrap_err();
-    let options = TransferOptions::default();
+    let options = PostOptions::default();
+    let refused = |agent: &Agent, from: &[u32], to: &[u32]| {
+        agent.copy(pair.mine.pick(from), pair.theirs.pick(to), &options).map(drop).unwrap_err()
+    };
 
-    let error = refused(pair.writer.transfer(Op::WRITE, pair.mine.pick(&[64]), pair.theirs.pick(&[0]), &options));
+    let error = refused(&pair.writer, &[64], &[0]);
     assert_eq!(error.status(), Status::OUT_OF_RANGE);
     assert!(error.message().contains("64"), "{error}");
+    assert_eq!(refused(&pair.writer, &[0, 1], &[0]).status(), Status::MISMATCH);
 
-    let error = refused(pair.writer.transfer(Op::WRITE, pair.mine.pick(&[0, 1]), pair.theirs.pick(&[0]), &options));
-    assert_eq!(error.status(), Status::MISMATCH);
-
-    let error = refused(pair.owner.transfer(Op::WRITE, &pair.mine, &pair.theirs, &options));
+    let error = refused(&pair.owner, &[0], &[0]);
     assert_eq!(error.status(), Status::INVALID_ARGUMENT);
     assert!(error.message().contains("another agent"), "{error}");
 
-    let unknown = TransferOptions { backend: "carrier-pigeon".into(), ..Default::default() };
-    assert!(refused(pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &unknown)).message().contains("pigeon"));
+    let unknown = PlanOptions { backend: "carrier-pigeon".into(), ..Default::default() };
+    let error = pair.writer.plan(&pair.mine, &pair.theirs, &unknown).map(drop).unwrap_err();
+    assert!(error.message().contains("pigeon"), "{error}");
 
     assert_eq!(Agent::new("a\0b").unwrap_err().status(), Status::INVALID_ARGUMENT);
     assert_eq!(pair.writer.add_peer(b"junk").unwrap_err().status(), Status::PROTOCOL);
@@ -166,8 +166,7 @@ fn access_rights_hold() {
     let pair = pair_with(&AgentOptions::default(), &read_only);
     let region = pair.peer.regions().unwrap()[0];
     assert!(region.readable && !region.writable);
-    let options = TransferOptions::default();
-    let error = pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &options).map(drop).unwrap_err();
+    let error = pair.writer.copy(&pair.mine, &pair.theirs, &PostOptions::default()).map(drop).unwrap_err();
     assert_eq!(error.status(), Status::PERMISSION_DENIED);
 }
 
@@ -209,9 +208,9 @@ fn a_dropped_region_does_not_block_and_its_memory_is_freed_in_the_end() {
         pair.owner.register(Watched(vec![0; PAGE], freed.clone()), &RegionOptions::with_access(Access::ALL)).unwrap();
     pair.peer.refresh(SOON).unwrap();
     let theirs = pair.peer.block_list(&[Blocks::at(region.address(), PAGE as u64)]).unwrap();
-    let read = pair.writer.transfer(Op::READ, pair.mine.pick(0..1), &theirs, &TransferOptions::default()).unwrap();
-    read.post().unwrap();
-    read.wait(SOON).unwrap();
+    let plan = pair.writer.plan(&theirs, &pair.mine, &PlanOptions::default()).unwrap();
+    let read = || plan.post(&PostOptions { to: (0..1).into(), ..Default::default() })?.wait(SOON);
+    read().unwrap();
     let begin = Instant::now();
     drop(region);
     assert!(begin.elapsed() < Duration::from_secs(1));
@@ -220,7 +219,7 @@ fn a_dropped_region_does_not_block_and_its_memory_is_freed_in_the_end() {
         assert!(Instant::now() < until, "the memory was never freed");
         std::thread::yield_now();
     }
-    assert!(read.post().is_err() || read.wait(SOON).is_err(), "a region that is gone can't be read");
+    assert!(read().is_err(), "a region that is gone can't be read");
 }
 
 #[test]
@@ -229,9 +228,7 @@ fn an_agent_lives_as_long_as_what_was_made_from_it() {
     let Err(owner) = pair.owner.clone().close() else { panic!("closed under a region's feet") };
     drop(owner);
     drop(pair.owner);
-    let write = pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &TransferOptions::default()).unwrap();
-    write.post().unwrap();
-    write.wait(SOON).unwrap();
+    pair.writer.copy(&pair.mine, &pair.theirs, &PostOptions::default()).unwrap().wait(SOON).unwrap();
     assert_eq!(page(&pair.target, 63), vec![64; PAGE]);
     assert!(Agent::new("unused").unwrap().close().is_ok());
 }
@@ -241,23 +238,19 @@ fn a_forgotten_peer_ends_its_lists() {
     let pair = pair();
     let other = pair.peer.clone();
     pair.peer.forget().unwrap();
-    let options = TransferOptions::default();
-    let error = pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &options).map(drop).unwrap_err();
+    let error = pair.writer.copy(&pair.mine, &pair.theirs, &PostOptions::default()).map(drop).unwrap_err();
     assert_eq!(error.status(), Status::STALE);
     assert_eq!(other.name(), "owner");
 }
 
 #[test]
-fn a_cancelled_transfer_says_so_and_fences() {
+fn a_cancelled_post_says_so_and_fences() {
     let pair = pair();
-    let write = pair.writer.transfer(Op::WRITE, &pair.mine, &pair.theirs, &TransferOptions::default()).unwrap();
-    write.cancel(); // nothing to cancel
-    assert_eq!(write.outcome().unwrap().status, Status::NOT_FOUND);
-    write.post().unwrap();
-    write.cancel(); // may come too late
-    let status = write.poll();
+    let post = pair.writer.copy(&pair.mine, &pair.theirs, &PostOptions::default()).unwrap();
+    post.cancel(); // may come too late
+    let status = post.poll();
     assert!(status == Status::OK || status == Status::CANCELLED, "{status}");
-    write.wait_fenced(Fence::Both, SOON).unwrap();
+    post.wait_fenced(Fence::Both, SOON).unwrap();
 }
 
 #[test]
@@ -272,9 +265,7 @@ fn pages_go_to_a_file_and_back() {
     let file = pair.writer.register_storage(&uri, &options).unwrap();
     let whole = file.blocks(0, bytes).unwrap();
     let there = pair.writer.block_list(&[whole]).unwrap();
-    let save = pair.writer.transfer(Op::WRITE, &pair.mine, &there, &TransferOptions::default()).unwrap();
-    save.post().unwrap();
-    save.wait(SOON).unwrap();
+    pair.writer.copy(&pair.mine, &there, &PostOptions::default()).unwrap().wait(SOON).unwrap();
     file.commit(SOON).unwrap();
     assert_eq!(std::fs::read(folder.join("pages.bin")).unwrap(), pair.source_bytes());
     assert_eq!(pair.writer.query_storage(&uri).unwrap().unwrap().bytes, bytes);
