@@ -32,6 +32,11 @@ using namespace std::chrono_literals;
 using support::first_difference;
 using support::stamp_bytes;
 
+// Longer where storage is slow for reasons that are not under test, such as an emulated host.
+inline const std::chrono::seconds kPatience{std::getenv("STORAGE_TEST_PATIENCE_S") == nullptr
+                                                ? 30
+                                                : std::atoi(std::getenv("STORAGE_TEST_PATIENCE_S"))};
+
 struct Store {
   const char* name;    // in the test's name
   const char* config;  // TOML
@@ -221,7 +226,7 @@ class StorageTest : public ::testing::TestWithParam<Store> {
     AgentOptions options;
     options.listen = "none";
     options.config = place_->config() + GetParam().config;
-    options.default_timeout = 30s;
+    options.default_timeout = kPatience;
     return options;
   }
 
@@ -249,7 +254,7 @@ class StorageTest : public ::testing::TestWithParam<Store> {
   }
   static Status run(const Transfer& transfer) {
     const Status posted = transfer.post();
-    return posted == Status::kInProgress ? transfer.wait(30s) : posted;
+    return posted == Status::kInProgress ? transfer.wait(kPatience) : posted;
   }
   Status move(Op op, uint64_t memory_offset, const Region& file, uint64_t file_offset, uint64_t bytes) {
     return run(agent_->transfer(op, in_memory(memory_offset, bytes), in_file(file, file_offset, bytes)));
