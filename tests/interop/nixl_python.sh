@@ -86,7 +86,12 @@ two_peers expanded_two_peers.py
 # It removes this variable, so that it has to be there.
 NIXL_ETCD_ENDPOINTS=unused run "examples/python/partial_md_example.py" "$python" \
   "$checkout/examples/python/partial_md_example.py" --init-port "$(free_port)" --target-port "$(free_port)"
-truncate -s 131072 "$work/file"
-run "examples/python/nixl_gds_example.py" "$python" "$checkout/examples/python/nixl_gds_example.py" "$work/file"
+# GDS is listed where cuFile's library is.
+if "$python" -c 'import sys, nixl; sys.exit("GDS" not in nixl.nixl_agent("any").get_plugin_list())' >/dev/null 2>&1; then
+  truncate -s 131072 "$work/file"
+  run "examples/python/nixl_gds_example.py" "$python" "$checkout/examples/python/nixl_gds_example.py" "$work/file"
+else
+  echo "left out: examples/python/nixl_gds_example.py: GDS is not in the list of plugins, as cuFile is not installed"
+fi
 run "examples/python/query_mem_example.py" "$python" "$checkout/examples/python/query_mem_example.py"
 exit $failed
