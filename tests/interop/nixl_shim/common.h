@@ -26,6 +26,9 @@
 
 namespace gtest {
 
+constexpr const char* GetMockBackendName() { return "MOCK_BACKEND"; }
+inline bool hasCudaGpu() { return false; }
+
 class Logger {
  public:
   explicit Logger(const std::string& title = "INFO") { std::cout << "[ " << title << " ] "; }

@@ -1,0 +1,2 @@
+// NIXL's plugin POSIX includes this and uses nothing of it.
+#pragma once
