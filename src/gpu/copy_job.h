@@ -3,9 +3,9 @@
 // on the host.
 //
 // Positions are bytes of the plan; a job moves [begin, end) of it. Three forms:
-//   kStrided  every piece's addresses are computed from nested strides, one set for each side: nothing is
-//   uploaded kPairs    pieces of one length, their addresses in a list of Pair kPieces   pieces of any
-//   length, in a list of Piece, none longer than kLongestPiece
+//   kStrided  every piece's addresses are computed from nested strides, one set for each side: nothing is uploaded
+//   kPairs    pieces of one length, their addresses in a list of Pair
+//   kPieces   pieces of any length, in a list of Piece, none longer than kLongestPiece; a warp (32 threads) each
 #pragma once
 
 #include <stdint.h>
@@ -60,9 +60,9 @@ struct CopyJob {
   uint32_t chunks_per_piece;
   uint32_t threads;  // that copy one chunk together: a power of two up to 32
   Form form;
-  uint32_t aligned;  // every address and length of a whole chunk, and begin and end, divide by 16
-  uint32_t reserved;
-  uint64_t to_shift;  // is added to every address that is written
+  uint32_t aligned;        // every address and length of a whole chunk, and begin and end, divide by 16
+  uint32_t block_threads;  // 0: kThreads
+  uint64_t to_shift;       // is added to every address that is written
   Side to;
   Side from;
 };
@@ -100,10 +100,15 @@ TOWLINE_HOST_DEVICE uint64_t address_of(const Side& side, uint64_t piece) {
 
 TOWLINE_HOST_DEVICE uint64_t chunks_of(const CopyJob& job) { return job.pieces * job.chunks_per_piece; }
 
+inline uint32_t most_threads(const CopyJob& job) {
+  return job.block_threads != 0 ? job.block_threads : kThreads;
+}
+
 // Threads per block for this number of blocks: a small job starts sooner with fewer.
 inline uint32_t threads_of_block(const CopyJob& job, uint32_t blocks) {
   const uint64_t useful = (chunks_of(job) * job.threads + 31) / 32 * 32;
-  return blocks != 1 || useful > kThreads ? kThreads : useful < 32 ? 32 : static_cast<uint32_t>(useful);
+  const uint32_t most = most_threads(job);
+  return blocks != 1 || useful > most ? most : useful < 32 ? 32 : static_cast<uint32_t>(useful);
 }
 
 TOWLINE_HOST_DEVICE Chunk clip(const CopyJob& job, uint64_t to, uint64_t from, uint64_t position,

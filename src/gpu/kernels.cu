@@ -129,12 +129,50 @@ __device__ __forceinline__ void copy_chunks(const CopyJob& job, uint32_t thread,
   }
 }
 
+// A warp for each piece. A block reads the pieces of all its warps together, a turn ahead: a list may lie in host
+// memory, where many small reads are what takes the time.
+template <bool kAligned>
+__device__ __forceinline__ void copy_pieces(const CopyJob& job) {
+  constexpr uint32_t kUnits = sizeof(Piece) / 16;  // of a piece
+  static_assert(kUnits * 16 == sizeof(Piece));
+  __shared__ uint4 pieces[kThreads / 32 * kUnits];
+  const uint32_t warps = blockDim.x / 32;
+  const uint32_t warp = threadIdx.x / 32;
+  const uint64_t turn = static_cast<uint64_t>(gridDim.x) * warps;
+  const uint64_t list = job.list + job.first_piece * sizeof(Piece);
+  const auto read = [&](uint64_t first) {
+    const uint64_t unit = first * kUnits + threadIdx.x;
+    if (threadIdx.x >= warps * kUnits || unit >= job.pieces * kUnits) return make_uint4(0, 0, 0, 0);
+    return load16(list + unit * 16);
+  };
+  uint64_t first = static_cast<uint64_t>(blockIdx.x) * warps;
+  uint4 next = read(first);
+  for (; first < job.pieces; first += turn) {
+    __syncthreads();  // all have taken what was there
+    if (threadIdx.x < warps * kUnits) pieces[threadIdx.x] = next;
+    __syncthreads();
+    next = read(first + turn);
+    if (first + warp >= job.pieces) continue;
+    const Piece piece = reinterpret_cast<const Piece*>(pieces)[warp];
+    const Chunk chunk = clip(job, piece.to + job.to_shift, piece.from, piece.position, piece.length);
+    const auto bytes = static_cast<uint32_t>(chunk.bytes);
+    if constexpr (kAligned)
+      copy_units16(chunk.to, chunk.from, bytes / 16, threadIdx.x % 32, 32);
+    else
+      copy_unaligned(chunk.to, chunk.from, bytes, threadIdx.x % 32, 32);
+  }
+}
+
 template <Form kForm, bool kAligned>
 __device__ __forceinline__ void run(const CopyJob& job, const Completion& done) {
-  const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
+  [[maybe_unused]] const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
   auto* const valve = reinterpret_cast<ValveWords*>(done.valve);
   const bool open = valve == nullptr || *const_cast<volatile uint32_t*>(&valve->open) != 0;
-  copy_chunks<kForm, kAligned>(job, thread, thread & (job.threads - 1), open ? chunks_of(job) : 0);
+  if constexpr (kForm == Form::kPieces) {
+    if (open) copy_pieces<kAligned>(job);
+  } else {
+    copy_chunks<kForm, kAligned>(job, thread, thread & (job.threads - 1), open ? chunks_of(job) : 0);
+  }
   __syncthreads();
   if (threadIdx.x != 0) return;
   // If one block did it all, the release of the flag orders what its threads stored before the barrier.

@@ -143,16 +143,14 @@ void Landing::reach(const LandingPool& pool) {
 }
 
 // Fragments come from a peer's packets by way of a transport: what lies elsewhere must not reach a kernel.
-Landing::Fragment Landing::locate(uint64_t gpu, const towline_landing_piece& fragment) const {
-  const auto inside = [&](uint64_t address, uint64_t bytes) {
-    return fragment.address >= address && fragment.bytes <= bytes &&
-           fragment.address - address <= bytes - fragment.bytes;
-  };
-  for (const Pool& pool : pools_)
-    if (pool.gpu.value_or(gpu) == gpu && inside(pool.address, pool.bytes))
-      return {fragment.address + pool.delta, !pool.gpu};
-  if (inside(reinterpret_cast<uint64_t>(memory_->address()), memory_->bytes()))
-    return {fragment.address + pinned_->delta(), true};
+Landing::Reach Landing::reach_of(uint64_t gpu, const towline_landing_piece& fragment) const {
+  for (const Pool& pool : pools_) {
+    const Reach reach = {pool.address, pool.bytes, pool.delta, !pool.gpu};
+    if (pool.gpu.value_or(gpu) == gpu && reach.holds(fragment)) return reach;
+  }
+  const Reach staging = {reinterpret_cast<uint64_t>(memory_->address()), memory_->bytes(), pinned_->delta(),
+                         true};
+  if (staging.holds(fragment)) return staging;
   fail(Status::kInvalidArgument, "cuda: a fragment of {} bytes at {:#x} lies in no pool of this connection",
        fragment.bytes, fragment.address);
 }
@@ -168,33 +166,42 @@ void Landing::make_unpackers() {
       mine = unpackers_.take(device_, static_cast<uint32_t>(key.first), settings_);
 }
 
-// Both lists are walked at once; each stretch that is one piece of both becomes a piece of the kernel's list.
+// Both lists are walked at once; each stretch that is one piece of both becomes a piece of the kernel's list. True: some
+// fragments lie in host memory.
 template <class Add>
-void Landing::join(uint64_t gpu, std::span<const towline_landing_piece> fragments,
-                   std::span<const towline_landing_piece> pieces, Allocation& found, const Add& add) const {
-  std::size_t next = 0;
-  Fragment from;
+bool Landing::join(uint64_t gpu, std::span<const towline_landing_piece> fragments,
+                   std::span<const towline_landing_piece> pieces, Allocation& found, Add add) const {
+  const towline_landing_piece* next = fragments.data();
+  const towline_landing_piece* const end = next + fragments.size();
+  Reach reach;
+  bool from_host = false;
+  uint64_t from = 0;
   uint64_t left = 0;  // of the fragment under way
   uint64_t room = slot_bytes_;
   for (const towline_landing_piece& piece : pieces) {
     check_piece(gpu, piece, found);
     for (uint64_t done = 0; done < piece.bytes;) {
       while (left == 0) {
-        if (next == fragments.size()) fail(Status::kInvalidArgument, "cuda: fewer fragments than pieces");
-        from = locate(gpu, fragments[next]);
-        left = fragments[next++].bytes;
+        if (next == end) fail(Status::kInvalidArgument, "cuda: fewer fragments than pieces");
+        if (!reach.holds(*next)) {
+          reach = reach_of(gpu, *next);
+          from_host |= reach.in_host_memory;
+        }
+        from = next->address + reach.delta;
+        left = next->bytes;
+        ++next;
       }
       const uint64_t here = std::min(left, piece.bytes - done);
       if (here > room) fail(Status::kInvalidArgument, "cuda: pieces of more than {} bytes", slot_bytes_);
       add(piece.address + done, from, here);
       done += here;
-      from.address += here;
+      from += here;
       left -= here;
       room -= here;
     }
   }
-  if (left != 0 || next != fragments.size())
-    fail(Status::kInvalidArgument, "cuda: more fragments than pieces");
+  if (left != 0 || next != end) fail(Status::kInvalidArgument, "cuda: more fragments than pieces");
+  return from_host;
 }
 
 Code Landing::unpack(uint32_t slot, uint64_t gpu, std::span<const towline_landing_piece> fragments,
@@ -207,19 +214,19 @@ Code Landing::unpack(uint32_t slot, uint64_t gpu, std::span<const towline_landin
   if (Unpacker* const unpacker = this->unpacker(gpu); unpacker != nullptr) {
     Unpacker::Frame frame(*unpacker);
     if (frame.has_room()) {
-      join(gpu, fragments, pieces, frame.found(), [&](uint64_t to, const Fragment& from, uint64_t bytes) {
-        frame.add(to, from.address, bytes);
-        if (from.in_host_memory) frame.from_host();
-      });
-      under_way = {nullptr, unpacker, frame.end()};
+      PieceWriter written = frame.begin();
+      const bool from_host =
+          join(gpu, fragments, pieces, frame.found(),
+               [&](uint64_t to, uint64_t from, uint64_t bytes) { written.add(to, from, bytes); });
+      under_way = {nullptr, unpacker, frame.end(written, from_host)};
       return 0;
     }
   }
   PieceCopier& copier = this->copier(gpu, TOWLINE_LANDING_SCATTER);
   copier.clear(slot);
   Allocation found;
-  join(gpu, fragments, pieces, found,
-       [&](uint64_t to, const Fragment& from, uint64_t bytes) { copier.add(slot, to, from.address, bytes); });
+  (void)join(gpu, fragments, pieces, found,
+             [&](uint64_t to, uint64_t from, uint64_t bytes) { copier.add(slot, to, from, bytes); });
   under_way = {&copier, nullptr, 0};
   return copier.start(slot);
 }

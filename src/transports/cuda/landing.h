@@ -94,14 +94,22 @@ class Landing {
   void make_unpackers();
   std::unique_ptr<PieceCopier> make_copier(uint32_t gpu, uint32_t way);
   void check_piece(uint64_t gpu, const towline_landing_piece& piece, Allocation& found) const;
-  struct Fragment {
+  // Memory in which fragments may lie, and what to add to their addresses.
+  struct Reach {
     uint64_t address = 0;
+    uint64_t bytes = 0;
+    uint64_t delta = 0;
     bool in_host_memory = false;
+
+    [[nodiscard]] bool holds(const towline_landing_piece& fragment) const noexcept {
+      const uint64_t at = fragment.address - address;
+      return at < bytes && fragment.bytes <= bytes - at;
+    }
   };
-  [[nodiscard]] Fragment locate(uint64_t gpu, const towline_landing_piece& fragment) const;
+  [[nodiscard]] Reach reach_of(uint64_t gpu, const towline_landing_piece& fragment) const;
   template <class Add>
-  void join(uint64_t gpu, std::span<const towline_landing_piece> fragments,
-            std::span<const towline_landing_piece> pieces, Allocation& found, const Add& add) const;
+  bool join(uint64_t gpu, std::span<const towline_landing_piece> fragments,
+            std::span<const towline_landing_piece> pieces, Allocation& found, Add add) const;
 
   const plugin::Host host_;
   Device& device_;

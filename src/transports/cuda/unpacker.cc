@@ -11,7 +11,8 @@ namespace {
 
 // Of a batch whose fragments lie in the GPU's own memory: 8 MiB in pieces of 4 KiB take so many, and a few
 // microseconds. tuning.cuda.host_blocks holds where a fragment comes over the link to the host.
-constexpr uint32_t kUnpackBlocks = 64;
+constexpr uint32_t kUnpackBlocks = 128;
+constexpr uint32_t kUnpackThreads = 512;
 
 uint32_t within_reserve(uint32_t blocks, uint32_t reserved) noexcept {
   return reserved != 0 ? std::min(blocks, reserved) : blocks;
@@ -62,23 +63,15 @@ Unpacker::Frame::Frame(Unpacker& unpacker) noexcept : lock_(unpacker.mutex_), ba
 
 Allocation& Unpacker::Frame::found() noexcept { return batch_->found; }
 
-void Unpacker::Frame::add(uint64_t to, uint64_t from, uint64_t bytes) noexcept {
-  bits_ |= to | from | bytes;
-  while (bytes != 0) {
-    const uint64_t length = std::min(bytes, kLongestPiece);
-    batch_->pieces[batch_->count + count_++] = {to, from, batch_->bytes + bytes_, length};
-    to += length;
-    from += length;
-    bytes -= length;
-    bytes_ += length;
-  }
+PieceWriter Unpacker::Frame::begin() const noexcept {
+  return PieceWriter(batch_->pieces + batch_->count, batch_->bytes);
 }
 
-uint32_t Unpacker::Frame::end() noexcept {
-  batch_->count += count_;
-  batch_->bytes += bytes_;
-  batch_->bits |= bits_;
-  batch_->from_host |= from_host_;
+uint32_t Unpacker::Frame::end(const PieceWriter& written, bool from_host) noexcept {
+  batch_->count = static_cast<uint32_t>(written.at() - batch_->pieces);
+  batch_->bytes = written.position();
+  batch_->bits |= written.bits();
+  batch_->from_host |= from_host;
   ++batch_->frames;
   return batch_->number;
 }
@@ -92,6 +85,7 @@ void Unpacker::launch(Batch& batch) noexcept {
   job.list = reinterpret_cast<uint64_t>(batch.list.host);
   job.chunks_per_piece = 1;
   job.threads = 32;
+  if (!batch.from_host) job.block_threads = kUnpackThreads;
   job.aligned = (batch.bits & 15) == 0 ? 1 : 0;
   batch.value = ++last_value_;
   batch.asked_ns = 0;

@@ -18,6 +18,7 @@
 
 #include "gpu/device.h"
 #include "transports/cuda/piece_copier.h"
+#include "transports/cuda/piece_writer.h"
 #include "transports/cuda/settings.h"
 
 namespace towline::cuda {
@@ -49,20 +50,14 @@ class Unpacker {
     [[nodiscard]] bool has_room() const noexcept { return batch_ != nullptr; }
     // What was looked up last for this batch: each allocation is looked up once for a batch.
     [[nodiscard]] Allocation& found() noexcept;
-    // As PieceCopier::add.
-    void add(uint64_t to, uint64_t from, uint64_t bytes) noexcept;
-    // Some of the pieces are read from host memory.
-    void from_host() noexcept { from_host_ = true; }
-    // Which batch to look at.
-    [[nodiscard]] uint32_t end() noexcept;
+    // Where the frame's pieces are written.
+    [[nodiscard]] PieceWriter begin() const noexcept;
+    // from_host: some of the pieces are read from host memory. Which batch to look at.
+    [[nodiscard]] uint32_t end(const PieceWriter& written, bool from_host) noexcept;
 
    private:
     const std::unique_lock<std::mutex> lock_;
     Batch* const batch_;
-    uint32_t count_ = 0;
-    uint64_t bytes_ = 0;
-    uint64_t bits_ = 0;
-    bool from_host_ = false;
   };
 
   // 0: the frame's bytes are in their place; CopyQueue::kBusy; or why its batch failed. To be called for each frame

@@ -233,7 +233,7 @@ CopyJob WorkList::job(uint64_t begin, uint64_t end) const noexcept {
 
 uint32_t useful_blocks(const CopyJob& job, uint32_t limit) noexcept {
   const uint64_t threads = chunks_of(job) * job.threads;
-  const uint64_t blocks = (threads + kThreads - 1) / kThreads;
+  const uint64_t blocks = (threads + most_threads(job) - 1) / most_threads(job);
   return static_cast<uint32_t>(std::clamp<uint64_t>(blocks, 1, std::max(limit, 1u)));
 }
 
