@@ -28,23 +28,22 @@ int run() {
   // Connecting tells each agent which memory the other has, and where.
   const auto peer = prefill.connect(decode.address());
 
-  // A list says where blocks lie; a transfer picks some of them. Page 3 goes to page 10, page 1 to page 11.
+  // A list says where blocks lie; a copy picks some of them. Page 3 goes to page 10, page 1 to page 11.
   const auto mine = prefill.block_list(towline::blocks_of(source.data(), source.size(), kPageBytes));
   const auto theirs = peer.block_list(
       towline::Blocks::at(peer.regions().front().address, kPageBytes).repeat(kPages, kPageBytes));
   const std::vector<uint32_t> my_pages{3, 1};
   const std::vector<uint32_t> their_pages{10, 11};
-  const auto move =
-      prefill.transfer(towline::Op::write, mine, my_pages, theirs, their_pages, {.notice = "two pages"});
-
   std::strcpy(reinterpret_cast<char*>(source.data() + 3 * kPageBytes), "page three");
   std::strcpy(reinterpret_cast<char*>(source.data() + 1 * kPageBytes), "page one");
-  if (const auto status = move.post(); is_error(status)) {
-    std::fprintf(stderr, "not accepted: %s\n", status_text(status));
+  const auto move = prefill.copy(mine[my_pages], theirs[their_pages], {.notice = "two pages"});
+  if (!move.accepted()) {
+    const auto why = towline::last_error();
+    std::fprintf(stderr, "not accepted: %.*s\n", static_cast<int>(why.size()), why.data());
     return 1;
   }
-  if (const auto outcome = move.wait(10s); outcome != towline::Status::kOk) {
-    std::fprintf(stderr, "failed: %s\n", status_text(outcome));
+  if (move.wait(10s) != towline::Status::kOk) {
+    std::fprintf(stderr, "failed: %s\n", move.error().c_str());
     return 1;
   }
 
@@ -56,7 +55,7 @@ int run() {
               notice.peer_name().data(), static_cast<int>(notice.text().size()), notice.text().data(),
               reinterpret_cast<const char*>(target.data() + 10 * kPageBytes),
               reinterpret_cast<const char*>(target.data() + 11 * kPageBytes));
-  std::printf("route: %s\n", move.route().c_str());
+  std::printf("moved by %s\n", move.backend().c_str());
   return 0;
 }
 

@@ -27,7 +27,7 @@ namespace {
 using nlohmann::json;
 using std::chrono::steady_clock;
 
-constexpr uint64_t kLeastPiece = 4096;              // each is a transfer and a line of the journal
+constexpr uint64_t kLeastPiece = 4096;              // each is a post and a line of the journal
 constexpr uint64_t kPartBytes = uint64_t{8} << 20;  // part size of objects, as agent_options sets it
 constexpr uint64_t kVerifyBytes = uint64_t{8} << 20;
 constexpr size_t kPiecesInFlight = 2;  // one completes while the next is in flight
@@ -86,7 +86,7 @@ class Copier {
  private:
   struct Flight {
     uint64_t piece;
-    towline::Transfer transfer;
+    towline::Post post;
   };
 
   [[nodiscard]] std::string state_path() const;
@@ -102,7 +102,7 @@ class Copier {
   void hold_back(uint64_t sent_bytes) const;
   void show(uint64_t done_bytes) const;
   void verify();
-  [[nodiscard]] towline::Transfer transfer_of(uint64_t begin, uint64_t bytes) const;
+  [[nodiscard]] towline::Plan plan_of(uint64_t begin, uint64_t bytes) const;
 
   const CopyOptions& options_;
   const Report& report_;
@@ -219,7 +219,7 @@ CopySummary Copier::run() {
   if (!destination_)
     destination_ = OpenPlace::destination(agent_, destination_place_, options_.seek + cut_.bytes,
                                           options_.direct, deadline);
-  (void)transfer_of(0, cut_.length(0));
+  (void)plan_of(0, cut_.length(0));
   journal.open();
   // Last: the old contents stay until it is certain that the copy can begin.
   if (!goes_on && options_.seek == 0 && !within_one_file()) OpenPlace::empty(destination_place_);
@@ -235,13 +235,10 @@ CopySummary Copier::run() {
   return summary_;
 }
 
-// Storage is the local side; with two storages the source is.
-towline::Transfer Copier::transfer_of(uint64_t begin, uint64_t bytes) const {
+towline::Plan Copier::plan_of(uint64_t begin, uint64_t bytes) const {
   const towline::BlockList from = source_->list(agent_, options_.skip + begin, bytes);
   const towline::BlockList to = destination_->list(agent_, options_.seek + begin, bytes);
-  const towline::TransferOptions how{.timeout = options_.timeout, .backend = options_.backend};
-  return source_->is_peer() ? agent_.transfer(towline::Op::read, to, from, how)
-                            : agent_.transfer(towline::Op::write, from, to, how);
+  return agent_.plan(from, to, {.timeout = options_.timeout, .backend = options_.backend});
 }
 
 void Copier::copy_pieces(Journal& journal) try {
@@ -259,22 +256,24 @@ void Copier::copy_pieces(Journal& journal) try {
 }
 
 void Copier::start(uint64_t piece) {
-  flights_.push_back({piece, transfer_of(cut_.begin(piece), cut_.length(piece))});
-  towline::Transfer& transfer = flights_.back().transfer;
+  const towline::Plan plan = plan_of(cut_.begin(piece), cut_.length(piece));
   if (summary_.route.empty()) {
-    const json route = json::parse(transfer.route(), nullptr, false);
+    const json route = json::parse(plan.route(), nullptr, false);
     summary_.route = route.value("why", route.value("backend", ""));
   }
   const auto until = steady_clock::now() + options_.timeout;
-  towline::Status posted = transfer.post();
-  while (posted == towline::Status::kAgain && steady_clock::now() < until) {
+  towline::Post post = plan.post();
+  while (post.poll() == towline::Status::kAgain && steady_clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds{1});
-    posted = transfer.post();
+    post = plan.post();
   }
-  if (towline::is_error(posted))
+  if (!post.accepted()) {
+    const towline::Status posted = post.poll();
     throw Failure{fmt::format("bytes from {} on of {} were not accepted: {}; {}",
                               options_.skip + cut_.begin(piece), source_place_.text,
                               towline::status_text(posted), advice(posted == towline::Status::kTimedOut))};
+  }
+  flights_.push_back({piece, std::move(post)});
 }
 
 // An object is uploaded whole or not at all.
@@ -291,16 +290,16 @@ const char* Copier::advice(bool timed_out) const {
 
 void Copier::finish(Journal& journal) {
   Flight& flight = flights_.front();
-  towline::Status outcome = flight.transfer.poll();
+  towline::Status outcome = flight.post.poll();
   while (outcome == towline::Status::kInProgress || outcome == towline::Status::kNotYet) {
     if (interruption_) interruption_->check();
-    outcome = flight.transfer.wait(kLook);
+    outcome = flight.post.wait(kLook);
     uint64_t moved = 0;
-    for (const Flight& one : flights_) moved += one.transfer.result().bytes;
+    for (const Flight& one : flights_) moved += one.post.result().bytes;
     show(finished_bytes_ + moved);
   }
   if (outcome != towline::Status::kOk) {
-    const towline::Result result = flight.transfer.result();
+    const towline::Result result = flight.post.result();
     std::string code;
     for (const auto& range : result.failures()) {
       if (range.vendor_code != 0) code = fmt::format(" ({})", code_text(range.vendor_code));

@@ -66,19 +66,19 @@ std::string Spill::uri_of(const BlockKey& key) const {
   return fmt::format("{}{:016x}-{}", prefix_, key.hash, key.tokens);
 }
 
-double Spill::move(towline::Op op, const Block& block, const towline::Region& region) const {
+double Spill::move(bool restores, const Block& block, const towline::Region& region) const {
   std::vector<uint32_t> picks;
   layout_.append_picks(layout_.heads, 0, layout_.shape.layer_planes(), block.pages, picks);
   const towline::BlockList stored = agent_.block_list(
       towline::storage_blocks(region, 0, layout_.page_bytes()).repeat(picks.size(), layout_.page_bytes()));
   const auto began = steady_clock::now();
-  const towline::Transfer transfer =
-      agent_.transfer(op, pages_, picks, stored, towline::all, {.timeout = timeout_});
-  towline::Status status = transfer.post();
-  if (status == towline::Status::kInProgress) status = transfer.wait(towline::kForever);
+  const towline::PostOptions how{.deadline = towline::Deadline{timeout_}};
+  const towline::Post post = restores ? agent_.copy(stored[towline::all], pages_[picks], how)
+                                      : agent_.copy(pages_[picks], stored[towline::all], how);
+  const towline::Status status = post.wait(towline::kForever);
   if (status != towline::Status::kOk)
-    throw Failure{fmt::format("{} block {:#x}: {}", op == towline::Op::read ? "bringing back" : "spilling",
-                              block.key.hash, towline::status_text(status))};
+    throw Failure{fmt::format("{} block {:#x}: {}", restores ? "bringing back" : "spilling", block.key.hash,
+                              towline::status_text(status))};
   return seconds_since(began);
 }
 
@@ -87,7 +87,7 @@ void Spill::put(const Block& block) {
   if (!kept.empty() && kept == block.epochs) return;  // it was read from here and is still here
   const towline::Region region =
       towline::register_storage(agent_, uri_of(block.key), {.create = true, .bytes = bytes_of(block)});
-  spilled_.seconds += move(towline::Op::write, block, region);
+  spilled_.seconds += move(false, block, region);
   spilled_.bytes += bytes_of(block);
   ++spilled_.blocks;
   kept = block.epochs;
@@ -98,7 +98,7 @@ bool Spill::get(Block& block) {
   if (found == epochs_.end()) return false;
   const auto began = steady_clock::now();
   const towline::Region region = towline::register_storage(agent_, uri_of(block.key));
-  restored_.seconds += move(towline::Op::read, block, region);
+  restored_.seconds += move(true, block, region);
   restored_.bytes += bytes_of(block);
   ++restored_.blocks;
   latencies_.add(seconds_since(began));  // includes opening it

@@ -64,7 +64,7 @@ class Spill {
   using Key = std::pair<uint64_t, uint32_t>;  // hash, tokens
 
   [[nodiscard]] std::string uri_of(const BlockKey& key) const;
-  double move(towline::Op op, const Block& block, const towline::Region& region) const;
+  double move(bool restores, const Block& block, const towline::Region& region) const;
   [[nodiscard]] uint64_t bytes_of(const Block& block) const {
     return block.pages.size() * layout_.bytes_per_page();
   }
