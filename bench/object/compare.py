@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Measures GET and PUT of whole objects against s5cmd and Amazon's CRT client, at one versitygw, taking turns.
+"""Measures GET and PUT of whole objects beside the vendors' clients, at one server, taking turns: s5cmd and Amazon's CRT client at
+versitygw, Azure's client and NIXL's plugin for it at Azurite, Google's client at fake-gcs-server (GET alone).
 
 Ratios are Towline's speed over the fastest other's in the same round: above 1 Towline is faster. The figure is the median of
 the rounds, with the smallest and the largest. Server and clients share the machine.
@@ -25,14 +26,15 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from mover import ACCESS_KEY, BUCKET, REGION, SECRET_KEY, pattern
+from servers import SERVERS, Server
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
 SIZES = [64 << 10, 1 << 20, 64 << 20, 1 << 30]
 CONCURRENCIES = [1, 16, 64]
 OURS = "towline"
-CONTENDERS = [OURS, "crt", "crt_memory", "s5cmd"]
+CONTENDERS = {"s3": [OURS, "crt", "crt_memory", "s5cmd"], "azure": [OURS, "azure", "nixl"], "gcs": [OURS, "google"]}
+TIMED = ["crt", "crt_memory", "azure", "google"]  # those of the others that tell each object's latency
 
 
 def size_of(text: str) -> int:
@@ -52,49 +54,23 @@ def count_of(size: int, span: int) -> int:
     return max(1, min(span // size, 1024))
 
 
-class Server:
-    def __init__(self, program: pathlib.Path, folder: pathlib.Path) -> None:
-        (folder / BUCKET).mkdir(parents=True)
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
-        self.url, self.folder = f"http://127.0.0.1:{port}", folder
-        self.process = subprocess.Popen(
-            [str(program), "--port", f"127.0.0.1:{port}", "--region", REGION, "-q", "--keep-alive", "posix", str(folder)],
-            env={**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY},
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        until = time.monotonic() + 30
-        while True:
-            if self.process.poll() is not None or time.monotonic() > until:
-                raise SystemExit("the server does not start")
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                return
-            except OSError:
-                time.sleep(0.02)
-
-    def holds(self, key: str, size: int) -> bool:
-        return (self.folder / BUCKET / key).read_bytes() == pattern(size)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
 class Mover:
     def __init__(self, name: str, args, server: Server, folder: pathlib.Path) -> None:
         folder.mkdir()
-        python = args.towline_python if name == OURS else args.peers / "bin/python"
+        homes = {OURS: args.towline_python, "nixl": args.nixl_python}
+        python = homes.get(name, (args.peers if args.server == "s3" else args.cloud_peers) / "bin/python")
         self.name = name
         self.process = subprocess.Popen(
             [str(python), str(HERE / "mover.py"), name, server.url, str(max(args.span, *args.sizes)), str(folder),
-             "--s5cmd", str(args.peers / "s5cmd")],
+             "--server", args.server, "--s5cmd", str(args.peers / "s5cmd")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=args.log, text=True,
         )  # fmt: skip
 
     def ask(self, **command) -> dict:
         print(json.dumps(command), file=self.process.stdin, flush=True)
+        return self.answer()
+
+    def answer(self) -> dict:
         line = self.process.stdout.readline()
         if not line:
             raise SystemExit(f"{self.name} has ended: see --log")
@@ -106,9 +82,9 @@ class Mover:
 
 
 class Cell:
-    def __init__(self, op: str, size: int, concurrency: int, count: int) -> None:
+    def __init__(self, op: str, size: int, concurrency: int, count: int, contenders: list[str]) -> None:
         self.op, self.size, self.concurrency, self.count = op, size, concurrency, count
-        self.answers: dict[str, list[dict]] = {name: [] for name in CONTENDERS}
+        self.answers: dict[str, list[dict]] = {name: [] for name in contenders}
 
     def keys(self, name: str) -> list[str]:
         # The first contender wrote the objects that all contenders read.
@@ -119,7 +95,7 @@ class Cell:
         return [answer["seconds"] for answer in self.answers[name]]
 
     def best_peer(self) -> str:
-        return min((name for name in CONTENDERS if name != OURS), key=lambda name: statistics.median(self.seconds(name)))
+        return min((name for name in self.answers if name != OURS), key=lambda name: statistics.median(self.seconds(name)))
 
     def p99_ms(self, name: str) -> float | None:
         rounds = [sorted(answer["latencies"]) for answer in self.answers[name] if answer["latencies"]]
@@ -135,7 +111,7 @@ class Cell:
 
     def row(self) -> list:
         peer = self.best_peer()
-        ratios = sorted(min(self.answers[name][turn]["seconds"] for name in CONTENDERS if name != OURS) / ours
+        ratios = sorted(min(self.answers[name][turn]["seconds"] for name in self.answers if name != OURS) / ours
                         for turn, ours in enumerate(self.seconds(OURS)))  # fmt: skip
         middle = statistics.median(ratios)
         style = "green" if middle >= 1 else "yellow" if middle >= 0.95 else "red"
@@ -148,17 +124,23 @@ class Cell:
             value = self.p99_ms(name)
             return "" if value is None else f"{value:.1f}"
 
-        crt = min(("crt", "crt_memory"), key=lambda name: statistics.median(self.seconds(name)))
+        timed = min((name for name in TIMED if name in self.answers), key=lambda name: statistics.median(self.seconds(name)))
         return [f"{self.op} {text_of(self.size)} x {self.count}, {self.concurrency} at once", speed(OURS), speed(peer), peer,
-                Text(f"{middle:.2f} [{ratios[0]:.2f} {ratios[-1]:.2f}]", style), milliseconds(OURS), milliseconds(crt),
+                Text(f"{middle:.2f} [{ratios[0]:.2f} {ratios[-1]:.2f}]", style), milliseconds(OURS), milliseconds(timed),
                 f"{self.cpu_ns_per_byte(OURS):.2f}", f"{self.cpu_ns_per_byte(peer):.2f}",
                 f"{self.memory_mib(OURS):.0f}", f"{self.memory_mib(peer):.0f}"]  # fmt: skip
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server", default="s3", choices=list(SERVERS))
     parser.add_argument("--peers", type=pathlib.Path, default=ROOT / "build/peers/s3",
                         help="folder that bench/peers/s3/setup printed")
+    parser.add_argument("--cloud-peers", type=pathlib.Path, default=ROOT / "build/peers/clouds",
+                        help="folder that bench/peers/clouds/setup printed")
+    parser.add_argument("--nixl-python", type=pathlib.Path, default=ROOT / "build/peers/nixl/bin/python",
+                        help="interpreter that bench/peers/nixl/setup printed")
+    parser.add_argument("--azurite", default="azurite-blob", help="the program")
     parser.add_argument("--towline-python", type=pathlib.Path, default=ROOT / "build/venv/bin/python",
                         help="interpreter with Towline's package")
     parser.add_argument("--sizes", nargs="+", type=size_of, default=SIZES, help="of an object: 64k 1m 64m 1g")
@@ -175,35 +157,43 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     args = arguments()
-    if not (args.peers / "s5cmd").exists():
-        raise SystemExit(f"{args.peers} has no s5cmd: run bench/peers/s3/setup")
+    needed = args.peers / "s5cmd" if args.server == "s3" else args.cloud_peers / "fake-gcs-server"
+    if not needed.exists():
+        raise SystemExit(f"there is no {needed}: run bench/peers/{'s3' if args.server == 's3' else 'clouds'}/setup")
+    if args.server == "gcs":
+        args.operations = ["GET"]  # the server takes no uploads by the XML interface, which Towline's are
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what lies in memory goes with it
     folder = pathlib.Path(tempfile.mkdtemp(prefix="towline-bench-", dir=args.folder))
-    cells = [Cell(op, size, concurrency, count_of(size, args.span))
+    cells = [Cell(op, size, concurrency, count_of(size, args.span), CONTENDERS[args.server])
              for size in args.sizes for op in args.operations for concurrency in args.concurrencies]  # fmt: skip
-    server = Server(args.peers / "versitygw", folder / "server")
-    movers = [Mover(name, args, server, folder / name) for name in CONTENDERS]
-    table = Table("", "GB/s", "best peer", "which", "ratio [min max]", "p99 ms", "CRT's", "CPU ns/B", "peer's", "MiB", "peer's",
+    server = SERVERS[args.server](args, folder / "server")
+    movers = [Mover(name, args, server, folder / name) for name in CONTENDERS[args.server]]
+    for mover in movers:
+        mover.answer()
+    writer = movers[1] if args.server == "gcs" else movers[0]
+    table = Table("", "GB/s", "best peer", "which", "ratio [min max]", "p99 ms", "client's", "CPU ns/B", "peer's", "MiB", "peer's",
                   title="whole objects", title_justify="left")  # fmt: skip
     try:
         with Progress(transient=True) as progress:
             task = progress.add_task("measuring", total=len(cells) * (args.rounds + 1) * len(movers))
             for cell in cells:
                 if cell.op == "GET":
-                    movers[0].ask(op="PUT", keys=cell.keys(OURS), bytes=cell.size, concurrency=16, check=False)
+                    writer.ask(op="PUT", keys=cell.keys(OURS), bytes=cell.size, concurrency=16, check=False)
                 for turn in range(-1, args.rounds):  # the first one warms up and checks
                     for mover in movers[turn % len(movers) :] + movers[: turn % len(movers)]:
                         keys = cell.keys(mover.name)
                         answer = mover.ask(op=cell.op, keys=keys, bytes=cell.size, concurrency=cell.concurrency,
                                            check=turn < 0)  # fmt: skip
-                        if answer["wrong"] or (turn < 0 and cell.op == "PUT" and not server.holds(keys[-1], cell.size)):
+                        if turn < 0 and cell.op == "PUT":  # another one reads what it wrote
+                            other = movers[0] if mover is not movers[0] else movers[1]
+                            answer = other.ask(op="GET", keys=keys[-1:], bytes=cell.size, concurrency=1, check=True)
+                        if answer["wrong"]:
                             raise SystemExit(f"{mover.name}: wrong bytes after {cell.op} of {text_of(cell.size)}")
                         if turn >= 0:
                             cell.answers[mover.name].append(answer)
                         progress.advance(task)
                 table.add_row(*cell.row())
-                for left in (server.folder / BUCKET).iterdir():
-                    left.unlink() if left.is_file() else shutil.rmtree(left)
+                server.forget()
     finally:
         codes = {mover.name: mover.end() for mover in movers}
         server.end()

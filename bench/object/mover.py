@@ -2,7 +2,7 @@
 
 A command: {"op": "GET" | "PUT", "keys": [...], "bytes": size of each, "concurrency": in flight at once}.
 An answer: {"seconds", "latencies": [s of each object] or [], "cpu_seconds", "wrong": bytes of the last GET that differ,
-"memory": the most bytes that were held meanwhile beyond what was held before}.
+"memory": the most bytes that were held meanwhile beyond what was held before}. The first line is {"ready": true}.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import time
 PART = 8 << 20
 PATTERN = bytes(range(251)) * (1 << 12)  # of a period that no block size is a multiple of
 ACCESS_KEY, SECRET_KEY, BUCKET, REGION = "bench", "benchbench", "bucket", "us-east-1"
+AZURE_ACCOUNT = "devstoreaccount1"  # of every Azurite, with this key
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
 def pattern(size: int) -> bytes:
@@ -31,11 +33,25 @@ def pattern(size: int) -> bytes:
 class Towline:
     """Into and out of one piece of registered memory, one transfer an object."""
 
-    def __init__(self, endpoint: str, span: int, folder: pathlib.Path, program: str) -> None:
+    BACKENDS = {"s3": "object", "azure": "azure", "gcs": "gcs"}
+    SCHEMES = {"s3": "s3", "azure": "az", "gcs": "gs"}
+
+    def __init__(self, endpoint: str, span: int, server: str) -> None:
         import numpy
         import towline
 
-        self.endpoint, self.towline = endpoint, towline
+        backend = self.BACKENDS[server]
+        keys = f'access_key = "{ACCESS_KEY}"\nsecret_key = "{SECRET_KEY}"\n'
+        if server == "azure":
+            keys = f'account = "{AZURE_ACCOUNT}"\naccount_key = "{AZURE_KEY}"\n'
+        if server == "s3":
+            keys += f'region = "{REGION}"\n'
+        self.config = f'plugins = "object"\n[{backend}]\nendpoint = "{endpoint}"\n{keys}[tuning.{backend}]\n'
+        self.config += f"multipart = {PART}\npart = {PART}\n"
+        if server == "s3":  # as the CRT client does it; by default bytes that go over an unencrypted line are signed
+            self.config += 'sign_payload = "never"\n'
+        self.bucket = f"{self.SCHEMES[server]}://{BUCKET}"
+        self.towline = towline
         self.array = numpy.frombuffer(bytearray(span), numpy.uint8)
         self.agents: dict = {}
 
@@ -44,10 +60,7 @@ class Towline:
             agent = self.towline.Agent(
                 "mover",
                 listen="none",
-                config=f'plugins = "object"\n[object]\nendpoint = "{self.endpoint}"\nregion = "{REGION}"\n'
-                f'access_key = "{ACCESS_KEY}"\nsecret_key = "{SECRET_KEY}"\n[tuning.object]\nconcurrency = {concurrency}\n'
-                # As the CRT client does it; by default bytes that go over an unencrypted line are signed.
-                f'multipart = {PART}\npart = {PART}\nsign_payload = "never"\n',
+                config=f"{self.config}concurrency = {concurrency}\n",
             )
             self.agents[concurrency] = (agent, agent.register(self.array, access="rw"))
         return self.agents[concurrency][0]
@@ -78,7 +91,7 @@ class Towline:
 
         for place, key in enumerate(keys):
             began = time.perf_counter()
-            uri = f"s3://{BUCKET}/{key}"
+            uri = f"{self.bucket}/{key}"
             if op == "GET":
                 object = agent.register_storage(uri, nbytes=size)
                 move = agent.plan(agent.block_list(object.blocks(0, size)), mine, timeout=300).post(0, place)
@@ -99,14 +112,14 @@ class Towline:
 class Crt:
     """Amazon's CRT client; from and to files in memory, which it opens itself, or through Python's buffers."""
 
-    def __init__(self, endpoint: str, span: int, folder: pathlib.Path, program: str) -> None:
+    def __init__(self, endpoint: str, span: int, folder: pathlib.Path, in_memory: bool) -> None:
         import awscrt.auth
         import awscrt.http
         import awscrt.s3
 
         self.s3, self.http = awscrt.s3, awscrt.http
         self.host = endpoint.removeprefix("http://")
-        self.folder, self.in_memory = folder, program == "memory"
+        self.folder, self.in_memory = folder, in_memory
         self.signing = awscrt.s3.create_default_s3_signing_config(
             region=REGION,
             credential_provider=awscrt.auth.AwsCredentialsProvider.new_static(ACCESS_KEY, SECRET_KEY),
@@ -178,7 +191,7 @@ class Crt:
 class S5cmd:
     """One run of the program for all objects: its start, some milliseconds, is in its time."""
 
-    def __init__(self, endpoint: str, span: int, folder: pathlib.Path, program: str) -> None:
+    def __init__(self, endpoint: str, folder: pathlib.Path, program: str) -> None:
         self.endpoint, self.folder, self.program = endpoint, folder, program
         self.environment = {**os.environ, "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
                             "AWS_REGION": REGION}  # fmt: skip
@@ -227,34 +240,50 @@ class Memory:
         return self.status("VmHWM") - self.before
 
 
+def contender(args):
+    if args.contender == "towline":
+        return Towline(args.endpoint, args.span, args.server)
+    if args.contender in ("crt", "crt_memory"):
+        return Crt(args.endpoint, args.span, args.folder, args.contender == "crt_memory")
+    if args.contender == "s5cmd":
+        return S5cmd(args.endpoint, args.folder, args.s5cmd)
+    import cloud_clients
+
+    kinds = {"azure": cloud_clients.AzureClient, "google": cloud_clients.GoogleClient, "nixl": cloud_clients.NixlAzure}
+    return kinds[args.contender](args.endpoint, args.span)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("contender", choices=["towline", "crt", "crt_memory", "s5cmd"])
+    parser.add_argument("contender", choices=["towline", "crt", "crt_memory", "s5cmd", "azure", "google", "nixl"])
     parser.add_argument("endpoint")
     parser.add_argument("span", type=int, help="bytes of all objects of a command at most")
     parser.add_argument("folder", type=pathlib.Path, help="for files, in memory")
+    parser.add_argument("--server", default="s3", choices=["s3", "azure", "gcs"])
     parser.add_argument("--s5cmd", default="s5cmd")
     args = parser.parse_args()
-    kind = {"towline": Towline, "crt": Crt, "crt_memory": Crt, "s5cmd": S5cmd}[args.contender]
-    program = "memory" if args.contender == "crt_memory" else args.s5cmd
-    contender = kind(args.endpoint, args.span, args.folder, program)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the libraries print is no answer
+    mover = contender(args)
+    print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         command = json.loads(line)
         op, keys, size = command["op"], command["keys"], command["bytes"]
-        contender.prepare(op, size, len(keys))
+        mover.prepare(op, size, len(keys))
         memory = Memory()
         used, began = cpu_seconds(), time.perf_counter()
-        latencies = contender.move(op, keys, size, command["concurrency"])
+        latencies = mover.move(op, keys, size, command["concurrency"])
         seconds, used = time.perf_counter() - began, cpu_seconds() - used
         held = memory.peak(args.contender == "s5cmd")
         wrong = 0
         if op == "GET" and command["check"]:
             expected = pattern(size)
-            wrong = sum(contender.got(place, size) != expected for place in {0, len(keys) // 2, len(keys) - 1})
+            wrong = sum(mover.got(place, size) != expected for place in {0, len(keys) // 2, len(keys) - 1})
         print(json.dumps({"seconds": seconds, "latencies": latencies, "cpu_seconds": used, "wrong": wrong, "memory": held}),
               file=answers, flush=True)  # fmt: skip
+    answers.flush()
+    if args.contender == "nixl":
+        os._exit(0)  # its agent ends a process by a fault
 
 
 if __name__ == "__main__":
