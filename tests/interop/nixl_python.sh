@@ -4,7 +4,7 @@
 #
 #   TOWLINE_NIXL_VENV     virtual environment with torch to run in; made by scripts/torch-cpu when it is not there.
 #                         Default: nixl-interop-venv in the folder for temporary files
-#   TOWLINE_NIXL_PACKAGE  what to install: a wheel or a folder. Default: compat/nixl/python
+#   TOWLINE_NIXL_PACKAGE  what to install: a wheel or a folder, or `installed` for what is there. Default: compat/nixl/python
 #
 # Exits 0 when all pass, 77 when there is no checkout, else 1.
 set -euo pipefail
@@ -19,9 +19,10 @@ checkout=$(cd "$checkout" && pwd)
 
 "$root/scripts/torch-cpu" "$venv"
 python=$venv/bin/python
+package=${TOWLINE_NIXL_PACKAGE:-$root/compat/nixl/python}
 "$python" -m pip install --quiet --disable-pip-version-check pytest pytest-timeout 'scikit-build-core>=0.10' 'nanobind>=2.4'
-"$python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --force-reinstall --no-deps \
-  --config-settings "build-dir=$venv/towline-nixl" "${TOWLINE_NIXL_PACKAGE:-$root/compat/nixl/python}"
+[[ $package == installed ]] || "$python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --force-reinstall \
+  --no-deps --config-settings "build-dir=$venv/towline-nixl" "$package"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
