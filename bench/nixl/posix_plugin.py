@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """NIXL's plugin POSIX loaded by Towline's drop-in and by NIXL's own agent, at the same file, taking turns.
 
-Both are driven by bench/peers/nixl/files.py through the same Python calls. Ratios are NIXL's time over Towline's within a round: above 1 the
-plugin is faster in Towline. Bytes are compared once per cell.
+Both are driven by bench/peers/nixl/files.py through the same Python calls. Ratios are NIXL's time over Towline's within a
+round: above 1 the plugin is faster in Towline. Each reads once per cell what the other wrote.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--time", type=float, default=0.2, help="seconds of a side in each round")
     args = parser.parse_args()
-    found = sorted(args.nixl_python.parent.parent.glob("lib/python*/site-packages/.nixl_cu13.mesonpy.libs/plugins/libplugin_POSIX.so"))
+    plugins = "lib/python*/site-packages/.nixl_cu13.mesonpy.libs/plugins/libplugin_POSIX.so"
+    found = sorted(args.nixl_python.parent.parent.glob(plugins))
     if not found:
         raise SystemExit(f"{args.nixl_python} has no NIXL with the plugin POSIX: run bench/peers/nixl/setup")
     towline = {"NIXL_PLUGIN_DIR": str(found[0].parent), "TOWLINE_NIXL_PLUGINS": "POSIX"}
@@ -79,7 +80,8 @@ def main() -> None:
         try:
             for side in sides.values():
                 side.ask(do="setup", span=span, path=file.name, direct=False, engine=args.engine)
-            print(f"{args.engine}, {args.span} MiB cached, {args.rounds} rounds\n| cell | NIXL us | Towline us | ratio [min max] |\n|---|---|---|---|")
+            print(f"{args.engine}, {args.span} MiB cached, {args.rounds} rounds")
+            print("| cell | NIXL us | Towline us | ratio [min max] |\n|---|---|---|---|")
             for op in ("READ", "WRITE"):
                 for block, count in CELLS:
                     places = random.Random(block * count).sample(range(span // block), 2 * count)

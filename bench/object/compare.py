@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures GET and PUT of whole objects beside the vendors' clients, at one server, taking turns: s5cmd and Amazon's CRT client at
-versitygw, Azure's client and NIXL's plugin for it at Azurite, Google's client at fake-gcs-server (GET alone).
+"""Measures GET and PUT of whole objects beside the vendors' clients, at one server, taking turns: s5cmd and Amazon's CRT
+client at versitygw, Azure's client and NIXL's plugin for it at Azurite, Google's client at fake-gcs-server (GET alone).
 
 Ratios are Towline's speed over the fastest other's in the same round: above 1 Towline is faster. The figure is the median of
 the rounds, with the smallest and the largest. Server and clients share the machine.
@@ -164,10 +164,11 @@ def main() -> int:
         args.operations = ["GET"]  # the server takes no uploads by the XML interface, which Towline's are
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what lies in memory goes with it
     folder = pathlib.Path(tempfile.mkdtemp(prefix="towline-bench-", dir=args.folder))
-    cells = [Cell(op, size, concurrency, count_of(size, args.span), CONTENDERS[args.server])
+    names = CONTENDERS[args.server]
+    cells = [Cell(op, size, concurrency, count_of(size, args.span), names)
              for size in args.sizes for op in args.operations for concurrency in args.concurrencies]  # fmt: skip
     server = SERVERS[args.server](args, folder / "server")
-    movers = [Mover(name, args, server, folder / name) for name in CONTENDERS[args.server]]
+    movers = [Mover(name, args, server, folder / name) for name in names]
     for mover in movers:
         mover.answer()
     writer = movers[1] if args.server == "gcs" else movers[0]

@@ -1,4 +1,4 @@
-"""The servers that objects are measured at, each of its own for a run: versitygw, and emulators of Azure and of Google's store."""
+"""The servers that objects are measured at: versitygw, and emulators of Azure and of Google's store."""
 
 from __future__ import annotations
 
