@@ -355,8 +355,8 @@ struct Result : towline_result_t {
   }
 };
 
-// A READ or WRITE of chosen blocks; post it any number of times, once at a time. The destructor cancels a
-// post in flight and waits for the local fence.
+// A READ or WRITE of chosen blocks; post it any number of times, once at a time. The destructor cancels a post in
+// flight and waits for nothing: the memory is in use until the local fence, which the end of a Region awaits.
 class Transfer {
  public:
   // Starts it; allocates nothing. kOk: already done. kInProgress: exactly one outcome follows. kAgain: not
