@@ -2,6 +2,7 @@
 #include <towline/gpu.h>
 
 #include <algorithm>
+#include <string_view>
 #include <vector>
 
 #include "arrays.h"
@@ -41,18 +42,23 @@ std::string describe(const Transfer& transfer) {
   return "a transfer of " + std::to_string(transfer.bytes) + " bytes";
 }
 
+// The sentence that the call which has just failed left, without the call's name.
+std::string sentence(const Transfer& transfer, int32_t status) {
+  const std::string_view left = towline_last_error();
+  const size_t name = left.find(": ");
+  if (status == TOWLINE_AGAIN || !left.starts_with("towline_transfer_") || name == left.npos)
+    return describe(transfer) + ": " + towline_status_text(status);
+  return std::string(left.substr(name + 2));
+}
+
+// As of a post, with its fields.
 [[noreturn]] void fail(const Transfer& transfer, int32_t status) {
   if (status == TOWLINE_NOT_FOUND) raise(status, "the transfer was never posted");
-  std::string message = describe(transfer) + ": " + towline_status_text(status);
+  const nb::object error = make_exception(status, sentence(transfer, status));
+  error.attr("peer") = transfer.peer;
   TOWLINE_INIT(towline_result_t, result);
-  if (status != TOWLINE_BUSY && towline_transfer_result(transfer.native, &result) >= 0 &&
-      result.failed_ranges != 0) {
-    const towline_failed_range_t& failed = result.failed[0];
-    message += "; " + std::to_string(failed.count) + " of " + std::to_string(result.blocks) +
-               " blocks from number " + std::to_string(failed.first) + " on failed";
-    if (failed.vendor_code != 0) message += " with code " + std::to_string(failed.vendor_code);
-  }
-  raise(status, message);
+  if (towline_transfer_result(transfer.native, &result) >= 0) error.attr("result") = make_result(result);
+  raise(error);
 }
 
 // Remembers the result of a call, then returns it or throws.

@@ -295,6 +295,19 @@ def test_removed_peer_is_stale(pair):
     assert repr(pair.peer) == "Peer(removed)"
 
 
+def test_a_transfer_fails_with_the_sentence_of_a_post(pair):
+    move = pair.write(backend="tcp")
+    plan = pair.near.plan(pair.my_blocks, pair.their_blocks, backend="tcp")
+    assert move.wait(TIMEOUT) == Status.OK and plan.post().result(TIMEOUT)
+    pair.peer.remove()
+    with pytest.raises(towline.Error, match="peer 'far' over tcp was refused: ") as of_post:
+        plan.post()
+    with pytest.raises(towline.Error) as of_move:
+        move.post()
+    assert str(of_move.value) == str(of_post.value)
+    assert of_move.value.peer is pair.peer and of_move.value.result is not None
+
+
 def test_what_is_can_be_asked(pair):
     pair.write(backend="tcp").wait(TIMEOUT)
     assert {"shm", "tcp"} <= {backend["name"] for backend in pair.near.info()["backends"]}
