@@ -56,6 +56,16 @@ class Into(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.place, io.SEEK_END: len(self.memory)}[whence]
+        return self.place
+
+    def tell(self) -> int:
+        return self.place
+
     def write(self, data) -> int:
         self.memory[self.place : self.place + len(data)] = data
         self.place += len(data)
