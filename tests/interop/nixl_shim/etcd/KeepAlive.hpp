@@ -1,0 +1,3 @@
+// See SyncClient.hpp.
+#pragma once
+#include "etcd/SyncClient.hpp"
