@@ -108,6 +108,13 @@ class InstallDeps(unittest.TestCase):
         self.assertIn("without liburing-dev: files are moved by kernel AIO", said)
         self.assertEqual(code, 0)
 
+    def test_without_what_nightly_skips_the_rest_is_not_called_impossible(self):
+        machine = self.machine(apt_get=APT_OFFLINE, dpkg_query=lacks("qemu-system-x86", "libgflags-dev"))
+        said = machine.run("nightly")[1]
+        self.assertIn("without qemu-system-x86: parts of scripts/nightly that boot a guest are skipped", said)
+        self.assertIn("without libgflags-dev: NIXL's nixlbench is skipped", said)
+        self.assertNotIn("nothing can be compiled", said)
+
     def test_without_network_what_is_needed_is_named(self):
         code, said = self.machine(apt_get=APT_OFFLINE, dpkg_query=lacks("libgtest-dev")).run("test")
         self.assertIn("can't do without: libgtest-dev", said)
