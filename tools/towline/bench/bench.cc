@@ -82,7 +82,9 @@ class Bench {
   }
 
   void start_targets() {
-    const uint32_t workers = std::clamp(std::ranges::max(options_.threads), 1u, 8u);
+    const uint32_t workers = options_.common.workers != 0
+                                 ? options_.common.workers
+                                 : std::clamp(std::ranges::max(options_.threads), 1u, 8u);
     for (uint32_t rank = 0; rank < options_.targets; ++rank) {
       const json configuration{
           {"rank", rank},

@@ -44,7 +44,7 @@ void add_storage_options(CLI::App& command, BenchOptions& options) {
           ->delimiter(',')
           ->type_name("PLACE,..");
   for (const char* other : {"--pattern", "--initiators", "--targets", "--memory", "--target-memory",
-                            "--backend", "--faults", "--listen", "--connect"})
+                            "--backend", "--workers", "--faults", "--listen", "--connect"})
     folder->excludes(command.get_option(other));
   command.add_flag("--direct", options.storage.direct, "Past the page cache")->needs(folder);
   command.add_option("--sync", options.storage.sync, "What a write waits for: none, data or full (fsync)")
@@ -72,8 +72,8 @@ void add_collective_options(CLI::App& command, BenchOptions& options, std::strin
                       "or all_reduce, barrier ..")
           ->type_name("OP,..");
   for (const char* other : {"--pattern", "--initiators", "--targets", "--op", "--batches", "--threads",
-                            "--target-memory", "--backend", "--span", "--sequential", "--warmup", "--spin",
-                            "--faults", "--listen", "--connect", "--storage"})
+                            "--workers", "--target-memory", "--backend", "--span", "--sequential", "--warmup",
+                            "--spin", "--faults", "--listen", "--connect", "--storage"})
     collective->excludes(command.get_option(other));
   command.add_option("--ranks", options.collective.ranks, "Processes, several numbers one after the other")
       ->delimiter(',')
@@ -141,8 +141,8 @@ void add_fabric_options(CLI::App& command, std::vector<std::string>& rails) {
                       "'ofi:tcp;ofi_rxm' ..")
           ->delimiter(',')
           ->type_name("RAIL,..");
-  for (const char* other : {"--pattern", "--initiators", "--targets", "--threads", "--memory", "--backend",
-                            "--sequential", "--spin", "--faults", "--storage", "--collective"})
+  for (const char* other : {"--pattern", "--initiators", "--targets", "--threads", "--workers", "--memory",
+                            "--backend", "--sequential", "--spin", "--faults", "--storage", "--collective"})
     fabric->excludes(command.get_option(other));
 }
 
@@ -209,6 +209,11 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       ->type_name("N,..")
       ->capture_default_str();
   command
+      ->add_option("--workers", options->common.workers,
+                   "Threads of each agent that make progress; by default as many as post")
+      ->check(CLI::Range(1, 8))
+      ->type_name("N");
+  command
       ->add_option(
           "--memory", each.memory_kind,
           "shared (peers map it), private (as malloc gives it), or vram: initiators take GPUs from the first "
@@ -268,6 +273,7 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       "  towline bench --sizes 64KiB --memory private         memory that peers cannot map\n"
       "  towline bench --pattern tp --targets 4 --op write    each block shared out over four ranks\n"
       "  towline bench --backend tcp --threads 1,2,4\n"
+      "  towline bench --backend tcp --workers 4          large requests over four sockets\n"
       "  towline bench --backend tcpx --source mapped --sizes 1MiB\n"
       "  towline bench --listen '*:7800'                      on one host ...\n"
       "  towline bench --connect 10.0.0.7:7800                ... and on the other\n"

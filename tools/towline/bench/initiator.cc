@@ -49,7 +49,7 @@ struct TargetPeer {
   Place place;
 };
 
-// The transfers of one thread to or from one target.
+// The posts of one thread to or from one target, always of the same blocks.
 struct Stream {
   Area local;
   Share share;
@@ -57,7 +57,17 @@ struct Stream {
   uint64_t remote_offset = 0;
   uint64_t identity = 0;
   std::vector<uint32_t> local_picks;
-  towline::Transfer transfer;
+  std::vector<uint32_t> remote_picks;
+  bool reads = false;
+  towline::Plan plan;
+  std::optional<towline::Post> post;
+
+  [[nodiscard]] towline::PostOptions how() const {
+    towline::PostOptions made{.from = reads ? remote_picks : local_picks,
+                              .to = reads ? local_picks : remote_picks};
+    made.stream = towline::unordered;  // nothing else uses that memory
+    return made;
+  }
 };
 
 struct ThreadTimes {
@@ -72,7 +82,9 @@ class Initiator {
       : options_(configuration.get<InitiatorOptions>()),
         most_threads_(std::ranges::max(options_.rows, {}, &Row::threads).threads),
         rank_(fmt::format("bench-initiator-{}-{}", options_.rank, getpid()),
-              {.workers = std::clamp(most_threads_, 1u, 8u), .listen = options_.listen}, parent) {}
+              {.workers = options_.workers != 0 ? options_.workers : std::clamp(most_threads_, 1u, 8u),
+               .listen = options_.listen},
+              parent) {}
 
   void run() {
     const auto addresses = rank_.wait_for_parent("start").at("start").get<std::vector<std::string>>();
@@ -208,12 +220,13 @@ class Initiator {
     const auto local_picks = pick_blocks(row, options_.span_bytes, order);
     order.remote = true;
     const auto remote_picks = pick_blocks(row, options_.span_bytes, order);
-    const auto op = row.op == "read" ? towline::Op::read : towline::Op::write;
-    towline::TransferOptions transfer_options;
-    transfer_options.backend = options_.backend;
-    auto transfer = rank_.agent().transfer(op, here, local_picks, there, remote_picks, transfer_options);
-    if (route_.empty()) route_ = transfer.route();
-    streams_.push_back({local, share, thread, remote_offset, identity, local_picks, std::move(transfer)});
+    const bool reads = row.op == "read";
+    towline::Plan plan =
+        rank_.agent().plan(reads ? there : here, reads ? here : there,
+                           {.backend = options_.backend, .usual_bytes = share.length * row.batch});
+    if (route_.empty()) route_ = plan.route();
+    streams_.push_back({local, share, thread, remote_offset, identity, local_picks, remote_picks, reads,
+                        std::move(plan), std::nullopt});
   }
 
   json ask_blocks(const char* what, const Row& row, const Stream& stream, uint64_t epoch) {
@@ -272,17 +285,17 @@ class Initiator {
     const size_t each = streams_.size() / (streams_.back().thread + 1);
     const auto mine = std::span{streams_}.subspan(thread * each, each);
     for (Stream& stream : mine) {
-      Status status = stream.transfer.post();
-      while (status == Status::kAgain) {
+      stream.post = stream.plan.post(stream.how());
+      while (!stream.post->accepted() && stream.post->poll() == Status::kAgain) {
         rank_.agent().progress();
-        status = stream.transfer.post();
+        stream.post = stream.plan.post(stream.how());
       }
-      if (is_error(status)) return status;
+      if (!stream.post->accepted()) return stream.post->poll();
     }
     for (Stream& stream : mine) {
       Status status = Status::kInProgress;
       while (status == Status::kInProgress)
-        status = options_.spin ? stream.transfer.poll() : stream.transfer.wait();
+        status = options_.spin ? stream.post->poll() : stream.post->wait();
       if (is_error(status)) return status;
     }
     return Status::kOk;
@@ -373,7 +386,7 @@ class Initiator {
     if (product_)
       product["bytes_per_s_alone"] =
           product["copies_per_s_alone"].get<double>() * static_cast<double>(request_bytes);
-    if (!streams_.empty()) route_ = streams_.front().transfer.route();  // with the prices as they are now
+    if (!streams_.empty()) route_ = streams_.front().plan.route();  // with the prices as they are now
     return {{"iterations", iterations},
             {"bytes", iterations * request_bytes},
             {"wall_s", wall_s},

@@ -34,13 +34,14 @@ struct InitiatorOptions {
   bool check = true;
   bool sequential = false;  // blocks in order, not at random
   bool spin = false;        // poll instead of wait
+  uint32_t workers = 0;     // threads of an agent that make progress; 0: as many as post
   uint64_t span_bytes = 0;
   uint64_t seed = 1;
   BesideOptions beside;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(InitiatorOptions, rank, initiators, pattern, rows, listen, memory_kind,
                                    target_memory_kind, backend, iterations, seconds, warmup, check,
-                                   sequential, spin, span_bytes, seed, beside)
+                                   sequential, spin, span_bytes, seed, beside, workers)
 
 // The body of an initiator process. `configuration`: InitiatorOptions. Then, in turn with the parent:
 //   {"start": [target addresses]} -> {"ready"}, and for each row
