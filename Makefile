@@ -25,7 +25,7 @@ build: ## build the library and the command line (build/release)
 demo: ## build the command line, and replay requests between a prefill and a decode process
 	@scripts/install-deps build
 	@cmake --preset release --log-level=WARNING $(CONFIGURE_ARGS) >/dev/null
-	@cmake --build --preset release --target towline
+	@cmake --build --preset release --target tools/towline/towline
 	build/release/tools/towline/towline $(DEMO_ARGS)
 
 test: forget-reports test-ci test-rust test-python test-asan-ubsan test-tsan ## run the tests, then a part of them under each sanitizer
