@@ -7,7 +7,7 @@ import contextlib
 import io
 import time
 
-from mover import AZURE_ACCOUNT, AZURE_KEY, BUCKET, PART, pattern
+from mover import AZURE_ACCOUNT, AZURE_KEY, BUCKET, PART, pattern, prepare
 
 
 class Client:
@@ -146,11 +146,7 @@ class NixlAzure:
         return self.agents[concurrency]
 
     def prepare(self, op: str, size: int, count: int) -> None:
-        if op == "PUT":
-            for place in range(count):
-                self.array[place * size : (place + 1) * size] = memoryview(pattern(size))
-        else:
-            self.array[: size * count] = 0
+        prepare(self.array, op, size, count)
 
     def move(self, op: str, keys: list[str], size: int, concurrency: int) -> list[float]:
         agent = self.agent(concurrency)

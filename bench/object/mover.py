@@ -30,6 +30,15 @@ def pattern(size: int) -> bytes:
     return (PATTERN * (size // len(PATTERN) + 1))[:size]
 
 
+def prepare(array, op: str, size: int, count: int) -> None:
+    """Objects to PUT, or zeros where GET is to write."""
+    if op == "PUT":
+        for place in range(count):
+            array[place * size : (place + 1) * size] = memoryview(pattern(size))
+    else:
+        array[: size * count] = 0
+
+
 class Towline:
     """Into and out of one piece of registered memory, one transfer an object."""
 
@@ -66,11 +75,7 @@ class Towline:
         return self.agents[concurrency][0]
 
     def prepare(self, op: str, size: int, count: int) -> None:
-        if op == "PUT":
-            for place in range(count):
-                self.array[place * size : (place + 1) * size] = memoryview(pattern(size))
-        else:
-            self.array[: size * count] = 0
+        prepare(self.array, op, size, count)
 
     def move(self, op: str, keys: list[str], size: int, concurrency: int) -> list[float]:
         agent = self.agent(concurrency)

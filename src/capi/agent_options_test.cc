@@ -1,4 +1,4 @@
-// What a program sets itself is checked: a word that is wrong is no setting that is left at its default.
+// Settings that a program passes itself are checked: an unknown one is an error, not a warning.
 #include <gtest/gtest.h>
 
 #include <string>

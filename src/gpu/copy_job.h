@@ -119,11 +119,14 @@ TOWLINE_HOST_DEVICE Chunk clip(const CopyJob& job, uint64_t to, uint64_t from, u
   return {to + skip, from + skip, end - skip};
 }
 
+TOWLINE_HOST_DEVICE Chunk chunk_of(const CopyJob& job, const Piece& piece) {
+  return clip(job, piece.to + job.to_shift, piece.from, piece.position, piece.length);
+}
+
 template <Form kForm>
 TOWLINE_HOST_DEVICE Chunk find_chunk(const CopyJob& job, uint64_t index) {
   if constexpr (kForm == Form::kPieces) {
-    const Piece piece = reinterpret_cast<const Piece*>(job.list)[job.first_piece + index];
-    return clip(job, piece.to + job.to_shift, piece.from, piece.position, piece.length);
+    return chunk_of(job, reinterpret_cast<const Piece*>(job.list)[job.first_piece + index]);
   } else {
     uint64_t piece = index;
     uint64_t offset = 0;

@@ -111,8 +111,9 @@ __device__ __forceinline__ void store_to_host(uint64_t address, uint64_t value) 
 }
 
 template <Form kForm, bool kAligned>
-__device__ __forceinline__ void copy_chunks(const CopyJob& job, uint32_t thread, uint32_t member,
-                                            uint64_t chunks) {
+__device__ __forceinline__ void copy_chunks(const CopyJob& job, uint64_t chunks) {
+  const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
+  const uint32_t member = thread & (job.threads - 1);
   const uint64_t groups = static_cast<uint64_t>(gridDim.x) * blockDim.x / job.threads;
   uint64_t index = thread / job.threads;
   Chunk next = {0, 0, 0};
@@ -153,8 +154,7 @@ __device__ __forceinline__ void copy_pieces(const CopyJob& job) {
     __syncthreads();
     next = read(first + turn);
     if (first + warp >= job.pieces) continue;
-    const Piece piece = reinterpret_cast<const Piece*>(pieces)[warp];
-    const Chunk chunk = clip(job, piece.to + job.to_shift, piece.from, piece.position, piece.length);
+    const Chunk chunk = chunk_of(job, reinterpret_cast<const Piece*>(pieces)[warp]);
     const auto bytes = static_cast<uint32_t>(chunk.bytes);
     if constexpr (kAligned)
       copy_units16(chunk.to, chunk.from, bytes / 16, threadIdx.x % 32, 32);
@@ -165,13 +165,12 @@ __device__ __forceinline__ void copy_pieces(const CopyJob& job) {
 
 template <Form kForm, bool kAligned>
 __device__ __forceinline__ void run(const CopyJob& job, const Completion& done) {
-  [[maybe_unused]] const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
   auto* const valve = reinterpret_cast<ValveWords*>(done.valve);
   const bool open = valve == nullptr || *const_cast<volatile uint32_t*>(&valve->open) != 0;
   if constexpr (kForm == Form::kPieces) {
     if (open) copy_pieces<kAligned>(job);
   } else {
-    copy_chunks<kForm, kAligned>(job, thread, thread & (job.threads - 1), open ? chunks_of(job) : 0);
+    copy_chunks<kForm, kAligned>(job, open ? chunks_of(job) : 0);
   }
   __syncthreads();
   if (threadIdx.x != 0) return;

@@ -81,10 +81,12 @@ class Bench {
     return result;
   }
 
+  [[nodiscard]] uint32_t workers() const {
+    if (options_.common.workers != 0) return options_.common.workers;
+    return std::clamp(std::ranges::max(options_.threads), 1u, 8u);
+  }
+
   void start_targets() {
-    const uint32_t workers = options_.common.workers != 0
-                                 ? options_.common.workers
-                                 : std::clamp(std::ranges::max(options_.threads), 1u, 8u);
     for (uint32_t rank = 0; rank < options_.targets; ++rank) {
       const json configuration{
           {"rank", rank},
@@ -92,7 +94,7 @@ class Bench {
                                              : address_of_rank("--listen", options_.listen, rank)},
           {"memory_kind", options_.common.target_memory_kind.empty() ? options_.common.memory_kind
                                                                      : options_.common.target_memory_kind},
-          {"workers", workers}};
+          {"workers", workers()}};
       targets_.push_back(
           &crew_.start(fmt::format("target {}", rank), "bench-target", configuration, environment()));
     }
@@ -102,6 +104,7 @@ class Bench {
     for (uint32_t rank = 0; rank < options_.common.initiators; ++rank) {
       InitiatorOptions one = options_.common;
       one.rank = rank;
+      one.workers = workers();
       one.listen = options_.connect.empty() ? local_address("initiator", rank)
                                             : own_address_towards("--connect", options_.connect.front());
       initiators_.push_back(

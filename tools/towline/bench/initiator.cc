@@ -82,9 +82,7 @@ class Initiator {
       : options_(configuration.get<InitiatorOptions>()),
         most_threads_(std::ranges::max(options_.rows, {}, &Row::threads).threads),
         rank_(fmt::format("bench-initiator-{}-{}", options_.rank, getpid()),
-              {.workers = options_.workers != 0 ? options_.workers : std::clamp(most_threads_, 1u, 8u),
-               .listen = options_.listen},
-              parent) {}
+              {.workers = options_.workers, .listen = options_.listen}, parent) {}
 
   void run() {
     const auto addresses = rank_.wait_for_parent("start").at("start").get<std::vector<std::string>>();

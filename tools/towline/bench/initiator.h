@@ -34,7 +34,7 @@ struct InitiatorOptions {
   bool check = true;
   bool sequential = false;  // blocks in order, not at random
   bool spin = false;        // poll instead of wait
-  uint32_t workers = 0;     // threads of an agent that make progress; 0: as many as post
+  uint32_t workers = 0;     // threads of an agent that make progress; of the command 0: as many as post
   uint64_t span_bytes = 0;
   uint64_t seed = 1;
   BesideOptions beside;

@@ -68,3 +68,12 @@ pub(crate) fn check_quietly(code: i32, what: &str) -> Result<Status> {
     }
     Ok(status)
 }
+
+/// The status of a wait as a result: an end that is an error with its own sentence, which `sentence` reads.
+pub(crate) fn ended(status: Status, sentence: impl FnOnce() -> Result<String>) -> Result<Status> {
+    if !status.is_error() {
+        return Ok(status);
+    }
+    let text = if status == Status::NOT_YET { status.text().to_string() } else { sentence()? };
+    Err(Error::new(status, text))
+}

@@ -8,7 +8,7 @@ use towline_sys::{self as sys, Priority, Status};
 
 use crate::agent::{Agent, AgentHandle};
 use crate::deadline::Timeout;
-use crate::error::{check, check_quietly, Error, Result};
+use crate::error::{check, check_quietly, ended, Result};
 use crate::outcome::Fence;
 use crate::post::notice_pointer;
 use crate::text;
@@ -134,17 +134,12 @@ impl Group {
     }
 
     fn ended(&self, status: Status) -> Result<Status> {
-        if !status.is_error() {
-            return Ok(status);
-        }
-        if status == Status::NOT_YET {
-            return Err(Error::new(status, status.text()));
-        }
-        // SAFETY: buffer and capacity belong together.
-        let text = text::read_text(|buffer, capacity, needed| unsafe {
-            sys::towline_group_error(self.native.as_ptr(), buffer.cast(), capacity, needed)
-        })?;
-        Err(Error::new(status, text))
+        ended(status, || {
+            // SAFETY: buffer and capacity belong together.
+            text::read_text(|buffer, capacity, needed| unsafe {
+                sys::towline_group_error(self.native.as_ptr(), buffer.cast(), capacity, needed)
+            })
+        })
     }
 }
 

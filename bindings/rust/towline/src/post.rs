@@ -6,7 +6,7 @@ use towline_sys::{self as sys, Priority, Status};
 
 use crate::block_list::Picks;
 use crate::deadline::Timeout;
-use crate::error::{check, check_quietly, Error, Result};
+use crate::error::{check, check_quietly, ended, Result};
 use crate::group::Group;
 use crate::outcome::{Fence, Outcome};
 use crate::plan::PlanHandle;
@@ -169,17 +169,12 @@ impl Post {
     }
 
     pub(crate) fn ended(&self, status: Status) -> Result<Status> {
-        if !status.is_error() {
-            return Ok(status);
-        }
-        if status == Status::NOT_YET {
-            return Err(Error::new(status, status.text()));
-        }
-        // SAFETY: buffer and capacity belong together.
-        let text = text::read_text(|buffer, capacity, needed| unsafe {
-            sys::towline_post_error(self.native.as_ptr(), buffer.cast(), capacity, needed)
-        })?;
-        Err(Error::new(status, text))
+        ended(status, || {
+            // SAFETY: buffer and capacity belong together.
+            text::read_text(|buffer, capacity, needed| unsafe {
+                sys::towline_post_error(self.native.as_ptr(), buffer.cast(), capacity, needed)
+            })
+        })
     }
 }
 
