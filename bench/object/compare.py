@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Measures GET and PUT of whole objects beside the vendors' clients, at one server, taking turns: s5cmd and Amazon's CRT
-client at versitygw, Azure's client and NIXL's plugin for it at Azurite, Google's client at fake-gcs-server (GET alone).
+client at versitygw, Azure's client and NIXL's plugin for it at Azurite, or at a server of this folder (azure_put: PUT), Google's
+client at fake-gcs-server (GET), or at a server of this folder (gcs_put: PUT).
+With --dropin Towline is asked by NIXL's calls, as NIXL's plugin is: all objects of a cell as one request.
 
 Ratios are Towline's speed over the fastest other's in the same round: above 1 Towline is faster. The figure is the median of
 the rounds, with the smallest and the largest. Server and clients share the machine.
@@ -33,6 +35,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 SIZES = [64 << 10, 1 << 20, 64 << 20, 1 << 30]
 CONCURRENCIES = [1, 16, 64]
 OURS = "towline"
+DROPIN = "dropin"  # Towline by NIXL's calls
 CONTENDERS = {"s3": [OURS, "crt", "crt_memory", "s5cmd"], "azure": [OURS, "azure", "nixl"], "gcs": [OURS, "google"]}
 TIMED = ["crt", "crt_memory", "azure", "google"]  # those of the others that tell each object's latency
 
@@ -57,7 +60,7 @@ def count_of(size: int, span: int) -> int:
 class Mover:
     def __init__(self, name: str, args, server: Server, folder: pathlib.Path) -> None:
         folder.mkdir()
-        homes = {OURS: args.towline_python, "nixl": args.nixl_python}
+        homes = {OURS: args.towline_python, DROPIN: args.towline_python, "nixl": args.nixl_python}
         python = homes.get(name, (args.peers if args.server == "s3" else args.cloud_peers) / "bin/python")
         self.name = name
         self.process = subprocess.Popen(
@@ -85,6 +88,7 @@ class Cell:
     def __init__(self, op: str, size: int, concurrency: int, count: int, contenders: list[str]) -> None:
         self.op, self.size, self.concurrency, self.count = op, size, concurrency, count
         self.answers: dict[str, list[dict]] = {name: [] for name in contenders}
+        self.ours = contenders[0]
 
     def keys(self, name: str) -> list[str]:
         # The first contender wrote the objects that all contenders read.
@@ -95,7 +99,7 @@ class Cell:
         return [answer["seconds"] for answer in self.answers[name]]
 
     def best_peer(self) -> str:
-        return min((name for name in self.answers if name != OURS), key=lambda name: statistics.median(self.seconds(name)))
+        return min((name for name in self.answers if name != self.ours), key=lambda name: statistics.median(self.seconds(name)))
 
     def p99_ms(self, name: str) -> float | None:
         rounds = [sorted(answer["latencies"]) for answer in self.answers[name] if answer["latencies"]]
@@ -111,8 +115,8 @@ class Cell:
 
     def row(self) -> list:
         peer = self.best_peer()
-        ratios = sorted(min(self.answers[name][turn]["seconds"] for name in self.answers if name != OURS) / ours
-                        for turn, ours in enumerate(self.seconds(OURS)))  # fmt: skip
+        ratios = sorted(min(self.answers[name][turn]["seconds"] for name in self.answers if name != self.ours) / ours
+                        for turn, ours in enumerate(self.seconds(self.ours)))  # fmt: skip
         middle = statistics.median(ratios)
         style = "green" if middle >= 1 else "yellow" if middle >= 0.95 else "red"
         total = self.size * self.count / 1e9
@@ -124,11 +128,11 @@ class Cell:
             value = self.p99_ms(name)
             return "" if value is None else f"{value:.1f}"
 
-        timed = min((name for name in TIMED if name in self.answers), key=lambda name: statistics.median(self.seconds(name)))
-        return [f"{self.op} {text_of(self.size)} x {self.count}, {self.concurrency} at once", speed(OURS), speed(peer), peer,
-                Text(f"{middle:.2f} [{ratios[0]:.2f} {ratios[-1]:.2f}]", style), milliseconds(OURS), milliseconds(timed),
-                f"{self.cpu_ns_per_byte(OURS):.2f}", f"{self.cpu_ns_per_byte(peer):.2f}",
-                f"{self.memory_mib(OURS):.0f}", f"{self.memory_mib(peer):.0f}"]  # fmt: skip
+        timed = min((name for name in TIMED if name in self.answers), key=lambda name: statistics.median(self.seconds(name)), default=peer)
+        return [f"{self.op} {text_of(self.size)} x {self.count}, {self.concurrency} at once", speed(self.ours), speed(peer), peer,
+                Text(f"{middle:.2f} [{ratios[0]:.2f} {ratios[-1]:.2f}]", style), milliseconds(self.ours), milliseconds(timed),
+                f"{self.cpu_ns_per_byte(self.ours):.2f}", f"{self.cpu_ns_per_byte(peer):.2f}",
+                f"{self.memory_mib(self.ours):.0f}", f"{self.memory_mib(peer):.0f}"]  # fmt: skip
 
 
 def arguments() -> argparse.Namespace:
@@ -146,6 +150,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", type=size_of, default=SIZES, help="of an object: 64k 1m 64m 1g")
     parser.add_argument("--concurrencies", nargs="+", type=int, default=CONCURRENCIES)
     parser.add_argument("--operations", nargs="+", default=["PUT", "GET"], choices=["PUT", "GET"])
+    parser.add_argument("--dropin", action="store_true", help="with --server azure")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--span", type=size_of, default=1 << 30, help="bytes of a cell at most; each contender takes as much")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("/dev/shm"),
@@ -160,14 +165,20 @@ def main() -> int:
     needed = args.peers / "s5cmd" if args.server == "s3" else args.cloud_peers / "fake-gcs-server"
     if not needed.exists():
         raise SystemExit(f"there is no {needed}: run bench/peers/{'s3' if args.server == 's3' else 'clouds'}/setup")
+    kind = args.server
     if args.server == "gcs":
         args.operations = ["GET"]  # the server takes no uploads by the XML interface, which Towline's are
+    if args.server == "azure_put":
+        args.server, args.operations = "azure", ["PUT"]
+    if args.server == "gcs_put":  # its answers to GET are Python's: too slow to tell clients apart
+        args.server, args.operations = "gcs", ["PUT"]
+        args.sizes = [size for size in args.sizes if size <= 8 << 20]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what lies in memory goes with it
     folder = pathlib.Path(tempfile.mkdtemp(prefix="towline-bench-", dir=args.folder))
-    names = CONTENDERS[args.server]
+    names = [DROPIN if args.dropin and name == OURS else name for name in CONTENDERS[args.server]]
     cells = [Cell(op, size, concurrency, count_of(size, args.span), names)
              for size in args.sizes for op in args.operations for concurrency in args.concurrencies]  # fmt: skip
-    server = SERVERS[args.server](args, folder / "server")
+    server = SERVERS[kind](args, folder / "server")
     movers = [Mover(name, args, server, folder / name) for name in names]
     for mover in movers:
         mover.answer()
@@ -179,7 +190,7 @@ def main() -> int:
             task = progress.add_task("measuring", total=len(cells) * (args.rounds + 1) * len(movers))
             for cell in cells:
                 if cell.op == "GET":
-                    writer.ask(op="PUT", keys=cell.keys(OURS), bytes=cell.size, concurrency=16, check=False)
+                    writer.ask(op="PUT", keys=cell.keys(names[0]), bytes=cell.size, concurrency=16, check=False)
                 for turn in range(-1, args.rounds):  # the first one warms up and checks
                     for mover in movers[turn % len(movers) :] + movers[: turn % len(movers)]:
                         keys = cell.keys(mover.name)
@@ -204,7 +215,7 @@ def main() -> int:
     console.print(table)
     if args.json:
         args.json.write_text(json.dumps([{**vars(cell)} for cell in cells], indent=1))
-    return 1 if codes[OURS] else 0
+    return 1 if codes[names[0]] else 0
 
 
 if __name__ == "__main__":

@@ -254,13 +254,14 @@ def contender(args):
         return S5cmd(args.endpoint, args.folder, args.s5cmd)
     import cloud_clients
 
-    kinds = {"azure": cloud_clients.AzureClient, "google": cloud_clients.GoogleClient, "nixl": cloud_clients.NixlAzure}
+    kinds = {"azure": cloud_clients.AzureClient, "google": cloud_clients.GoogleClient, "nixl": cloud_clients.NixlAzure,
+             "dropin": cloud_clients.NixlAzure}  # fmt: skip
     return kinds[args.contender](args.endpoint, args.span)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("contender", choices=["towline", "crt", "crt_memory", "s5cmd", "azure", "google", "nixl"])
+    parser.add_argument("contender", choices=["towline", "crt", "crt_memory", "s5cmd", "azure", "google", "nixl", "dropin"])
     parser.add_argument("endpoint")
     parser.add_argument("span", type=int, help="bytes of all objects of a command at most")
     parser.add_argument("folder", type=pathlib.Path, help="for files, in memory")

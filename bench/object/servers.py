@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import socket
 import subprocess
+import sys
 import time
 
 from mover import ACCESS_KEY, AZURE_ACCOUNT, BUCKET, REGION, SECRET_KEY
@@ -77,4 +78,19 @@ class FakeGcs(Server):
         )  # fmt: skip
 
 
-SERVERS = {"s3": Versitygw, "azure": Azurite, "gcs": FakeGcs}
+class PlainGcs(Server):
+    """Takes uploads by both interfaces; of the bench's own."""
+
+    def __init__(self, _, folder: pathlib.Path) -> None:
+        super().__init__(folder, sys.executable, str(pathlib.Path(__file__).with_name("plain_gcs.py")), "PORT")
+
+
+class PlainAzure(Server):
+    """Checks nothing; of the bench's own."""
+
+    def __init__(self, _, folder: pathlib.Path) -> None:
+        program = str(pathlib.Path(__file__).with_name("plain_azure.py"))
+        super().__init__(folder, sys.executable, program, "PORT", path=f"/{AZURE_ACCOUNT}")
+
+
+SERVERS = {"s3": Versitygw, "azure": Azurite, "azure_put": PlainAzure, "gcs": FakeGcs, "gcs_put": PlainGcs}

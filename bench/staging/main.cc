@@ -76,8 +76,8 @@ int run_target() {
                              {.listen = "127.0.0.1:0", .backends = wanted["backend"].get<std::string>()});
   const auto bytes = wanted["bytes"].get<std::uint64_t>();
   const bool shared = wanted["shared"].get<bool>();
-  const std::optional<towline::Memory> mappable(shared ? std::optional<towline::Memory>(bytes)
-                                                       : std::nullopt);
+  std::optional<towline::Memory> mappable;
+  if (shared) mappable.emplace(bytes);
   const Memory pages = shared ? Memory() : Memory::anonymous(bytes);
   void* const memory = shared ? mappable->data() : pages.data();
   std::memset(memory, 0x5a, bytes);
@@ -141,20 +141,21 @@ class Bench {
     other_.connect(there, block_);
   }
 
-  void run(Cell& cell, const std::string& path, bool direct, towline::Op op, const Options& options) {
+  void run(Cell& cell, const std::string& path, bool direct, bool read, const Options& options) {
     towline::Agent& agent = stager_.agent;
-    const towline::Region file = towline::register_storage(
-        agent, "file:" + path,
-        {.access = towline::Access::kAll, .create = true, .direct = direct, .bytes = bytes_});
+    const towline::Region file = agent.register_storage(
+        "file:" + path, {.access = towline::Access::kAll, .create = true, .direct = direct, .bytes = bytes_});
     const towline::BlockList stored =
-        agent.block_list(towline::storage_blocks(file, 0, block_).repeat(bytes_ / block_, block_));
-    const bool read = op == towline::Op::read;
-    const towline::Op towards_file = read ? towline::Op::write : towline::Op::read;
-    const towline::Transfer far = agent.transfer(op, *stager_.ours, *stager_.theirs);
-    const towline::Transfer near = agent.transfer(towards_file, *stager_.ours, stored);
-    const towline::Transfer beside = other_.agent.transfer(op, *other_.ours, *other_.theirs);
-    const towline::Transfer whole = agent.transfer(op, stored, *stager_.theirs);
-    (void)seconds_of(agent.transfer(towline::Op::write, *stager_.ours, stored));  // it is there, and cached
+        agent.block_list(file.blocks(0, block_).repeat(bytes_ / block_, block_));
+    const auto move = [read](const towline::Agent& by, const towline::BlockList& from,
+                             const towline::BlockList& to) {
+      return read ? by.transfer(from, to) : by.transfer(to, from);
+    };
+    const towline::Transfer far = move(agent, *stager_.theirs, *stager_.ours);
+    const towline::Transfer near = move(agent, *stager_.ours, stored);
+    const towline::Transfer beside = move(other_.agent, *other_.theirs, *other_.ours);
+    const towline::Transfer whole = move(agent, *stager_.theirs, stored);
+    (void)seconds_of(agent.transfer(*stager_.ours, stored));  // it is there, and cached
     (void)seconds_of(whole);
     for (int round = 0; round < options.rounds; ++round) {
       if (options.quiet_s > 0) wait_until_quiet(options.quiet_s);
@@ -231,12 +232,11 @@ int compare(const Options& options) {
   for (const std::string& way : CLI::detail::split(options.paths, ',')) {
     Bench bench(options, way);
     for (const bool direct : {false, true}) {
-      for (const towline::Op op : {towline::Op::read, towline::Op::write}) {
-        const bool read = op == towline::Op::read;
+      for (const bool read : {true, false}) {
         Cell cell;
         cell.name = fmt::format("{} {} {} file", way, read ? "to" : "from", direct ? "direct" : "cached");
         try {
-          bench.run(cell, path, direct, op, options);
+          bench.run(cell, path, direct, read, options);
           cells.push_back(std::move(cell));
         } catch (const std::exception& error) {
           fmt::print(stderr, "{}: {}\n", cell.name, error.what());

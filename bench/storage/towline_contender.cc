@@ -26,8 +26,8 @@ class TowlineStore final : public StoreContender {
                                    .config = "[tuning.posix]\nengine = \"" + engine_ + "\"\n"});
     auto memory = agent.register_memory(towline::dram(store().memory(), store().span()),
                                         {.access = towline::Access::kAll});
-    auto file = towline::register_storage(agent, "file:" + store().path(),
-                                          {.access = towline::Access::kAll, .direct = store().direct()});
+    auto file = agent.register_storage("file:" + store().path(),
+                                       {.access = towline::Access::kAll, .direct = store().direct()});
     ends_.emplace(Ends{std::move(agent), std::move(memory), std::move(file)});
   }
 
@@ -43,10 +43,11 @@ class TowlineStore final : public StoreContender {
     const std::uint64_t blocks = store().span() / block;
     const auto here =
         ends_->agent.block_list(towline::Blocks::at(store().memory(), block).repeat(blocks, block));
-    const auto there =
-        ends_->agent.block_list(towline::storage_blocks(ends_->file, 0, block).repeat(blocks, block));
-    transfer_.emplace(ends_->agent.transfer(cell().op == Op::kWrite ? towline::Op::write : towline::Op::read,
-                                            here, lists().local, there, lists().remote));
+    const auto there = ends_->agent.block_list(ends_->file.blocks(0, block).repeat(blocks, block));
+    const towline::PickedBlocks memory = here[lists().local];
+    const towline::PickedBlocks stored = there[lists().remote];
+    const bool write = cell().op == Op::kWrite;
+    transfer_.emplace(ends_->agent.transfer(write ? memory : stored, write ? stored : memory));
   }
 
   void run_once() override {

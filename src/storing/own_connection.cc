@@ -48,7 +48,7 @@ int32_t OwnConnection::check_local_list(const towline_plan& plan) const {
     if (plan.local->regions[i].kind != TOWLINE_MEMORY_DRAM)
       return host_.refuse(
           Status::kUnsupported,
-          fmt::format("{}: the local list must be memory: {} go through it", names_.backend, names_.stored));
+          fmt::format("{}: the other list must be memory: {} go through it", names_.backend, names_.stored));
   }
   return TOWLINE_OK;
 }

@@ -20,6 +20,8 @@
 #include <string>
 #include <vector>
 
+#include "support/azure_server.h"
+#include "support/directed.h"
 #include "support/s3_server.h"
 #include "support/stamps.h"
 #include "support/temporary_folder.h"
@@ -72,6 +74,7 @@ inline const Store kStores[] = {
     {"pread_direct", "[tuning.posix]\nengine = \"pread\"\n", true},
     {"object", "part = \"5MiB\"\nmultipart = \"6MiB\"\n", false, true, "s3"},
     {"gcs", "part = \"5MiB\"\nmultipart = \"6MiB\"\n", false, true, "gs"},
+    {"azure", "part = \"5MiB\"\nmultipart = \"6MiB\"\n", false, true, "az"},
     {"gds", TOWLINE_GDS, false, false, "gds"},
     {"gds_small_pieces", TOWLINE_GDS "batch = 4\npiece = \"64KiB\"\n", false, false, "gds"},
     {"gds_calls", TOWLINE_GDS "mode = \"calls\"\n", false, false, "gds"},
@@ -151,29 +154,33 @@ class FolderPlace final : public Place {
 class BucketPlace final : public Place {
  public:
   explicit BucketPlace(const std::string& scheme = "s3")
-      : backend_(scheme == "gs" ? "gcs" : "object"),
-        prefix_(scheme + "://bucket/" + std::to_string(++made_) + "/") {}
+      : scheme_(scheme), prefix_(scheme + "://bucket/" + std::to_string(++made_) + "/") {}
   [[nodiscard]] std::string uri(const std::string& name) const override { return prefix_ + name; }
   void put(const std::string& name, const std::vector<std::byte>& contents) override {
     std::vector<std::byte> copy = contents;
-    const Region object =
-        register_storage(other_, uri(name),
-                         {.create = true, .truncate = true, .bytes = std::max<uint64_t>(contents.size(), 1)});
+    const Region object = other_.register_storage(
+        uri(name), {.create = true, .truncate = true, .bytes = std::max<uint64_t>(contents.size(), 1)});
     move(Op::write, copy, object);
   }
   [[nodiscard]] std::vector<std::byte> get(const std::string& name) const override {
-    std::vector<std::byte> contents(query_storage(other_, uri(name)).bytes);
-    move(Op::read, contents, register_storage(other_, uri(name)));
+    std::vector<std::byte> contents(other_.query_storage(uri(name)).bytes);
+    move(Op::read, contents, other_.register_storage(uri(name)));
     return contents;
   }
   [[nodiscard]] std::vector<std::string> names() const override {
     std::vector<std::string> found;
-    for (const StorageEntry& entry : list_storage(other_, prefix_))
+    for (const StorageEntry& entry : other_.list_storage(prefix_))
       found.push_back(entry.uri.substr(prefix_.size()));
     return found;
   }
   [[nodiscard]] std::string config() const override {
-    return support::S3Server::config(server().url(), {}, backend_);
+    if (scheme_ == "az") return support::AzureServer::config(azure().port());
+    return support::S3Server::config(server().url(), {}, scheme_ == "gs" ? "gcs" : "object");
+  }
+  // Empty: the server of this scheme is here.
+  [[nodiscard]] static std::string missing(const std::string& scheme) {
+    if (scheme == "az") return support::AzureServer::program().empty() ? support::AzureServer::kMissing : "";
+    return support::S3Server::program().empty() ? support::S3Server::kMissing : "";
   }
 
  private:
@@ -181,12 +188,16 @@ class BucketPlace final : public Place {
     static support::S3Server server;
     return server;
   }
+  static support::AzureServer& azure() {
+    static support::AzureServer server;
+    return server;
+  }
   void move(Op op, std::vector<std::byte>& contents, const Region& object) const {
     const Region memory =
         other_.register_memory(dram(contents.data(), contents.size()), {.access = Access::kAll});
     const Transfer transfer =
-        other_.transfer(op, other_.block_list(Blocks::at(contents.data(), contents.size())),
-                        other_.block_list(storage_blocks(object, 0, contents.size())));
+        directed(other_, op, other_.block_list(Blocks::at(contents.data(), contents.size())),
+                 other_.block_list(object.blocks(0, contents.size())));
     Status status = transfer.post();
     if (status == Status::kInProgress) status = transfer.wait(60s);
     if (is_error(status))
@@ -194,7 +205,7 @@ class BucketPlace final : public Place {
   }
 
   static inline int made_ = 0;
-  const std::string backend_;
+  const std::string scheme_;
   const std::string prefix_;
   const Agent other_{"other", {.listen = "none", .config = config(), .default_timeout = 60s}};
 };
@@ -206,7 +217,8 @@ class StorageTest : public ::testing::TestWithParam<Store> {
 
   void SetUp() override {
     if (GetParam().is_object) {
-      if (support::S3Server::program().empty()) GTEST_SKIP() << support::S3Server::kMissing;
+      if (const std::string missing = BucketPlace::missing(GetParam().scheme); !missing.empty())
+        GTEST_SKIP() << missing;
       place_ = std::make_unique<BucketPlace>(GetParam().scheme);
     } else {
       auto folder = std::make_unique<FolderPlace>(GetParam().scheme);
@@ -235,7 +247,7 @@ class StorageTest : public ::testing::TestWithParam<Store> {
     place_->put("probe", std::vector<std::byte>(4096));
     try {
       const Region file = open("probe");
-      (void)agent_->transfer(Op::read, in_memory(0, 4096), in_file(file, 0, 4096));
+      (void)agent_->transfer(in_file(file, 0, 4096), in_memory(0, 4096));
       return {};
     } catch (const Error& error) {
       return error.what();
@@ -244,20 +256,20 @@ class StorageTest : public ::testing::TestWithParam<Store> {
 
   [[nodiscard]] Region open(const std::string& name, StorageOptions options = {}) {
     options.direct = GetParam().direct;
-    return register_storage(*agent_, place_->uri(name), options);
+    return agent_->register_storage(place_->uri(name), options);
   }
   [[nodiscard]] BlockList in_memory(uint64_t offset, uint64_t bytes) {
     return agent_->block_list(Blocks::at(memory_.data() + offset, bytes));
   }
   [[nodiscard]] BlockList in_file(const Region& file, uint64_t offset, uint64_t bytes) {
-    return agent_->block_list(storage_blocks(file, offset, bytes));
+    return agent_->block_list(file.blocks(offset, bytes));
   }
   static Status run(const Transfer& transfer) {
     const Status posted = transfer.post();
     return posted == Status::kInProgress ? transfer.wait(kPatience) : posted;
   }
   Status move(Op op, uint64_t memory_offset, const Region& file, uint64_t file_offset, uint64_t bytes) {
-    return run(agent_->transfer(op, in_memory(memory_offset, bytes), in_file(file, file_offset, bytes)));
+    return run(directed(*agent_, op, in_memory(memory_offset, bytes), in_file(file, file_offset, bytes)));
   }
   // Something with stamped contents; a file that is not `cached` is not in the page cache any more, as far as
   // the kernel is willing.

@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "storage_fixture.h"
-#include "towline/gpu.hpp"
 #include "transport_fixture.h"
 
 namespace towline::conformance {
@@ -23,7 +22,7 @@ class StorageGpuTest : public ::testing::TestWithParam<bool> {  // direct files?
 
   [[nodiscard]] Region open(const std::string& name, StorageOptions options = {}) {
     options.direct = GetParam();
-    return register_storage(agent_, folder_.uri(name), options);
+    return agent_.register_storage(folder_.uri(name), options);
   }
   void make_file(const std::string& name, uint64_t bytes, uint64_t seed) {
     std::vector<std::byte> contents(bytes);
@@ -58,10 +57,10 @@ INSTANTIATE_TEST_SUITE_P(All, StorageGpuTest, ::testing::Bool(),
 
 TEST_P(StorageGpuTest, WholeMemoryGoesToAFileAndComesBack) {
   const Region file = open("whole", {.create = true, .bytes = kBytes});
-  const BlockList stored = agent_.block_list(storage_blocks(file, 0, kBytes));
+  const BlockList stored = agent_.block_list(file.blocks(0, kBytes));
   const BlockList ours = agent_.block_list(in_gpu(0, kBytes));
   stamp_bytes(memory_.data(), kBytes, 1);
-  const Transfer save = agent_.transfer(Op::write, ours, stored, {.notice = "saved"});
+  const Transfer save = agent_.transfer(ours, stored, {.notice = "saved"});
   EXPECT_NE(save.route().find("staged through 0.1875 MiB: cuda then posix"), std::string::npos)
       << save.route();
   ASSERT_EQ(run(save), Status::kOk);
@@ -71,7 +70,7 @@ TEST_P(StorageGpuTest, WholeMemoryGoesToAFileAndComesBack) {
   ASSERT_EQ(contents.size(), kBytes);
   EXPECT_EQ(first_difference(contents.data(), kBytes, 1), kBytes);
   std::memset(memory_.data(), 0, kBytes);
-  const Transfer load = agent_.transfer(Op::read, ours, stored);
+  const Transfer load = agent_.transfer(stored, ours);
   EXPECT_NE(load.route().find("posix then cuda"), std::string::npos) << load.route();
   ASSERT_EQ(run(load), Status::kOk);
   EXPECT_EQ(first_difference(memory_.data(), kBytes, 1), kBytes);
@@ -80,12 +79,12 @@ TEST_P(StorageGpuTest, WholeMemoryGoesToAFileAndComesBack) {
 TEST_P(StorageGpuTest, TheFileMayBeTheLocalSide) {
   make_file("local", kBytes, 2);
   const Region file = open("local", {.access = Access::kAll});
-  const BlockList stored = agent_.block_list(storage_blocks(file, 0, kBytes));
+  const BlockList stored = agent_.block_list(file.blocks(0, kBytes));
   const BlockList ours = agent_.block_list(in_gpu(0, kBytes));
-  ASSERT_EQ(run(agent_.transfer(Op::write, stored, ours)), Status::kOk);
+  ASSERT_EQ(run(agent_.transfer(stored, ours)), Status::kOk);
   EXPECT_EQ(first_difference(memory_.data(), kBytes, 2), kBytes);
   stamp_bytes(memory_.data(), kBytes, 3);
-  ASSERT_EQ(run(agent_.transfer(Op::read, stored, ours)), Status::kOk);
+  ASSERT_EQ(run(agent_.transfer(ours, stored)), Status::kOk);
   const std::vector<std::byte> contents = folder_.get("local");
   EXPECT_EQ(first_difference(contents.data(), kBytes, 3), kBytes);
 }
@@ -93,18 +92,18 @@ TEST_P(StorageGpuTest, TheFileMayBeTheLocalSide) {
 TEST_P(StorageGpuTest, PickedPagesGoWhereTheyBelong) {
   make_file("pages", kBytes, 4);
   const Region file = open("pages", {.access = Access::kAll});
-  const BlockList stored = agent_.block_list(storage_blocks(file, 0, kPage).repeat(kPages, kPage));
+  const BlockList stored = agent_.block_list(file.blocks(0, kPage).repeat(kPages, kPage));
   const BlockList ours = agent_.block_list(in_gpu(0, kPage).repeat(kPages, kPage));
   std::vector<uint32_t> from(kPages);
   std::iota(from.begin(), from.end(), 0u);
   std::shuffle(from.begin(), from.end(), std::mt19937(12));
   from.resize(kPages - 37);
   const std::vector<uint32_t> to(from.rbegin(), from.rend());
-  ASSERT_EQ(run(agent_.transfer(Op::read, ours, to, stored, from)), Status::kOk);
+  ASSERT_EQ(run(agent_.transfer(stored[from], ours[to])), Status::kOk);
   for (size_t i = 0; i < from.size(); ++i)
     ASSERT_EQ(first_difference(memory_.data() + to[i] * kPage, kPage, 4, from[i] * kPage), kPage) << i;
   stamp_bytes(memory_.data(), kBytes, 5);
-  ASSERT_EQ(run(agent_.transfer(Op::write, ours, from, stored, to)), Status::kOk);
+  ASSERT_EQ(run(agent_.transfer(ours[from], stored[to])), Status::kOk);
   const std::vector<std::byte> contents = folder_.get("pages");
   for (size_t i = 0; i < from.size(); ++i)
     ASSERT_EQ(first_difference(contents.data() + to[i] * kPage, kPage, 5, from[i] * kPage), kPage) << i;
@@ -114,9 +113,8 @@ TEST_P(StorageGpuTest, AFileThatEndsTooSoonNamesTheBlocksThatAreMissing) {
   constexpr uint64_t kThere = kBytes / 2;
   make_file("short", kThere, 6);
   const Region file = open("short", {.bytes = kBytes});
-  const Transfer load =
-      agent_.transfer(Op::read, agent_.block_list(in_gpu(0, kPage).repeat(kPages, kPage)),
-                      agent_.block_list(storage_blocks(file, 0, kPage).repeat(kPages, kPage)));
+  const Transfer load = agent_.transfer(agent_.block_list(file.blocks(0, kPage).repeat(kPages, kPage)),
+                                        agent_.block_list(in_gpu(0, kPage).repeat(kPages, kPage)));
   EXPECT_NE(run(load), Status::kOk);
   ASSERT_EQ(load.wait_fenced(Fence::kBoth, 60s), Status::kOk);
   const Result result = load.result();
@@ -130,11 +128,11 @@ TEST_P(StorageGpuTest, AFileThatEndsTooSoonNamesTheBlocksThatAreMissing) {
 TEST_P(StorageGpuTest, RightsAreKeptAndStreamsAreRefused) {
   make_file("read", kBytes, 7);
   const Region file = open("read");
-  const BlockList stored = agent_.block_list(storage_blocks(file, 0, kBytes));
+  const BlockList stored = agent_.block_list(file.blocks(0, kBytes));
   const BlockList ours = agent_.block_list(in_gpu(0, kBytes));
-  EXPECT_THROW((void)agent_.transfer(Op::write, ours, stored), Error);
-  const Transfer load = agent_.transfer(Op::read, ours, stored);
-  EXPECT_EQ(post_on(load, nullptr), Status::kUnsupported);
+  EXPECT_THROW((void)agent_.transfer(ours, stored), Error);
+  const Transfer load = agent_.transfer(stored, ours);
+  EXPECT_EQ(load.post_on(nullptr), Status::kUnsupported);
   EXPECT_NE(std::string(last_error()).find("staged"), std::string::npos) << last_error();
   ASSERT_EQ(run(load), Status::kOk);
 }
@@ -160,10 +158,9 @@ TEST(GpuMemoryAndObjects, GoToOneAnother) {
   for (const bool far : {true, false}) {
     SCOPED_TRACE(far);
     const std::string name = far ? "far" : "near";
-    const Region object = register_storage(agent, bucket.uri(name), {.create = true, .bytes = kBytes});
-    const BlockList stored = agent.block_list(storage_blocks(object, 0, kBytes));
-    const Transfer save =
-        far ? agent.transfer(Op::write, ours, stored) : agent.transfer(Op::read, stored, ours);
+    const Region object = agent.register_storage(bucket.uri(name), {.create = true, .bytes = kBytes});
+    const BlockList stored = agent.block_list(object.blocks(0, kBytes));
+    const Transfer save = far ? agent.transfer(ours, stored) : agent.transfer(ours, stored);
     EXPECT_NE(save.route().find("cuda then object"), std::string::npos) << save.route();
     const uint64_t seed = far ? 41 : 42;
     stamp_bytes(memory.data(), kBytes, seed);
@@ -173,7 +170,7 @@ TEST(GpuMemoryAndObjects, GoToOneAnother) {
     ASSERT_EQ(saved.size(), kBytes);
     EXPECT_EQ(first_difference(saved.data(), kBytes, seed), kBytes);
     std::memset(memory.data(), 0, kBytes);
-    ASSERT_EQ(run(agent.transfer(Op::read, ours, stored)), Status::kOk);
+    ASSERT_EQ(run(agent.transfer(stored, ours)), Status::kOk);
     EXPECT_EQ(first_difference(memory.data(), kBytes, seed), kBytes);
   }
 }
@@ -197,21 +194,21 @@ TEST(GpuMemoryAndObjects, OfAPeerGoToOneAnother) {
       {.address = memory.data(), .bytes = kBytes, .kind = Kind::kVram}, {.access = Access::kAll});
   const Peer peer = agent.add_peer(owner.metadata());
   const BlockList theirs = peer.block_list(Blocks::at(memory.data(), kBytes, Kind::kVram));
-  const Region object = register_storage(agent, bucket.uri("gpu"), {.create = true, .bytes = kBytes});
-  const BlockList stored = agent.block_list(storage_blocks(object, 0, kBytes));
+  const Region object = agent.register_storage(bucket.uri("gpu"), {.create = true, .bytes = kBytes});
+  const BlockList stored = agent.block_list(object.blocks(0, kBytes));
   const auto run = [](const Transfer& transfer) {
     const Status posted = transfer.post();
     return posted == Status::kInProgress ? transfer.wait(60s) : posted;
   };
   stamp_bytes(memory.data(), kBytes, 43);
-  const Transfer save = agent.transfer(Op::read, stored, theirs);
+  const Transfer save = agent.transfer(theirs, stored);
   EXPECT_NE(save.route().find("tcp then object"), std::string::npos) << save.route();
   ASSERT_EQ(run(save), Status::kOk) << save.route();
   const std::vector<std::byte> saved = bucket.get("gpu");
   ASSERT_EQ(saved.size(), kBytes);
   EXPECT_EQ(first_difference(saved.data(), kBytes, 43), kBytes);
   std::memset(memory.data(), 0, kBytes);
-  ASSERT_EQ(run(agent.transfer(Op::write, stored, theirs)), Status::kOk);
+  ASSERT_EQ(run(agent.transfer(stored, theirs)), Status::kOk);
   EXPECT_EQ(first_difference(memory.data(), kBytes, 43), kBytes);
 }
 

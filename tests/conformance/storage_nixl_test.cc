@@ -41,15 +41,15 @@ class NixlPluginTest : public ::testing::Test {
       options.listen = "none";
       options.config = config;
       const Agent agent("nixl", options);
-      (void)register_storage(agent, place_.uri("file"));
+      (void)agent.register_storage(place_.uri("file"));
       return {};
     } catch (const Error& error) {
       return error.what();
     }
   }
   [[nodiscard]] Transfer reading(const Agent& agent, const Region& file) const {
-    return agent.transfer(Op::read, agent.block_list(Blocks::at(memory_.data(), kBytes)),
-                          agent.block_list(storage_blocks(file, 0, kBytes)));
+    return agent.transfer(agent.block_list(file.blocks(0, kBytes)),
+                          agent.block_list(Blocks::at(memory_.data(), kBytes)));
   }
   static Status run(const Transfer& transfer) {
     const Status posted = transfer.post();
@@ -93,7 +93,7 @@ TEST_F(NixlPluginTest, PluginsThatCanNotBeUsedSayWhy) {
 TEST_F(NixlPluginTest, RequestsThatEndLateEndOnce) {
   const auto agent = make_agent();
   const Region memory = agent->register_memory(dram(memory_.data(), kBytes));
-  const Region file = register_storage(*agent, place_.uri("file"));
+  const Region file = agent->register_storage(place_.uri("file"));
   const Transfer read = reading(*agent, file);
   fail("late", 1);
   EXPECT_EQ(run(read), Status::kOk);
@@ -106,7 +106,7 @@ TEST_F(NixlPluginTest, RequestsThatNeverEndTimeOutAndTheNextOneWorks) {
   {
     const auto agent = make_agent("timeout = \"50ms\"\n");
     const Region memory = agent->register_memory(dram(memory_.data(), kBytes));
-    const Region file = register_storage(*agent, place_.uri("file"));
+    const Region file = agent->register_storage(place_.uri("file"));
     {
       const Transfer read = reading(*agent, file);
       fail("never", 1);
@@ -126,7 +126,7 @@ TEST_F(NixlPluginTest, AnEngineThatKeepsARequestStays) {
   {
     const auto agent = make_agent("timeout = \"50ms\"\n");
     const Region memory = agent->register_memory(dram(memory_.data(), kBytes));
-    const Region file = register_storage(*agent, place_.uri("file"));
+    const Region file = agent->register_storage(place_.uri("file"));
     fail("held", 1);
     EXPECT_EQ(run(reading(*agent, file)), Status::kTimedOut);
     EXPECT_EQ(run(reading(*agent, file)), Status::kOk);

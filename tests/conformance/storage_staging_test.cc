@@ -83,7 +83,7 @@ class StagingTest : public ::testing::TestWithParam<Way> {
 
   [[nodiscard]] Region open(const std::string& name, StorageOptions options = {}) {
     options.direct = GetParam().store.direct;
-    return register_storage(*agent_, folder_.uri(name), options);
+    return agent_->register_storage(folder_.uri(name), options);
   }
   void make_file(const std::string& name, uint64_t bytes, uint64_t seed) {
     std::vector<std::byte> contents(bytes);
@@ -91,7 +91,7 @@ class StagingTest : public ::testing::TestWithParam<Way> {
     folder_.put(name, contents);
   }
   [[nodiscard]] BlockList in_file(const Region& file, uint64_t offset, uint64_t bytes) {
-    return agent_->block_list(storage_blocks(file, offset, bytes));
+    return agent_->block_list(file.blocks(offset, bytes));
   }
   [[nodiscard]] Blocks at(uint64_t offset, uint64_t bytes) const {
     return Blocks::at(memory_->data() + offset, bytes, GetParam().transport.kind);
@@ -137,32 +137,32 @@ INSTANTIATE_TEST_SUITE_P(All, StagingTest, ::testing::ValuesIn(ways()),
 TEST_P(StagingTest, WholeMemoryOfAPeerGoesToAFileAndComesBack) {
   const Region file = open("whole", {.create = true, .bytes = kBytes});
   stamp_bytes(memory_->data(), kBytes, 1);
-  const Transfer save = agent_->transfer(Op::read, in_file(file, 0, kBytes), in_peer(0, kBytes));
+  const Transfer save = agent_->transfer(in_peer(0, kBytes), in_file(file, 0, kBytes));
   ASSERT_EQ(run(save), Status::kOk);
   EXPECT_EQ(save.result().bytes, kBytes);
   const std::vector<std::byte> contents = folder_.get("whole");
   ASSERT_EQ(contents.size(), kBytes);
   EXPECT_EQ(first_difference(contents.data(), kBytes, 1), kBytes);
   std::memset(memory_->data(), 0, kBytes);
-  ASSERT_EQ(run(agent_->transfer(Op::write, in_file(file, 0, kBytes), in_peer(0, kBytes))), Status::kOk);
+  ASSERT_EQ(run(agent_->transfer(in_file(file, 0, kBytes), in_peer(0, kBytes))), Status::kOk);
   EXPECT_EQ(first_difference(memory_->data(), kBytes, 1), kBytes);
 }
 
 TEST_P(StagingTest, PickedPagesGoWhereTheyBelong) {
   make_file("pages", kBytes, 3);
   const Region file = open("pages", {.access = Access::kAll});
-  const BlockList ours = agent_->block_list(storage_blocks(file, 0, kPage).repeat(kPages, kPage));
+  const BlockList ours = agent_->block_list(file.blocks(0, kPage).repeat(kPages, kPage));
   const BlockList theirs = peer_->block_list(at(0, kPage).repeat(kPages, kPage));
   std::vector<uint32_t> from(kPages);
   std::iota(from.begin(), from.end(), 0u);
   std::shuffle(from.begin(), from.end(), std::mt19937(11));
   from.resize(kPages - 57);
   const std::vector<uint32_t> to(from.rbegin(), from.rend());
-  ASSERT_EQ(run(agent_->transfer(Op::write, ours, from, theirs, to)), Status::kOk);
+  ASSERT_EQ(run(agent_->transfer(ours[from], theirs[to])), Status::kOk);
   for (size_t i = 0; i < from.size(); ++i)
     ASSERT_EQ(first_difference(memory_->data() + to[i] * kPage, kPage, 3, from[i] * kPage), kPage) << i;
   stamp_bytes(memory_->data(), kBytes, 4);
-  ASSERT_EQ(run(agent_->transfer(Op::read, ours, to, theirs, from)), Status::kOk);
+  ASSERT_EQ(run(agent_->transfer(theirs[from], ours[to])), Status::kOk);
   const std::vector<std::byte> contents = folder_.get("pages");
   for (size_t i = 0; i < from.size(); ++i)
     ASSERT_EQ(first_difference(contents.data() + to[i] * kPage, kPage, 4, from[i] * kPage), kPage) << i;
@@ -173,9 +173,9 @@ TEST_P(StagingTest, BlocksOfUnequalSizesAndOddLengthsPairUp) {
   make_file("unequal", kBytes, 5);
   const Region file = open("unequal", {.access = Access::kAll});
   constexpr uint64_t kThree = 3 * kPage;
-  const BlockList ours = agent_->block_list(storage_blocks(file, 100, kThree).repeat(300, kThree + 11));
+  const BlockList ours = agent_->block_list(file.blocks(100, kThree).repeat(300, kThree + 11));
   const BlockList theirs = peer_->block_list(at(0, kPage).repeat(900, kPage));
-  ASSERT_EQ(run(agent_->transfer(Op::write, ours, theirs)), Status::kOk);
+  ASSERT_EQ(run(agent_->transfer(ours, theirs)), Status::kOk);
   for (uint64_t i = 0; i < 300; ++i)
     ASSERT_EQ(first_difference(memory_->data() + i * kThree, kThree, 5, 100 + i * (kThree + 11)), kThree)
         << i;
@@ -184,13 +184,12 @@ TEST_P(StagingTest, BlocksOfUnequalSizesAndOddLengthsPairUp) {
   uint64_t in_file_at = 77;
   for (uint64_t i = 0; i < 200; ++i) {
     const uint64_t bytes = 1 + i * 97;
-    odd_file.push_back(storage_blocks(file, in_file_at, bytes));
+    odd_file.push_back(file.blocks(in_file_at, bytes));
     odd_memory.push_back(at((199 - i) * 20000, bytes));
     stamp_bytes(memory_->data() + (199 - i) * 20000, bytes, 6, in_file_at);
     in_file_at += bytes;
   }
-  ASSERT_EQ(run(agent_->transfer(Op::read, agent_->block_list(odd_file), peer_->block_list(odd_memory))),
-            Status::kOk);
+  ASSERT_EQ(run(agent_->transfer(peer_->block_list(odd_memory), agent_->block_list(odd_file))), Status::kOk);
   const std::vector<std::byte> contents = folder_.get("unequal");
   EXPECT_EQ(first_difference(contents.data(), 77, 5), 77u);
   EXPECT_EQ(first_difference(contents.data() + 77, in_file_at - 77, 6, 77), in_file_at - 77);
@@ -204,10 +203,10 @@ TEST_P(StagingTest, SeveralFilesInOneTransfer) {
   for (uint64_t i = 0; i < 5; ++i) {
     make_file("several" + std::to_string(i), kEach, 20 + i);
     files.push_back(open("several" + std::to_string(i)));
-    ours.push_back(storage_blocks(files.back(), 0, kEach));
+    ours.push_back(files.back().blocks(0, kEach));
   }
   const BlockList theirs = peer_->block_list(at(0, kEach).repeat(5, kEach));
-  ASSERT_EQ(run(agent_->transfer(Op::write, agent_->block_list(ours), theirs)), Status::kOk);
+  ASSERT_EQ(run(agent_->transfer(agent_->block_list(ours), theirs)), Status::kOk);
   for (uint64_t i = 0; i < 5; ++i)
     EXPECT_EQ(first_difference(memory_->data() + i * kEach, kEach, 20 + i), kEach) << i;
 }
@@ -216,8 +215,7 @@ TEST_P(StagingTest, FileToFileGoesThroughStagingToo) {
   make_file("source", kBytes, 8);
   const Region source = open("source");
   const Region copy = open("copy", {.create = true, .bytes = kBytes});
-  const Transfer move =
-      agent_->transfer(Op::write, in_file(source, 0, kBytes - 1), in_file(copy, 1, kBytes - 1));
+  const Transfer move = agent_->transfer(in_file(source, 0, kBytes - 1), in_file(copy, 1, kBytes - 1));
   ASSERT_EQ(run(move), Status::kOk);
   EXPECT_EQ(first_difference(folder_.get("copy").data() + 1, kBytes - 1, 8), kBytes - 1);
 }
@@ -225,8 +223,7 @@ TEST_P(StagingTest, FileToFileGoesThroughStagingToo) {
 TEST_P(StagingTest, NoticesFollowTheBytesOnTheFarSide) {
   make_file("noticed", kBytes, 9);
   const Region file = open("noticed", {.access = Access::kAll});
-  const Transfer load =
-      agent_->transfer(Op::write, in_file(file, 0, kBytes), in_peer(0, kBytes), {.notice = "loaded"});
+  const Transfer load = agent_->transfer(in_file(file, 0, kBytes), in_peer(0, kBytes), {.notice = "loaded"});
   for (int round = 0; round < 3; ++round) {
     std::memset(memory_->data(), 0, kBytes);
     ASSERT_FALSE(is_error(load.post()));
@@ -235,8 +232,7 @@ TEST_P(StagingTest, NoticesFollowTheBytesOnTheFarSide) {
     ASSERT_EQ(load.wait(60s), Status::kOk);
   }
   stamp_bytes(memory_->data(), kBytes, 10);
-  const Transfer save =
-      agent_->transfer(Op::read, in_file(file, 0, kBytes), in_peer(0, kBytes), {.notice = "saved"});
+  const Transfer save = agent_->transfer(in_peer(0, kBytes), in_file(file, 0, kBytes), {.notice = "saved"});
   ASSERT_FALSE(is_error(save.post()));
   ASSERT_EQ(next_notice(*owner_), "saved");
   EXPECT_EQ(first_difference(folder_.get("noticed").data(), kBytes, 10), kBytes);
@@ -251,8 +247,7 @@ TEST_P(StagingTest, MoreTransfersThanThePoolHasRoomForTakeTurns) {
   std::vector<Status> outcomes(kThreads, Status::kInternal);
   for (uint64_t t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
-      const Transfer load =
-          agent_->transfer(Op::write, in_file(file, t * kEach, kEach), in_peer(t * kEach, kEach));
+      const Transfer load = agent_->transfer(in_file(file, t * kEach, kEach), in_peer(t * kEach, kEach));
       for (int i = 0; i < 4; ++i) {
         outcomes[t] = run(load);
         if (outcomes[t] != Status::kOk) return;
@@ -271,7 +266,7 @@ TEST_P(StagingTest, MoreTransfersThanThePoolHasRoomForTakeTurns) {
 TEST_P(StagingTest, TheMemoryInBetweenIsNotForPeers) {
   const Region file = open("private", {.create = true, .bytes = kBytes});
   const size_t before = agent_->info().find("\"regions\"");
-  ASSERT_EQ(run(agent_->transfer(Op::read, in_file(file, 0, kBytes), in_peer(0, kBytes))), Status::kOk);
+  ASSERT_EQ(run(agent_->transfer(in_peer(0, kBytes), in_file(file, 0, kBytes))), Status::kOk);
   ASSERT_NE(before, std::string::npos);
   const Peer stager = owner_->add_peer(agent_->metadata());
   EXPECT_TRUE(stager.regions().empty());
@@ -279,27 +274,25 @@ TEST_P(StagingTest, TheMemoryInBetweenIsNotForPeers) {
 
 TEST_P(StagingTest, RouteSaysThroughWhatAndWhy) {
   const Region file = open("route", {.create = true, .bytes = kBytes});
-  const Transfer save = agent_->transfer(Op::read, in_file(file, 0, kBytes), in_peer(0, kBytes));
+  const Transfer save = agent_->transfer(in_peer(0, kBytes), in_file(file, 0, kBytes));
   const std::string way = GetParam().transport.backend() + " then posix";
   EXPECT_NE(save.route().find("staged through 0.1875 MiB: " + way), std::string::npos) << save.route();
-  const Transfer load = agent_->transfer(Op::write, in_file(file, 0, 10), in_peer(0, 10));
+  const Transfer load = agent_->transfer(in_file(file, 0, 10), in_peer(0, 10));
   EXPECT_NE(load.route().find("posix then " + GetParam().transport.backend()), std::string::npos)
       << load.route();
   EXPECT_NE(load.route().find("\"legs\""), std::string::npos);
   for (const std::string& forced : {std::string("posix"), GetParam().transport.backend()}) {
-    const Transfer one =
-        agent_->transfer(Op::write, in_file(file, 0, 10), in_peer(0, 10), {.backend = forced});
-    EXPECT_EQ(run(agent_->transfer(Op::read, in_file(file, 0, 10), in_peer(0, 10))), Status::kOk);
+    const Transfer one = agent_->transfer(in_file(file, 0, 10), in_peer(0, 10), {.backend = forced});
+    EXPECT_EQ(run(agent_->transfer(in_peer(0, 10), in_file(file, 0, 10))), Status::kOk);
   }
-  EXPECT_THROW((void)agent_->transfer(Op::write, in_file(file, 0, 10), in_peer(0, 10), {.backend = "none"}),
-               Error);
+  EXPECT_THROW((void)agent_->transfer(in_file(file, 0, 10), in_peer(0, 10), {.backend = "none"}), Error);
 }
 
 TEST_P(StagingTest, WhatIsCachedGoesStraightIntoMappedMemory) {
   make_file("straight", kBytes, 21);
   const Region file = open("straight", {.access = Access::kAll});
-  const Transfer load = agent_->transfer(Op::write, in_file(file, 0, kBytes), in_peer(0, kBytes));
-  const Transfer save = agent_->transfer(Op::read, in_file(file, 0, kBytes), in_peer(0, kBytes));
+  const Transfer load = agent_->transfer(in_file(file, 0, kBytes), in_peer(0, kBytes));
+  const Transfer save = agent_->transfer(in_peer(0, kBytes), in_file(file, 0, kBytes));
   for (int round = 0; round < 3; ++round) {
     std::memset(memory_->data(), 0, kBytes);
     ASSERT_EQ(run(load), Status::kOk);
@@ -316,7 +309,7 @@ TEST_P(StagingTest, WhatIsCachedGoesStraightIntoMappedMemory) {
 TEST_P(StagingTest, WhatIsNotCachedGoesTheOtherWay) {
   make_file("cold", kBytes, 22);
   const Region file = open("cold", {.access = Access::kAll});
-  const Transfer load = agent_->transfer(Op::write, in_file(file, 0, kBytes), in_peer(0, kBytes));
+  const Transfer load = agent_->transfer(in_file(file, 0, kBytes), in_peer(0, kBytes));
   const int fd = ::open(folder_.uri("cold").substr(sizeof "file:" - 1).c_str(), O_RDONLY);
   ASSERT_GE(fd, 0);
   ASSERT_EQ(::fsync(fd), 0);
@@ -341,12 +334,12 @@ TEST_P(StagingTest, AccessRightsOfTheFileAreKept) {
   make_file("reading", kBytes, 13);
   const Region reading = open("reading", {.access = Access::kRead});
   try {
-    (void)agent_->transfer(Op::read, in_file(reading, 0, 4096), in_peer(0, 4096));
+    (void)agent_->transfer(in_peer(0, 4096), in_file(reading, 0, 4096));
     FAIL() << "a file registered for reading was written";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Status::kPermissionDenied) << error.what();
   }
-  EXPECT_EQ(run(agent_->transfer(Op::write, in_file(reading, 0, 4096), in_peer(0, 4096))), Status::kOk);
+  EXPECT_EQ(run(agent_->transfer(in_file(reading, 0, 4096), in_peer(0, 4096))), Status::kOk);
 }
 
 TEST_P(StagingTest, AFileThatEndsTooSoonNamesTheBlocksThatAreMissing) {
@@ -355,9 +348,9 @@ TEST_P(StagingTest, AFileThatEndsTooSoonNamesTheBlocksThatAreMissing) {
   constexpr uint64_t kThere = 700000;  // 70 blocks of it
   make_file("short", kThere, 14);
   const Region file = open("short", {.access = Access::kAll, .bytes = kBlock * kBlocks});
-  const BlockList ours = agent_->block_list(storage_blocks(file, 0, kBlock).repeat(kBlocks, kBlock));
+  const BlockList ours = agent_->block_list(file.blocks(0, kBlock).repeat(kBlocks, kBlock));
   const BlockList theirs = peer_->block_list(at(0, kBlock).repeat(kBlocks, kBlock));
-  const Transfer load = agent_->transfer(Op::write, ours, theirs);
+  const Transfer load = agent_->transfer(ours, theirs);
   ASSERT_EQ(run(load), Status::kShort);
   ASSERT_EQ(load.wait_fenced(Fence::kBoth, 60s), Status::kOk);
   const auto result = load.result();
@@ -388,7 +381,7 @@ TEST_P(StagingTest, AFileThatEndsTooSoonNamesTheBlocksThatAreMissing) {
 TEST_P(StagingTest, CancelHasOneOutcomeAndAFence) {
   make_file("cancel", kBytes, 16);
   const Region file = open("cancel", {.access = Access::kAll});
-  const Transfer load = agent_->transfer(Op::write, in_file(file, 0, kBytes), in_peer(0, kBytes));
+  const Transfer load = agent_->transfer(in_file(file, 0, kBytes), in_peer(0, kBytes));
   for (int round = 0; round < 20; ++round) {
     std::memset(memory_->data(), 0, kBytes);
     ASSERT_FALSE(is_error(load.post())) << round;
@@ -412,7 +405,7 @@ TEST_P(StagingTest, CancelHasOneOutcomeAndAFence) {
 TEST_P(StagingTest, AnAgentEndsWithTransfersInFlight) {
   make_file("late", kBytes, 17);
   const Region file = open("late", {.access = Access::kAll});
-  const Transfer load = agent_->transfer(Op::write, in_file(file, 0, kBytes), in_peer(0, kBytes));
+  const Transfer load = agent_->transfer(in_file(file, 0, kBytes), in_peer(0, kBytes));
   ASSERT_FALSE(is_error(load.post()));
   peer_.reset();
   agent_.reset();
@@ -423,7 +416,7 @@ TEST_P(StagingTest, AnAgentEndsWithTransfersInFlight) {
 TEST_P(StagingTest, DeregisteringEitherSideMakesItStale) {
   make_file("gone", kBytes, 18);
   auto file = std::make_unique<Region>(open("gone", {.access = Access::kAll}));
-  const Transfer load = agent_->transfer(Op::write, in_file(*file, 0, kBytes), in_peer(0, kBytes));
+  const Transfer load = agent_->transfer(in_file(*file, 0, kBytes), in_peer(0, kBytes));
   ASSERT_EQ(run(load), Status::kOk);
   ASSERT_FALSE(is_error(load.post()));
   file->deregister(60s);
@@ -432,7 +425,7 @@ TEST_P(StagingTest, DeregisteringEitherSideMakesItStale) {
   ASSERT_EQ(load.wait_fenced(Fence::kLocal, 60s), Status::kOk);  // the other leg may still be under way
   EXPECT_EQ(load.post(), Status::kStale);
   file = std::make_unique<Region>(open("gone", {.access = Access::kAll}));
-  const Transfer again = agent_->transfer(Op::write, in_file(*file, 0, kBytes), in_peer(0, kBytes));
+  const Transfer again = agent_->transfer(in_file(*file, 0, kBytes), in_peer(0, kBytes));
   ASSERT_EQ(run(again), Status::kOk);
   region_->deregister(60s);
   const auto until = std::chrono::steady_clock::now() + 60s;
@@ -445,7 +438,7 @@ TEST_P(StagingTest, NothingLandsOnceTheOwnerHasItsMemoryBack) {
   make_file("back", kBytes, 23);
   const Region file = open("back", {.access = Access::kAll});
   for (int round = 0; round < 8; ++round) {
-    const Transfer load = agent_->transfer(Op::write, in_file(file, 0, kBytes), in_peer(0, kBytes));
+    const Transfer load = agent_->transfer(in_file(file, 0, kBytes), in_peer(0, kBytes));
     std::atomic<int> posts{0};
     std::atomic<bool> stale{false};
     std::string why;
@@ -475,7 +468,7 @@ TEST_P(StagingTest, ACallerDrivenAgentStagesToo) {
   start({.progress = Progress::kCaller});
   make_file("driven", kBytes, 19);
   const Region file = open("driven");
-  const Transfer load = agent_->transfer(Op::write, in_file(file, 0, kBytes), in_peer(0, kBytes));
+  const Transfer load = agent_->transfer(in_file(file, 0, kBytes), in_peer(0, kBytes));
   ASSERT_EQ(run(load), Status::kOk);
   EXPECT_EQ(first_difference(memory_->data(), kBytes, 19), kBytes);
   ASSERT_FALSE(is_error(load.post()));
@@ -507,21 +500,19 @@ TEST(StagingToObjects, MemoryOfAPeerGoesToAnObjectAndComesBack) {
     stamp_bytes(memory.data(), kBytes, seed);
     {
       const Region object =
-          register_storage(agent, bucket.uri(name), {.create = true, .replace = replace, .bytes = kBytes});
-      const Transfer save =
-          agent.transfer(Op::read, agent.block_list(storage_blocks(object, 0, kBytes)), theirs);
+          agent.register_storage(bucket.uri(name), {.create = true, .replace = replace, .bytes = kBytes});
+      const Transfer save = agent.transfer(theirs, agent.block_list(object.blocks(0, kBytes)));
       EXPECT_NE(save.route().find("tcp then object"), std::string::npos) << save.route();
       ASSERT_EQ(run(save), Status::kOk);
       EXPECT_EQ(save.result().bytes, kBytes);
-      if (replace) commit_storage(object);
+      if (replace) object.commit();
     }
     const std::vector<std::byte> saved = bucket.get(name);
     ASSERT_EQ(saved.size(), kBytes);
     EXPECT_EQ(first_difference(saved.data(), kBytes, seed), kBytes);
     std::memset(memory.data(), 0, kBytes);
-    const Region object = register_storage(agent, bucket.uri(name));
-    ASSERT_EQ(run(agent.transfer(Op::write, agent.block_list(storage_blocks(object, 0, kBytes)), theirs)),
-              Status::kOk);
+    const Region object = agent.register_storage(bucket.uri(name));
+    ASSERT_EQ(run(agent.transfer(agent.block_list(object.blocks(0, kBytes)), theirs)), Status::kOk);
     EXPECT_EQ(first_difference(memory.data(), kBytes, seed), kBytes);
   }
 }

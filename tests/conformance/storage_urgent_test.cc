@@ -48,8 +48,7 @@ class StorageUrgentTest : public StorageTest {
   void open_file() {
     make_file("file", kPageBytes * kPages, 7);
     file_.emplace(open("file"));
-    const BlockList in_file =
-        agent_->block_list(storage_blocks(*file_, 0, kPageBytes).repeat(kPages, kPageBytes));
+    const BlockList in_file = agent_->block_list(file_->blocks(0, kPageBytes).repeat(kPages, kPageBytes));
     const BlockList in_memory =
         agent_->block_list(Blocks::at(memory_.data(), kPageBytes).repeat(kPages, kPageBytes));
     plan_.emplace(agent_->plan(in_file, in_memory));

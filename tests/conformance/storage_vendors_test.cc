@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "storage_fixture.h"
+#include "support/directed.h"
 
 namespace towline::conformance {
 namespace {
@@ -84,9 +85,9 @@ class VendorTest : public ::testing::TestWithParam<Vendor> {
     for (uint64_t block = kBytes / kBlock; block-- > 0;) picks.push_back(block);
     const BlockList mine = agent.block_list(
         Blocks::at(memory_.data(), kBlock).repeat(kBytes / kBlock, static_cast<int64_t>(kBlock)));
-    const BlockList theirs = agent.block_list(
-        storage_blocks(file, 0, kBlock).repeat(kBytes / kBlock, static_cast<int64_t>(kBlock)));
-    return agent.transfer(op, mine, picks, theirs, picks);
+    const BlockList theirs =
+        agent.block_list(file.blocks(0, kBlock).repeat(kBytes / kBlock, static_cast<int64_t>(kBlock)));
+    return directed(agent, op, mine[picks], theirs[picks]);
   }
   // Until its memory is its own again: a failure is told before all parts have ended.
   static Status run(const Transfer& transfer) {
@@ -106,13 +107,13 @@ TEST_P(VendorTest, PiecesThatComeShortGoOn) {
   const auto agent = make_agent();
   const Region memory =
       agent->register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll});
-  const Region file = register_storage(*agent, place_.uri("file"));
+  const Region file = agent->register_storage(place_.uri("file"));
   fake_.limit(10'000);
   const Transfer read = transfer(*agent, Op::read, file);
   ASSERT_EQ(run(read), Status::kOk);
   EXPECT_TRUE(memory_ == contents_);
   EXPECT_EQ(read.result().bytes, kBytes);
-  const Region copy = register_storage(*agent, place_.uri("copy"), {.create = true, .bytes = kBytes});
+  const Region copy = agent->register_storage(place_.uri("copy"), {.create = true, .bytes = kBytes});
   ASSERT_EQ(run(transfer(*agent, Op::write, copy)), Status::kOk);
   EXPECT_TRUE(place_.get("copy") == contents_);
 }
@@ -121,7 +122,7 @@ TEST_P(VendorTest, AFailureIsTheTransfersAndTheNextOneWorks) {
   const auto agent = make_agent("batch = 8\n");
   const Region memory =
       agent->register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll});
-  const Region file = register_storage(*agent, place_.uri("file"));
+  const Region file = agent->register_storage(place_.uri("file"));
   const Transfer read = transfer(*agent, Op::read, file);
   for (const char* what : GetParam().breaks) {
     fake_.fail(what, 1);
@@ -139,13 +140,13 @@ TEST_P(VendorTest, ARefusalNamesItselfAndTheNextTryWorks) {
     const auto agent = make_agent();
     fake_.fail(what, 1);
     try {
-      (void)register_storage(*agent, place_.uri("file"));
+      (void)agent->register_storage(place_.uri("file"));
       ADD_FAILURE() << what;
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find(GetParam().name), std::string::npos) << error.what();
     }
     fake_.fail(what, 0);
-    EXPECT_NO_THROW((void)register_storage(*agent, place_.uri("file"))) << what;
+    EXPECT_NO_THROW((void)agent->register_storage(place_.uri("file"))) << what;
   }
 }
 
@@ -156,7 +157,7 @@ TEST_P(VendorTest, ALibraryThatIsNotThereIsNamed) {
                    "]\nlibrary = \"/nowhere/lib.so\"\n";
   try {
     const Agent agent("vendor", options);
-    (void)register_storage(agent, place_.uri("file"));
+    (void)agent.register_storage(place_.uri("file"));
     ADD_FAILURE() << "it was opened";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("/nowhere/lib.so"), std::string::npos) << error.what();
@@ -167,7 +168,7 @@ TEST_P(VendorTest, ManyThreadsMoveAtOnce) {
   const auto agent = make_agent("piece = \"32KiB\"\nbatch = 4\n");
   const Region memory =
       agent->register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll});
-  const Region file = register_storage(*agent, place_.uri("file"));
+  const Region file = agent->register_storage(place_.uri("file"));
   constexpr int kThreads = 4;
   std::vector<std::thread> threads;
   std::atomic<int> failed{0};
@@ -175,9 +176,8 @@ TEST_P(VendorTest, ManyThreadsMoveAtOnce) {
     threads.emplace_back([&, i] {
       const uint64_t part = kBytes / kThreads;
       const uint64_t begin = part * static_cast<uint64_t>(i);
-      const Transfer mine =
-          agent->transfer(Op::read, agent->block_list(Blocks::at(memory_.data() + begin, part)),
-                          agent->block_list(storage_blocks(file, begin, part)));
+      const Transfer mine = agent->transfer(agent->block_list(file.blocks(begin, part)),
+                                            agent->block_list(Blocks::at(memory_.data() + begin, part)));
       for (int round = 0; round < 10; ++round)
         if (run(mine) != Status::kOk) ++failed;
     });
@@ -206,9 +206,9 @@ TEST(GdsTest, BatchesThatAreRefusedAreDoneByCalls) {
     const Agent agent("gds", options);
     std::vector<std::byte> memory(contents.size());
     const Region region = agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
-    const Region file = register_storage(agent, place.uri("file"));
-    const Transfer read = agent.transfer(Op::read, agent.block_list(Blocks::at(memory.data(), memory.size())),
-                                         agent.block_list(storage_blocks(file, 0, memory.size())));
+    const Region file = agent.register_storage(place.uri("file"));
+    const Transfer read = agent.transfer(agent.block_list(file.blocks(0, memory.size())),
+                                         agent.block_list(Blocks::at(memory.data(), memory.size())));
     Status status = read.post();
     if (status == Status::kInProgress) status = read.wait(30s);
     EXPECT_EQ(status, Status::kOk) << what;

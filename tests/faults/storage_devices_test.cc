@@ -14,6 +14,7 @@
 
 #include "storage_bad_disk.h"
 #include "storage_support.h"
+#include "support/directed.h"
 
 namespace towline::faults {
 namespace {
@@ -40,23 +41,23 @@ class Station {
     stamp();
     region_.emplace(agent_.register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll}));
     mine_.emplace(agent_.block_list(blocks_of(memory_.data(), memory_.size(), kBlock)));
-    healthy_.emplace(register_storage(agent_, "file:" + folder + "/healthy",
-                                      {.create = true, .truncate = true, .bytes = kBytes}));
+    healthy_.emplace(agent_.register_storage("file:" + folder + "/healthy",
+                                             {.create = true, .truncate = true, .bytes = kBytes}));
   }
 
   [[nodiscard]] Region open(const std::string& path,
                             StorageOptions options = {.access = Access::kAll}) const {
     options.direct = direct_;
-    return register_storage(agent_, "file:" + path, options);
+    return agent_.register_storage("file:" + path, options);
   }
   [[nodiscard]] Transfer transfer(Op op, const Region& file, TransferOptions options = {}) const {
-    const auto blocks = agent_.block_list(storage_blocks(file, 0, kBlock).repeat(kBlocks, kBlock));
-    return agent_.transfer(op, *mine_, blocks, options);
+    const auto blocks = agent_.block_list(file.blocks(0, kBlock).repeat(kBlocks, kBlock));
+    return directed(agent_, op, *mine_, blocks, options);
   }
   [[nodiscard]] Transfer one_block(Op op, const Region& file, uint64_t block) const {
     const uint64_t picks[] = {block};
-    const auto blocks = agent_.block_list(storage_blocks(file, 0, kBlock).repeat(kBlocks, kBlock));
-    return agent_.transfer(op, *mine_, picks, blocks, picks);
+    const auto blocks = agent_.block_list(file.blocks(0, kBlock).repeat(kBlocks, kBlock));
+    return directed(agent_, op, (*mine_)[picks], blocks[picks]);
   }
   // Another file of the same agent.
   void expect_others_go_on() const {
@@ -168,10 +169,10 @@ TEST(StorageDevices, WhatThreadsLeftWhenOneOfThemFailedIsNamed) {
   std::vector<Region> files;
   std::vector<Blocks> blocks;
   for (const std::string& path : paths) {
-    files.push_back(register_storage(
-        agent, "file:" + path,
+    files.push_back(agent.register_storage(
+        "file:" + path,
         {.access = Access::kAll, .create = true, .direct = true, .bytes = 2 * kPieces * kBlock}));
-    blocks.push_back(storage_blocks(files.back(), 0, kBlock).repeat(kPieces, 2 * kBlock));
+    blocks.push_back(files.back().blocks(0, kBlock).repeat(kPieces, 2 * kBlock));
   }
   const auto is_there = [&](uint64_t piece) {
     const int fd = ::open(paths[piece / kPieces].c_str(), O_RDONLY | O_CLOEXEC);
@@ -180,8 +181,8 @@ TEST(StorageDevices, WhatThreadsLeftWhenOneOfThemFailedIsNamed) {
     ::close(fd);
     return got == 1 && found == std::byte(piece + 1);
   };
-  const Transfer save = agent.transfer(Op::read, agent.block_list(blocks),
-                                       peer.block_list(blocks_of(memory.data(), memory.size(), kBlock)));
+  const Transfer save = agent.transfer(peer.block_list(blocks_of(memory.data(), memory.size(), kBlock)),
+                                       agent.block_list(blocks));
   BadDisk::Faults& faults = disk.faults();
   constexpr uint64_t kBad = 16;  // the first of the second quarter
   faults.write_begin = 2 * kBad * kBlock;
@@ -224,9 +225,9 @@ TEST(StorageDevices, WhatCanNotBeMadeDurableIsAnError) {
     station.expect_others_go_on();
   });
   const Agent agent("committer", quiet());
-  const Region file = register_storage(agent, "file:" + disk.file(), {.access = Access::kAll});
+  const Region file = agent.register_storage("file:" + disk.file(), {.access = Access::kAll});
   try {
-    commit_storage(file);
+    file.commit();
     FAIL() << "a commit that failed was taken for done";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("EIO"), std::string::npos) << error.what();
@@ -293,7 +294,7 @@ TEST(StorageDevices, ADescriptorClosedByItsOwnerStaysOpenForUs) {
   const Station station({"auto", false}, folder.path());
   const int fd = ::open((folder / "file").c_str(), O_RDWR | O_CLOEXEC);
   ASSERT_GE(fd, 0);
-  const Region file = register_storage(station.agent(), fd, {.access = Access::kAll});
+  const Region file = station.agent().register_storage(fd, {.access = Access::kAll});
   const Transfer read = station.transfer(Op::read, file);
   ::close(fd);
   EXPECT_EQ(run(read), Status::kOk);
@@ -369,11 +370,11 @@ TEST(StorageDevices, BlockDevicesAreReadAndWrittenAtAnyOffset) {
     const LoopDevice device(folder / "image", sector);
     if (!device.why_not().empty()) GTEST_SKIP() << "no loop device: " << device.why_not();
     on_every_way(folder.path(), [&](Station& station) {
-      const StorageInfo info = query_storage(station.agent(), "file:" + device.name());
+      const StorageInfo info = station.agent().query_storage("file:" + device.name());
       EXPECT_EQ(info.kind, static_cast<uint32_t>(TOWLINE_MEMORY_BLOCK));
       EXPECT_EQ(info.bytes, kBytes);
       const Region disk = station.open(device.name());
-      EXPECT_EQ(region_info(disk).kind, static_cast<uint32_t>(TOWLINE_MEMORY_BLOCK));
+      EXPECT_EQ(disk.info().kind, static_cast<uint32_t>(TOWLINE_MEMORY_BLOCK));
       EXPECT_EQ(run(station.transfer(Op::write, disk)), Status::kOk);
       station.clear();
       EXPECT_EQ(run(station.transfer(Op::read, disk)), Status::kOk);
@@ -383,15 +384,15 @@ TEST(StorageDevices, BlockDevicesAreReadAndWrittenAtAnyOffset) {
       const Region region =
           station.agent().register_memory(dram(odd.data(), odd.size()), {.access = Access::kAll});
       const auto mine = station.agent().block_list(Blocks::at(odd.data() + 1, 10'000));
-      const auto theirs = station.agent().block_list(storage_blocks(disk, 70'001, 10'000));
-      EXPECT_EQ(run(station.agent().transfer(Op::write, mine, theirs)), Status::kOk);
+      const auto theirs = station.agent().block_list(disk.blocks(70'001, 10'000));
+      EXPECT_EQ(run(station.agent().transfer(mine, theirs)), Status::kOk);
       std::fill(odd.begin(), odd.end(), std::byte{});
-      EXPECT_EQ(run(station.agent().transfer(Op::read, mine, theirs)), Status::kOk);
+      EXPECT_EQ(run(station.agent().transfer(theirs, mine)), Status::kOk);
       EXPECT_EQ(odd[0], std::byte{});
       EXPECT_EQ(std::count(odd.begin() + 1, odd.end(), std::byte{0xee}), 10'000);
       EXPECT_EQ(run(station.one_block(Op::read, disk, 1)), Status::kOk);
       EXPECT_TRUE(station.holds(0)) << "the neighbours";
-      EXPECT_THROW((void)station.agent().block_list(storage_blocks(disk, kBytes - 10, 11)), Error);
+      EXPECT_THROW((void)station.agent().block_list(disk.blocks(kBytes - 10, 11)), Error);
     });
   }
 }
@@ -472,8 +473,8 @@ TEST(StorageDevices, AReplacementWhoseBytesAreLostIsNotPutInPlaceByAskingAgain) 
     ::close(filler);
     const Region anew = station.open(mount / "file", {.replace = true, .bytes = kBytes});
     ASSERT_EQ(run(station.transfer(Op::write, anew)), Status::kOk);
-    EXPECT_THROW(commit_storage(anew), Error);
-    EXPECT_THROW(commit_storage(anew), Error) << "the kernel has forgotten, the bytes are gone";
+    EXPECT_THROW(anew.commit(), Error);
+    EXPECT_THROW(anew.commit(), Error) << "the kernel has forgotten, the bytes are gone";
     EXPECT_EQ(std::filesystem::file_size(mount / "file"), 100u);
   }
   (void)::umount2(mount.path().c_str(), MNT_DETACH);

@@ -52,30 +52,30 @@ TEST(StorageFaults, WhatCanNotBeOpenedIsNamed) {
   expect("s3://bucket/key", Status::kUnsupported, "s3");
   EXPECT_EQ(refusal(agent, "file://" + (folder / "file")).first, Status::kOk);
   try {
-    (void)register_storage(agent, 987654);
+    (void)agent.register_storage(987654);
     FAIL() << "a closed descriptor was taken";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("EBADF"), std::string::npos) << error.what();
   }
   const int reading = ::open((folder / "file").c_str(), O_RDONLY);
-  EXPECT_THROW((void)register_storage(agent, reading, {.access = Access::kAll}), Error);
+  EXPECT_THROW((void)agent.register_storage(reading, {.access = Access::kAll}), Error);
   ::close(reading);
-  const StorageInfo info = query_storage(agent, "file:" + (folder / "file"));
+  const StorageInfo info = agent.query_storage("file:" + (folder / "file"));
   EXPECT_EQ(info.exists, 1u);
   EXPECT_EQ(info.bytes, 100u);
   EXPECT_GT(info.modified_ns, 0u);
-  EXPECT_EQ(query_storage(agent, "file:" + (folder / "absent")).exists, 0u);
+  EXPECT_EQ(agent.query_storage("file:" + (folder / "absent")).exists, 0u);
 }
 
 TEST(StorageFaults, FilesAreNotForPeers) {
   const Folder folder;
   make_file(folder / "private", 4096);
   const Agent agent("owner", quiet());
-  const Region file = register_storage(agent, "file:" + (folder / "private"));
+  const Region file = agent.register_storage("file:" + (folder / "private"));
   const Agent other("other", quiet());
   const Peer peer = other.add_peer(agent.metadata());
   EXPECT_TRUE(peer.regions().empty());
-  EXPECT_THROW((void)peer.block_list(storage_blocks(file, 0, 16)), Error);
+  EXPECT_THROW((void)peer.block_list(file.blocks(0, 16)), Error);
 }
 
 // ---- children: what can't be undone in this process is done in another
@@ -137,13 +137,13 @@ std::string works_without(std::initializer_list<long> calls, const std::string& 
   for (const bool direct : ways) {
     std::vector<std::byte> memory(1 << 20, std::byte{7});
     const Region region = agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
-    const Region file = register_storage(agent, "file:" + path, {.access = Access::kAll, .direct = direct});
+    const Region file = agent.register_storage("file:" + path, {.access = Access::kAll, .direct = direct});
     const BlockList mine = agent.block_list(Blocks::at(memory.data(), memory.size()));
-    const BlockList theirs = agent.block_list(storage_blocks(file, 0, memory.size()));
-    const Transfer write = agent.transfer(Op::write, mine, theirs);
+    const BlockList theirs = agent.block_list(file.blocks(0, memory.size()));
+    const Transfer write = agent.transfer(mine, theirs);
     if (run(write) != Status::kOk) return "writing failed";
     std::fill(memory.begin(), memory.end(), std::byte{});
-    if (run(agent.transfer(Op::read, mine, theirs)) != Status::kOk) return "reading failed";
+    if (run(agent.transfer(theirs, mine)) != Status::kOk) return "reading failed";
     if (memory[0] != std::byte{7} || memory.back() != std::byte{7}) return "the bytes are wrong";
     const std::string route = write.route();
     if (route.find(engine) == std::string::npos) return "not by " + engine + ": " + route;
@@ -171,10 +171,10 @@ TEST(StorageFaults, WhereIoUringIsForbiddenOthersDoIt) {
               std::vector<std::byte> memory(4096);
               const Region region =
                   agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
-              const Region file = register_storage(agent, "file:" + (folder / "file"));
+              const Region file = agent.register_storage("file:" + (folder / "file"));
               try {
-                (void)agent.transfer(Op::read, agent.block_list(Blocks::at(memory.data(), 4096)),
-                                     agent.block_list(storage_blocks(file, 0, 4096)));
+                (void)agent.transfer(agent.block_list(file.blocks(0, 4096)),
+                                     agent.block_list(Blocks::at(memory.data(), 4096)));
               } catch (const Error& error) {
                 return std::string(error.what()).find("EPERM") != std::string::npos ? "" : error.what();
               }
@@ -195,16 +195,16 @@ TEST(StorageFaults, AFullDiskIsAnErrorOfThatTransferOnly) {
     const Agent agent("full", quiet("[tuning.posix]\nengine = \"" + std::string(engine) + "\"\n"));
     std::vector<std::byte> memory(4 << 20, std::byte{9});
     const Region region = agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
-    const Region file = register_storage(agent, "file:" + (small / "file"),
-                                         {.create = true, .truncate = true, .bytes = 4 << 20});
+    const Region file = agent.register_storage("file:" + (small / "file"),
+                                               {.create = true, .truncate = true, .bytes = 4 << 20});
     const Region fine =
-        register_storage(agent, "file:" + (roomy / "file"), {.create = true, .bytes = 4 << 20});
+        agent.register_storage("file:" + (roomy / "file"), {.create = true, .bytes = 4 << 20});
     const BlockList mine = agent.block_list(blocks_of(memory.data(), memory.size(), 65536));
     const auto blocks = [&](const Region& of) {
-      return agent.block_list(storage_blocks(of, 0, 65536).repeat(64, 65536));
+      return agent.block_list(of.blocks(0, 65536).repeat(64, 65536));
     };
-    const Transfer full = agent.transfer(Op::write, mine, blocks(file));
-    const Transfer good = agent.transfer(Op::write, mine, blocks(fine));
+    const Transfer full = agent.transfer(mine, blocks(file));
+    const Transfer good = agent.transfer(mine, blocks(fine));
     const Status posted = good.post();
     EXPECT_EQ(run(full), Status::kNoSpace);
     EXPECT_EQ(posted == Status::kInProgress ? good.wait(30s) : posted, Status::kOk);
@@ -239,11 +239,11 @@ TEST(StorageFaults, AFileAtTheProcesssLimitIsAnErrorOfThatTransferOnly) {
             const Region region = agent.register_memory(dram(memory.data(), bytes), {.access = Access::kAll});
             // Its size is no matter of writing: a file as long can't be made.
             const Region file =
-                register_storage(agent, "file:" + (folder / "file"),
-                                 {.create = true, .truncate = true, .direct = direct, .bytes = bytes});
+                agent.register_storage("file:" + (folder / "file"),
+                                       {.create = true, .truncate = true, .direct = direct, .bytes = bytes});
             const auto write = [&](uint64_t from, uint64_t length) {
-              return agent.transfer(Op::write, agent.block_list(Blocks::at(memory.data(), length)),
-                                    agent.block_list(storage_blocks(file, from, length)));
+              return agent.transfer(agent.block_list(Blocks::at(memory.data(), length)),
+                                    agent.block_list(file.blocks(from, length)));
             };
             const Transfer behind = write(kLimit, kLimit);
             if (run(behind) != Status::kOutOfRange) return "behind: " + behind.route();
@@ -289,9 +289,9 @@ TEST(StorageFaults, AProcessKilledWhileItReplacesLeavesTheOldOrTheNew) {
       for (uint8_t version = 1;; ++version) {
         std::fill(memory.begin(), memory.end(), std::byte{version});
         const Region file =
-            register_storage(agent, "file:" + (folder / "file"), {.replace = true, .bytes = kBytes});
-        (void)run(agent.transfer(Op::write, mine, agent.block_list(storage_blocks(file, 0, kBytes))));
-        commit_storage(file);
+            agent.register_storage("file:" + (folder / "file"), {.replace = true, .bytes = kBytes});
+        (void)run(agent.transfer(mine, agent.block_list(file.blocks(0, kBytes))));
+        file.commit();
       }
     }
     // At whatever point it has come to: each round looks a little longer.

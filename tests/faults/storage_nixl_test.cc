@@ -21,22 +21,22 @@ constexpr const char* kNixlConfig =
 // An agent that writes one value into all of a file, as often as asked.
 struct Writer {
   explicit Writer(const std::string& path)
-      : file(register_storage(agent, "nixl:" + path,
-                              {.access = Access::kAll, .create = true, .bytes = kNixlBytes})) {}
+      : file(agent.register_storage("nixl:" + path,
+                                    {.access = Access::kAll, .create = true, .bytes = kNixlBytes})) {}
 
   Status write(uint8_t value) {
     std::fill(memory.begin(), memory.end(), std::byte{value});
-    return run(agent.transfer(Op::write, mine(), theirs()));
+    return run(agent.transfer(mine(), theirs()));
   }
   Status read() {
     std::fill(memory.begin(), memory.end(), std::byte{0});
-    return run(agent.transfer(Op::read, mine(), theirs()));
+    return run(agent.transfer(theirs(), mine()));
   }
   BlockList mine() {
     return agent.block_list(Blocks::at(memory.data(), kNixlBlock).repeat(kNixlBlocks, kNixlBlock));
   }
   BlockList theirs() const {
-    return agent.block_list(storage_blocks(file, 0, kNixlBlock).repeat(kNixlBlocks, kNixlBlock));
+    return agent.block_list(file.blocks(0, kNixlBlock).repeat(kNixlBlocks, kNixlBlock));
   }
 
   Agent agent{"writer", quiet(kNixlConfig)};

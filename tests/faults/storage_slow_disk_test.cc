@@ -30,12 +30,11 @@ TEST(StorageDevices, ADiskSlowerThanTheNetworkIsWaitedForWhileOthersGoOn) {
   const Peer peer = agent.connect(owner.address());
   const BlockList there = peer.block_list(blocks_of(memory.data(), kSlowBytes, 4096));
   const auto save_to = [&](const Region& file) {
-    return agent.transfer(Op::read, agent.block_list(storage_blocks(file, 0, kSlowBytes)), there);
+    return agent.transfer(there, agent.block_list(file.blocks(0, kSlowBytes)));
   };
-  const Region slow =
-      register_storage(agent, "file:" + disk.file(), {.access = Access::kAll, .direct = true});
-  const Region quick = register_storage(agent, "file:" + (folder / "quick"),
-                                        {.access = Access::kAll, .create = true, .bytes = kSlowBytes});
+  const Region slow = agent.register_storage("file:" + disk.file(), {.access = Access::kAll, .direct = true});
+  const Region quick = agent.register_storage("file:" + (folder / "quick"),
+                                              {.access = Access::kAll, .create = true, .bytes = kSlowBytes});
   const Transfer save = save_to(slow);
   disk.faults().writes_hang = 1;
   ASSERT_EQ(save.post(), Status::kInProgress);
@@ -43,7 +42,7 @@ TEST(StorageDevices, ADiskSlowerThanTheNetworkIsWaitedForWhileOthersGoOn) {
   while (disk.faults().hanging == 0 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
   ASSERT_GT(disk.faults().hanging, 0u);
   // Beside it: from the same peer to memory and to another file.
-  ASSERT_EQ(run(agent.transfer(Op::read, agent.block_list(blocks_of(mine.data(), kSlowBytes, 4096)), there)),
+  ASSERT_EQ(run(agent.transfer(there, agent.block_list(blocks_of(mine.data(), kSlowBytes, 4096)))),
             Status::kOk);
   EXPECT_EQ(support::first_difference(mine.data(), kSlowBytes, 1), kSlowBytes);
   EXPECT_EQ(run(save_to(quick)), Status::kOk);
@@ -53,8 +52,8 @@ TEST(StorageDevices, ADiskSlowerThanTheNetworkIsWaitedForWhileOthersGoOn) {
   ASSERT_EQ(save.wait(60s), Status::kOk);
   EXPECT_EQ(save.result().bytes, kSlowBytes);
   std::memset(mine.data(), 0, kSlowBytes);
-  ASSERT_EQ(run(agent.transfer(Op::read, agent.block_list(blocks_of(mine.data(), kSlowBytes, 4096)),
-                               agent.block_list(storage_blocks(slow, 0, kSlowBytes)))),
+  ASSERT_EQ(run(agent.transfer(agent.block_list(slow.blocks(0, kSlowBytes)),
+                               agent.block_list(blocks_of(mine.data(), kSlowBytes, 4096)))),
             Status::kOk);
   EXPECT_EQ(support::first_difference(mine.data(), kSlowBytes, 1), kSlowBytes);
 }

@@ -66,7 +66,7 @@ inline void make_file(const std::string& path, size_t bytes, char value = 'a') {
 inline std::pair<Status, std::string> refusal(const Agent& agent, const std::string& uri,
                                               StorageOptions options = {}) {
   try {
-    (void)register_storage(agent, uri, options);
+    (void)agent.register_storage(uri, options);
     return {Status::kOk, {}};
   } catch (const Error& error) {
     return {error.code(), error.what()};

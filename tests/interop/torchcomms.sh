@@ -57,7 +57,7 @@ run() {
 
 cd "$work"
 # Not for CPUs: they name GPUs' memory, streams or backends and fail, rather than skip, without them.
-apart='CudaGraphs|Fullgraph|AllGatherP|MemPool|ExpandableSegments|SymmMem|TimeoutTest'
+apart='Quantized|CudaGraphs|Fullgraph|AllGatherP|MemPool|ExpandableSegments|SymmMem|TimeoutTest'
 with_pytest=("$python" "$root/tests/interop/torchcomms_pytest.py" "$checkout" -q -p no:cacheprovider)
 torchrun=("$python" -m torch.distributed.run --standalone --nnodes 1 --nproc_per_node)
 ours() { [[ $1 =~ ${ONLY:-.} ]]; }
@@ -78,6 +78,7 @@ done
 # distwrap's choose the backend themselves: torch.distributed's own gloo, then torchcomms.
 for mode in 0 1; do
   for file in "$tests"/distwrap/tests/integration/*Test.py; do
+    [[ $(basename "$file") =~ $apart ]] && continue
     ours "$file" || continue
     USE_TORCHCOMMS=$mode TEST_BACKEND=gloo run "distwrap $mode $(basename "$file")" "${torchrun[@]}" 4 "${with_pytest[@]:1}" "$file"
   done

@@ -12,15 +12,25 @@
 
 namespace towline::support {
 
-std::string S3Server::program() {
-  if (const char* minio = getenv("TOWLINE_TEST_MINIO"); minio != nullptr) return minio;
-  return found_program("versitygw");
-}
+namespace {
+
+// Empty: versitygw. Taken out of the environment before main, since agents and the command line warn of variables that look
+// like settings and are none, which would be in the way of tests that read their output.
+const std::string kMinio = [] {
+  const char* const value = getenv("TOWLINE_TEST_MINIO");
+  std::string program = value == nullptr ? "" : value;
+  (void)unsetenv("TOWLINE_TEST_MINIO");
+  return program;
+}();
+
+}  // namespace
+
+std::string S3Server::program() { return kMinio.empty() ? found_program("versitygw") : kMinio; }
 
 S3Server::S3Server(const std::vector<std::string>& buckets, std::string cert_file, std::string key_file)
     : cert_file_(std::move(cert_file)),
       key_file_(std::move(key_file)),
-      minio_(getenv("TOWLINE_TEST_MINIO") != nullptr),
+      minio_(!kMinio.empty()),
       port_(free_port()) {
   for (const std::string& bucket : buckets)
     std::filesystem::create_directories(folder_.path() + "/data/" + bucket);

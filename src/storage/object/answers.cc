@@ -66,9 +66,11 @@ constexpr Meaning kMeanings[] = {
     {"ServerBusy", Next::kRetry, Status::kBusy},
     {"OperationTimedOut", Next::kRetry, Status::kTimedOut},
     {"Md5Mismatch", Next::kRetry, Status::kCorrupt},
+    {"Crc64Mismatch", Next::kRetry, Status::kCorrupt},
     {"AuthenticationFailed", Next::kFail, Status::kPermissionDenied},
     {"AuthorizationFailure", Next::kFail, Status::kPermissionDenied},
     {"AuthorizationPermissionMismatch", Next::kFail, Status::kPermissionDenied},
+    {"AuthenticationRequired", Next::kRenew, Status::kPermissionDenied},  // Google's, of a token
     {"InvalidAuthenticationInfo", Next::kRenew, Status::kPermissionDenied},
     {"ExpiredAuthenticationToken", Next::kRenew, Status::kPermissionDenied},
     {"RequestBodyTooLarge", Next::kFail, Status::kLimitExceeded},
@@ -287,7 +289,7 @@ std::optional<TimedKeys> decode_assumed_role(std::string_view body) {
   return keys;
 }
 
-std::optional<TimedKeys> decode_azure_token(std::string_view body) {
+std::optional<TimedKeys> decode_bearer_token(std::string_view body) {
   const auto json = nlohmann::json::parse(body, nullptr, false);
   if (!json.is_object()) return std::nullopt;
   const auto token = json.find("access_token");

@@ -86,7 +86,7 @@ struct TimedKeys {
 // AssumeRoleWithWebIdentity's XML; instance metadata's JSON.
 std::optional<TimedKeys> decode_assumed_role(std::string_view body);
 std::optional<TimedKeys> decode_instance_keys(std::string_view body);
-// A managed identity's JSON: the token is `session_token`, and there are no keys.
-std::optional<TimedKeys> decode_azure_token(std::string_view body);
+// The JSON of a managed identity of Azure's, or of Google's servers: the token is `session_token`, and there are no keys.
+std::optional<TimedKeys> decode_bearer_token(std::string_view body);
 
 }  // namespace towline::object

@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
   const bool ids = !decode_upload_id(text).empty() || !decode_etag(text).empty();
   const bool lists = decode_listing(text) || decode_uploads(text) || decode_azure_listing(text);
   const bool values = range || decode_number(text) || decode_time(text);
-  const bool keys = decode_assumed_role(text) || decode_instance_keys(text) || decode_azure_token(text);
+  const bool keys = decode_assumed_role(text) || decode_instance_keys(text) || decode_bearer_token(text);
   if (ids || lists || values || keys || carries_error(text)) towline::fuzz::accepted();
   if (percent_decode(percent_encode(text, true)) != text) __builtin_trap();
   return 0;

@@ -141,6 +141,10 @@ TEST(Checksums, AreWrittenAsS3WritesThem) {
     EXPECT_FALSE(crc32c_value(bad)) << bad;
 }
 
+TEST(Checksums, AreWrittenAsAzureWritesThem) {
+  EXPECT_EQ(crc64_text(0xae8b14860a799888u), "iJh5CoYUi64=");  // of the same digits
+}
+
 // ---- parts
 
 Settings rules() {

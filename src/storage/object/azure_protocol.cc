@@ -2,13 +2,17 @@
 
 #include <fmt/format.h>
 
+#include "storage/object/checksum.h"
 #include "storage/object/signer.h"
+#include "storage/object/upload.h"
 
 namespace towline::object {
 
 namespace {
 
 constexpr const char* kVersion = "2021-12-02";
+constexpr const char* kMd5Header = "content-md5";
+constexpr const char* kCrc64Header = "x-ms-content-crc64";
 constexpr const char* kTagHeader = "x-ms-meta-towline";  // a blob's own metadata
 
 // "Fri, 24 May 2013 00:00:00 GMT", whatever the process's language.
@@ -37,7 +41,7 @@ std::string azure_text_to_sign(const Outgoing& request, const std::string& accou
   };
   std::string text =
       fmt::format("{}\n\n\n{}\n{}\n{}\n\n\n{}\n{}\n\n{}\n", request.method,
-                  request.body_bytes == 0 ? "" : std::to_string(request.body_bytes), value("content-md5"),
+                  request.body_bytes == 0 ? "" : std::to_string(request.body_bytes), value(kMd5Header),
                   value("content-type"), value("if-match"), value("if-none-match"), value("range"));
   for (const auto& [name, content] : request.headers) {
     if (name.starts_with("x-ms-")) text += name + ":" + content + "\n";
@@ -84,9 +88,18 @@ void AzureProtocol::make_upload(Call& call, SegmentsBody& body, Checksum checksu
   call.body = &body;
   call.cost = body.bytes();
   call.payload_hash = kUnsignedPayload;
-  if (checksum != Checksum::kMd5) return;
-  part.md5 = to_base64(body.md5());
-  call.headers.emplace_back("content-md5", part.md5);
+  if (checksum == Checksum::kMd5) {
+    part.md5 = to_base64(body.md5());
+    call.headers.emplace_back(kMd5Header, part.md5);
+  } else if (checksum == Checksum::kCrc64) {
+    part.crc64 = crc64_text(body.crc64());
+    call.headers.emplace_back(kCrc64Header, part.crc64);
+  }
+}
+
+Verdict AzureProtocol::check_upload(const Answer& answer, const UploadedPart& part) const {
+  Verdict verdict = check_sum(part.crc64, header(answer.headers, kCrc64Header));
+  return verdict.status != Status::kOk ? verdict : check_sum(part.md5, header(answer.headers, kMd5Header));
 }
 
 void AzureProtocol::make_head(Call& call, const ObjectName& name) const {
@@ -119,10 +132,7 @@ void AzureProtocol::make_part(Call& call, const Object& object, const std::strin
 }
 
 Verdict AzureProtocol::check_part(const Answer& answer, UploadedPart& part) const {
-  const std::string_view theirs = header(answer.headers, "content-md5");
-  if (!part.md5.empty() && !theirs.empty() && theirs != part.md5)
-    return {Status::kCorrupt, true, "the server has other bytes than it was sent: the checksums differ"};
-  return {};
+  return check_upload(answer, part);
 }
 
 void AzureProtocol::make_complete(Call& call, const Object& object, const std::string& upload_id,

@@ -16,6 +16,7 @@ class AzureProtocol final : public Protocol {
   void make_put(Call& call, const std::string& tag) const override;
   void make_upload(Call& call, SegmentsBody& body, Checksum checksum, bool signs,
                    UploadedPart& part) const override;
+  [[nodiscard]] Verdict check_upload(const Answer& answer, const UploadedPart& part) const override;
   void make_head(Call& call, const ObjectName& name) const override;
   [[nodiscard]] Version version_of(const Headers& headers) const override;
   void make_part(Call& call, const Object& object, const std::string& upload_id,

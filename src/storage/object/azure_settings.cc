@@ -68,8 +68,9 @@ Endpoint parse_endpoint(std::string url, const std::string& source) {
 Settings read_azure_settings(const SettingsReader& reader) {
   Settings settings;
   settings.region = "none";
-  settings.checksum = reader.choice<Checksum>(
-      "checksum", {{"md5", static_cast<int>(Checksum::kMd5)}, {"none", static_cast<int>(Checksum::kNone)}});
+  settings.checksum = reader.choice<Checksum>("checksum", {{"crc64", static_cast<int>(Checksum::kCrc64)},
+                                                           {"md5", static_cast<int>(Checksum::kMd5)},
+                                                           {"none", static_cast<int>(Checksum::kNone)}});
   settings.least_part_bytes = 1;
   settings.reap_after_ns = UINT64_MAX;
   settings.sign_payload = false;

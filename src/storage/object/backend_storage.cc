@@ -43,13 +43,17 @@ void check_parts(const Object& object, const Settings& settings) {
     refuse(Status::kInvalidArgument, fmt::format("{}: nothing has been written", object.name().text()));
 }
 
-// An object that is written new, or read by an application that knows its size, is not looked up: a round
-// trip for each of many small objects would cost more than the objects.
-bool needs_look(const towline_storage_args& args) noexcept {
+// An object that is written new, or whose size the application knows, is not looked up where nothing depends on what
+// is there: a round trip for each of many small objects would cost more than the objects. One that is written whole but
+// read in several requests is looked up, for its checksum.
+bool needs_look(const towline_storage_args& args, const Settings& settings) noexcept {
   if ((args.flags & (TOWLINE_STORAGE_CONDITIONAL | TOWLINE_STORAGE_REPLACE)) != 0) return true;
   constexpr uint32_t kAnew = TOWLINE_STORAGE_CREATE | TOWLINE_STORAGE_TRUNCATE;
   if ((args.flags & kAnew) == kAnew) return false;
-  return args.bytes == 0 || (args.access & TOWLINE_ACCESS_WRITE) != 0;
+  const bool known = (args.access & TOWLINE_ACCESS_WRITE) == 0 ||
+                     (settings.writes_whole && (args.flags & TOWLINE_STORAGE_CREATE) != 0 &&
+                      args.bytes <= settings.part_bytes);
+  return args.bytes == 0 || !known;
 }
 
 }  // namespace
@@ -95,7 +99,7 @@ int32_t Backend::storage_open(const towline_storage_args& args, towline_storage*
            fmt::format("{}: a write here can't be made to depend on what is there (conditional)",
                        shown(name.text())));
   Version version = {.exists = !makes, .bytes = args.bytes};
-  if (needs_look(args)) {
+  if (needs_look(args, service_.settings)) {
     try {
       version = look(name);
     } catch (const plugin::Failure& failure) {

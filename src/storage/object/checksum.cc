@@ -51,4 +51,10 @@ std::optional<uint32_t> crc32c_value(std::string_view text) {
   return uint32_t{bytes[0]} << 24 | uint32_t{bytes[1]} << 16 | uint32_t{bytes[2]} << 8 | bytes[3];
 }
 
+std::string crc64_text(uint64_t crc) {
+  std::string bytes;
+  for (int shift = 0; shift < 64; shift += 8) bytes += static_cast<char>(crc >> shift);
+  return to_base64(bytes);
+}
+
 }  // namespace towline::object

@@ -9,6 +9,7 @@
 #include "base/os/unique_fd.h"
 #include "base/short_text.h"
 #include "http/ask.h"
+#include "storage/object/google_account.h"
 
 namespace towline::object {
 
@@ -69,6 +70,8 @@ Credentials::Credentials(const Settings& settings, const Environment& environmen
     : settings_(settings), host_(host) {
   if (settings.kind == ServerKind::kAzure)
     choose_for_azure();
+  else if (settings.kind == ServerKind::kGcs)
+    choose_for_google();
   else
     choose(environment);
 }
@@ -151,6 +154,30 @@ void Credentials::choose_for_azure() {
   }
 }
 
+// The same.
+void Credentials::choose_for_google() {
+  const CredentialSettings& given = settings_.credentials;
+  if (!given.missing.empty()) {
+    failure_ = "there are no credentials: set " + given.missing;
+    return;
+  }
+  switch (given.source) {
+    case Source::kSettings:
+      return fixed(given.keys, given.keys.secret_key.empty() ? "token" : "settings");
+    case Source::kTokenFile:
+    case Source::kAccount:
+    case Source::kInstance:
+      source_ = given.source;
+      source_name_ = given.source == Source::kTokenFile ? "token file"
+                     : given.source == Source::kAccount ? "account file"
+                                                        : "instance metadata";
+      return;
+    default:
+      source_name_ = "none";
+      ready_ = true;
+  }
+}
+
 void Credentials::wait_until_ready(uint64_t deadline_ns) {
   std::unique_lock lock(mutex_);
   if (ready_) return;
@@ -213,6 +240,7 @@ std::string Credentials::describe() const {
 
 TimedKeys Credentials::fetch() const {
   if (settings_.kind == ServerKind::kAzure) return ask_identity();
+  if (settings_.kind == ServerKind::kGcs) return fetch_for_google();
   return source_ == Source::kWebIdentity ? assume_role() : ask_instance();
 }
 
@@ -265,10 +293,46 @@ TimedKeys Credentials::ask_identity() const {
       "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https%3A%2F%2Fstorage.azure.com%2F";
   if (!given.profile_name.empty()) url += "&client_id=" + percent_encode(given.profile_name, false);
   const http::WholeAnswer answer = Asking(settings_, stop_).get(url, {"Metadata: true"});
-  const auto keys = decode_azure_token(answer.body);
+  const auto keys = decode_bearer_token(answer.body);
   if (answer.status != 200 || !keys)
     refuse(
         fmt::format("{} gives no token for storage: {} {}", given.metadata_url, answer.status, answer.error));
+  return *keys;
+}
+
+TimedKeys Credentials::fetch_for_google() const {
+  const CredentialSettings& given = settings_.credentials;
+  if (source_ == Source::kAccount) return ask_for_account();
+  if (source_ == Source::kTokenFile) {
+    const auto token = read_text_file(given.token_file, 1 << 16);
+    if (!token) refuse(fmt::format("the token file {} can't be read", given.token_file));
+    TimedKeys keys;
+    keys.keys.session_token = token->substr(0, token->find_last_not_of(" \t\r\n") + 1);
+    if (keys.keys.session_token.empty()) refuse(fmt::format("the token file {} is empty", given.token_file));
+    return keys;
+  }
+  const http::WholeAnswer answer =
+      Asking(settings_, stop_)
+          .get(given.metadata_url + "/computeMetadata/v1/instance/service-accounts/default/token",
+               {"Metadata-Flavor: Google"});
+  const auto keys = decode_bearer_token(answer.body);
+  if (answer.status != 200 || !keys)
+    refuse(fmt::format("{} gives no token: {} {}", given.metadata_url, answer.status, answer.error));
+  return *keys;
+}
+
+TimedKeys Credentials::ask_for_account() const {
+  const std::string& file = settings_.credentials.account_file;
+  const auto contents = read_text_file(file, kMostKeysBytes);
+  if (!contents) refuse(fmt::format("the account file {} can't be read", file));
+  std::string why;
+  const auto grant = make_google_grant(*contents, std::time(nullptr), why);
+  if (!grant) refuse(fmt::format("the account file {}: {}", file, why));
+  const http::WholeAnswer answer = Asking(settings_, stop_).post(grant->url, grant->form);
+  const auto keys = decode_bearer_token(answer.body);
+  if (answer.status != 200 || !keys)
+    refuse(fmt::format("{} gives no token: {} {} {}", grant->url, answer.status,
+                       shown(google_reason(answer.body)), answer.error));
   return *keys;
 }
 

@@ -37,12 +37,15 @@ class Credentials {
  private:
   void choose(const Environment& environment);
   void choose_for_azure();
+  void choose_for_google();
   void fixed(Keys keys, const char* source);
   [[nodiscard]] bool read_profile_anew(const std::shared_ptr<const Keys>& expired);
   [[nodiscard]] TimedKeys fetch() const;  // throws plugin::Failure
   [[nodiscard]] TimedKeys assume_role() const;
   [[nodiscard]] TimedKeys ask_instance() const;
   [[nodiscard]] TimedKeys ask_identity() const;
+  [[nodiscard]] TimedKeys fetch_for_google() const;
+  [[nodiscard]] TimedKeys ask_for_account() const;
   void run() noexcept;
 
   const Settings& settings_;

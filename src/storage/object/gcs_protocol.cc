@@ -18,6 +18,11 @@ std::string crc32c_of_goog_hash(std::string_view hashes) {
   return {};
 }
 
+void GcsProtocol::sign(Outgoing& request, const Keys* keys, const Settings& settings) const {
+  if (keys == nullptr || !keys->secret_key.empty()) return S3Protocol::sign(request, keys, settings);
+  request.headers["authorization"] = "Bearer " + keys->session_token;
+}
+
 void GcsProtocol::make_upload(Call& call, SegmentsBody& body, Checksum checksum, bool signs,
                               UploadedPart& part) const {
   call.body = &body;

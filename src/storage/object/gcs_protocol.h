@@ -1,6 +1,6 @@
 // Google Cloud Storage by its XML interface, which is Amazon's with these differences: a part can't be copied from an
 // object, checksums are Content-MD5 on the way in and x-goog-hash on the way out, and a write can't depend on a version
-// (its own conditions and Amazon's signature exclude each other).
+// (its own conditions and Amazon's signature exclude each other). Requests with a token have none of Amazon's headers.
 #pragma once
 
 #include "storage/object/s3_protocol.h"
@@ -12,6 +12,7 @@ class GcsProtocol final : public S3Protocol {
   [[nodiscard]] const char* scheme() const noexcept override { return "gs"; }
   [[nodiscard]] bool copies_parts() const noexcept override { return false; }
   [[nodiscard]] bool has_conditions() const noexcept override { return false; }
+  void sign(Outgoing& request, const Keys* keys, const Settings& settings) const override;
   void make_upload(Call& call, SegmentsBody& body, Checksum checksum, bool signs,
                    UploadedPart& part) const override;
   void make_head(Call& call, const ObjectName& name) const override;

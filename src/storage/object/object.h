@@ -34,6 +34,7 @@ struct UploadedPart {
   std::string crc32c{};  // of the part; empty: none was sent
   std::string sha256{};
   std::string md5{};
+  std::string crc64{};
   uint32_t crc = 0;
 };
 // A part to be: of new bytes, or copied from what is there.

@@ -69,17 +69,12 @@ void ObjectWrite::put(const Stretch& from) {
   tag_ = protocol().tags_writes() ? Id::random().to_hex() : "";
   protocol().make_put(call_, tag_);
   call_.effective = true;
-  UploadedPart sums;
-  protocol().make_upload(call_, body_, checksum(), signs(), sums);
+  protocol().make_upload(call_, body_, checksum(), signs(), sums_);
   object_.add_conditions(call_.headers);
-  crc_ = sums.crc;
-  crc_known_ = !sums.crc32c.empty();
+  crc_ = sums_.crc;
+  crc_known_ = !sums_.crc32c.empty();
   lasting_ = true;
-  call_.check = [crc = sums.crc32c](const Answer& answer) -> Verdict {
-    const std::string_view theirs = header(answer.headers, "x-amz-checksum-crc32c");
-    if (crc.empty() || theirs.empty() || theirs == crc) return {};
-    return {Status::kCorrupt, true, "the server has other bytes than it was sent: the checksums differ"};
-  };
+  call_.check = [this](const Answer& answer) { return protocol().check_upload(answer, sums_); };
   call_.done = [this](Answer& answer) { wrote(answer); };
   begin(call_);
 }

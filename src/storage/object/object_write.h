@@ -111,6 +111,7 @@ class ObjectWrite final : private Feeder {
   PartMemory* const memory_;              // null: nothing is collected
   Call call_;                             // put, head, complete: one at a time
   SegmentsBody body_;                     // of put
+  UploadedPart sums_;                     // of put
   bool lasting_ = false;                  // call_ is one whose effect lasts
   std::shared_ptr<Beginning> beginning_;  // of an upload, while its answer is awaited
   bool stopping_ = false;

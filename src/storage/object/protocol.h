@@ -47,6 +47,8 @@ class Protocol {
   // The body, with the checksum, noted in `part`; `signs`: with the payload's hash in the signature.
   virtual void make_upload(Call& call, SegmentsBody& body, Checksum checksum, bool signs,
                            UploadedPart& part) const = 0;
+  // The verdict on what was sent with the checksums of `part`, where the answer tells the server's own.
+  [[nodiscard]] virtual Verdict check_upload(const Answer& answer, const UploadedPart& part) const = 0;
   virtual void make_head(Call& call, const ObjectName& name) const = 0;
   [[nodiscard]] virtual Version version_of(const Headers& headers) const = 0;
 

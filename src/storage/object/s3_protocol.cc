@@ -65,6 +65,10 @@ void S3Protocol::make_upload(Call& call, SegmentsBody& body, Checksum checksum, 
   }
 }
 
+Verdict S3Protocol::check_upload(const Answer& answer, const UploadedPart& part) const {
+  return check_sum(part.crc32c, header(answer.headers, "x-amz-checksum-crc32c"));
+}
+
 void S3Protocol::make_head(Call& call, const ObjectName& name) const {
   call.method = "HEAD";
   call.name = name;
@@ -120,9 +124,7 @@ void S3Protocol::make_copy(Call& call, const Object& object, const Version& from
 
 Verdict S3Protocol::check_part(const Answer& answer, UploadedPart& part) const {
   part.etag = header(answer.headers, "etag");
-  const std::string_view theirs = header(answer.headers, "x-amz-checksum-crc32c");
-  if (!part.crc32c.empty() && !theirs.empty() && theirs != part.crc32c)
-    return {Status::kCorrupt, true, "the server has other bytes than it was sent: the checksums differ"};
+  if (Verdict verdict = check_upload(answer, part); verdict.status != Status::kOk) return verdict;
   return part.etag.empty() ? Verdict{Status::kProtocol, false, "the part has no ETag"} : Verdict{};
 }
 

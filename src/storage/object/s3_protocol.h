@@ -14,6 +14,7 @@ class S3Protocol : public Protocol {
   void make_put(Call& call, const std::string& tag) const override;
   void make_upload(Call& call, SegmentsBody& body, Checksum checksum, bool signs,
                    UploadedPart& part) const override;
+  [[nodiscard]] Verdict check_upload(const Answer& answer, const UploadedPart& part) const override;
   void make_head(Call& call, const ObjectName& name) const override;
   [[nodiscard]] Version version_of(const Headers& headers) const override;
   void make_create(Call& call, const Object& object, Checksum checksum) const override;

@@ -7,6 +7,7 @@
 
 #include "base/copy/copy.h"
 #include "base/copy/crc32c.h"
+#include "base/copy/crc64.h"
 #include "storage/object/signer.h"
 #include "towline/plugin/backend.hpp"
 #include "towline/plugin/cursor.hpp"
@@ -131,6 +132,14 @@ uint32_t SegmentsBody::crc() const noexcept {
   uint32_t crc = 0;
   each([&](const std::byte* data, size_t count) {
     crc = crc32c({reinterpret_cast<const uint8_t*>(data), count}, crc);
+  });
+  return crc;
+}
+
+uint64_t SegmentsBody::crc64() const noexcept {
+  uint64_t crc = 0;
+  each([&](const std::byte* data, size_t count) {
+    crc = towline::crc64({reinterpret_cast<const uint8_t*>(data), count}, crc);
   });
   return crc;
 }

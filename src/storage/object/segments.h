@@ -37,6 +37,7 @@ class SegmentsBody final : public http::Body {
   void rewind() noexcept override;
 
   [[nodiscard]] uint32_t crc() const noexcept;
+  [[nodiscard]] uint64_t crc64() const noexcept;
   [[nodiscard]] std::string sha256() const;  // 32 bytes
   [[nodiscard]] std::string md5() const;     // 16 bytes
 

@@ -25,10 +25,20 @@ enum class ServerKind { kS3, kAzure, kGcs };
   return kind == ServerKind::kS3 ? "object" : kind == ServerKind::kAzure ? "azure" : "gcs";
 }
 
-enum class Checksum { kNone, kCrc32c, kSha256, kMd5 };
+enum class Checksum { kNone, kCrc32c, kSha256, kMd5, kCrc64 };
 
 // The source of credentials.
-enum class Source { kAuto, kSettings, kEnvironment, kProfile, kWebIdentity, kInstance, kNone };
+enum class Source {
+  kAuto,
+  kSettings,
+  kEnvironment,
+  kProfile,
+  kWebIdentity,
+  kInstance,
+  kTokenFile,
+  kAccount,
+  kNone
+};
 
 struct CredentialSettings {
   Source source = Source::kAuto;
@@ -37,11 +47,13 @@ struct CredentialSettings {
   std::vector<ProfileFile> profile_files{};
   Profile profile{};  // as it was when the settings were read
   std::string role_arn{};
-  std::string token_file{};
+  std::string token_file{};    // of a web identity; Google: that holds the token itself
+  std::string account_file{};  // Google: JSON of a service account or a user
   std::string session_name{};
   std::string sts_url{};
   std::string metadata_url{};
   bool metadata_off = false;
+  std::string missing{};  // Google: what is to be set; a failure only of those who use it
 };
 
 struct Settings {

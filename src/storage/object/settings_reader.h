@@ -37,6 +37,7 @@ class SettingsReader {
     }
     return value;
   }
+  [[nodiscard]] std::string variable(const char* name) const { return environment_(name).value_or(""); }
   [[nodiscard]] uint64_t bytes(const char* key, const char* fallback, uint64_t low, uint64_t high) const {
     const std::string value = text(key, fallback);
     const auto parsed = parse_bytes(value);

@@ -64,6 +64,11 @@ uint32_t joined_crc(const Parts& parts) noexcept {
   return crc;
 }
 
+Verdict check_sum(std::string_view sent, std::string_view theirs) {
+  if (sent.empty() || theirs.empty() || sent == theirs) return {};
+  return {Status::kCorrupt, true, "the server has other bytes than it was sent: the checksums differ"};
+}
+
 Verdict check_created(const Answer& answer, std::string& upload_id) {
   upload_id = decode_upload_id(answer.body);
   if (upload_id.empty()) return {Status::kProtocol, false, "the answer names no upload"};

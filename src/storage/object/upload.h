@@ -25,6 +25,8 @@ std::vector<Piece> patch_pieces(uint64_t begin, uint64_t end, uint64_t old_bytes
 
 // The checksum of all parts in a row.
 uint32_t joined_crc(const Parts& parts) noexcept;
+// Do a checksum that was sent and the server's own of the same bytes agree? Either may be missing.
+[[nodiscard]] Verdict check_sum(std::string_view sent, std::string_view theirs);
 [[nodiscard]] Verdict check_created(const Answer& answer, std::string& upload_id);
 // The ETag of the object that a put or a complete made; "" if the answer has none.
 [[nodiscard]] std::string etag_of(const Answer& answer);

@@ -60,7 +60,7 @@ class FileConnection final : public storing::OwnConnection {
     for (uint64_t i = 0; i < plan.local->region_count; ++i) {
       if ((backend_.library().kinds() >> plan.local->regions[i].kind & 1) == 0)
         return host().refuse(Status::kUnsupported,
-                             fmt::format("{}: the local list is of a kind of memory that it does not move",
+                             fmt::format("{}: the other list is of a kind of memory that it does not move",
                                          Mine::kNames.backend));
     }
     auto prepared = std::make_unique<Prepared>();

@@ -257,7 +257,8 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   const towline_list& remote = *args.plan->remote;
   for (uint64_t i = 0; i < local.region_count; ++i) {
     if (args.local[i] == nullptr)
-      return refuse(Status::kUnsupported, "a local region was not registered with it when it was made");
+      return refuse(Status::kUnsupported,
+                    "a region of this agent was not registered with it when it was made");
     const auto* region = reinterpret_cast<const Registered*>(args.local[i]);
     prepared->local.push_back(region->memory[worker_].metadata);
     prepared->local_devices.push_back(device_of(local.regions[i]));

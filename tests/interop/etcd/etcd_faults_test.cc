@@ -125,6 +125,7 @@ TEST_F(EtcdFaults, WhatIsPublishedComesBackToAServerThatLostEverything) {
   }
   EXPECT_EQ(directory.get("unleased").wait(), Status::kNotFound);
   EXPECT_NE(directory.info().find("\"times_lost\":1"), std::string::npos) << directory.info();
+  EXPECT_NE(directory.info().find("\"schema\":1"), std::string::npos) << directory.info();
 }
 
 TEST_F(EtcdFaults, CallsToAStoppedServerEndByTheirDeadlineAndSayWhy) {

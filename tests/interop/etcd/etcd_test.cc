@@ -129,9 +129,8 @@ TEST_F(EtcdDirectory, AFetchedPeerIsReachedWithoutFurtherHelp) {
   const Peer peer = directory.fetch("far/with slash").get_peer();
   EXPECT_EQ(peer.name(), "far/with slash");
   EXPECT_EQ(peer.incarnation(), far.incarnation());
-  const Transfer move =
-      near.transfer(Op::write, near.block_list(blocks_of(source.data(), source.size(), 4096)),
-                    peer.block_list(blocks_of(target.data(), target.size(), 4096)));
+  const Transfer move = near.transfer(near.block_list(blocks_of(source.data(), source.size(), 4096)),
+                                      peer.block_list(blocks_of(target.data(), target.size(), 4096)));
   const Status posted = move.post();
   EXPECT_EQ(posted == Status::kInProgress ? move.wait(20s) : posted, Status::kOk) << last_error();
   EXPECT_EQ(std::memcmp(source.data(), target.data(), source.size()), 0);

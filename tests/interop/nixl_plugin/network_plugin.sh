@@ -11,4 +11,4 @@ plugin=$(compgen -G "${wheel:-/nowhere}/.nixl_cu1?.mesonpy.libs/plugins/libplugi
 export UCX_MODULES=^ib,rdmacm # its libnl crashes when the process ends
 export TOWLINE_PLUGINS=nixl_net TOWLINE_NIXL_NET_LIBRARY=$plugin
 unset TOWLINE_NIXL_WHEEL
-"$towline" bench --backend nixl_net --memory private --sizes 4KiB,1MiB --batches 64,16 --span 64MiB --op both --time 500ms
+"$towline" bench --backend nixl_net --memory private --sizes 4KiB,1MiB --batches 64,16 --span 64MiB --from both --time 500ms

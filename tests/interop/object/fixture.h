@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "proxy.h"
+#include "support/azure_server.h"
+#include "support/directed.h"
 #include "support/loopback.h"
 #include "support/s3_server.h"
 #include "support/stamps.h"
@@ -21,6 +23,7 @@ namespace towline::interop {
 inline constexpr uint64_t kMib = 1 << 20;
 
 using namespace std::chrono_literals;
+using support::AzureServer;
 using support::first_difference;
 using support::free_port;
 using support::S3Server;
@@ -28,6 +31,14 @@ using support::stamp_bytes;
 using support::TemporaryFolder;
 inline constexpr const char* kAccessKey = S3Server::kAccessKey;
 inline constexpr const char* kSecretKey = S3Server::kSecretKey;
+
+inline AgentOptions options_for(const std::string& config) {
+  AgentOptions options;
+  options.listen = "none";
+  options.config = config;
+  options.default_timeout = 60s;
+  return options;
+}
 
 class ObjectTest : public ::testing::Test {
  protected:
@@ -49,13 +60,6 @@ class ObjectTest : public ::testing::Test {
   static std::string config_for(const std::string& endpoint, const std::string& more = {}) {
     return S3Server::config(endpoint, more);
   }
-  static AgentOptions options_for(const std::string& config) {
-    AgentOptions options;
-    options.listen = "none";
-    options.config = config;
-    options.default_timeout = 60s;
-    return options;
-  }
   void connect(const std::string& endpoint, const std::string& more = {}) {
     region_.reset();
     agent_.reset();
@@ -65,17 +69,17 @@ class ObjectTest : public ::testing::Test {
   }
 
   [[nodiscard]] Region open(const std::string& key, const StorageOptions& options = {}) const {
-    return register_storage(*agent_, "s3://bucket/" + key, options);
+    return agent_->register_storage("s3://bucket/" + key, options);
   }
   [[nodiscard]] BlockList in_memory(uint64_t offset, uint64_t bytes) {
     return agent_->block_list(Blocks::at(memory_.data() + offset, bytes));
   }
   [[nodiscard]] BlockList in_object(const Region& object, uint64_t offset, uint64_t bytes) const {
-    return agent_->block_list(storage_blocks(object, offset, bytes));
+    return agent_->block_list(object.blocks(offset, bytes));
   }
   [[nodiscard]] Transfer transfer(Op op, uint64_t memory_offset, const Region& object, uint64_t offset,
                                   uint64_t bytes, const TransferOptions& options = {}) {
-    return agent_->transfer(op, in_memory(memory_offset, bytes), in_object(object, offset, bytes), options);
+    return directed(*agent_, op, in_memory(memory_offset, bytes), in_object(object, offset, bytes), options);
   }
   static Status run(const Transfer& transfer) {
     const Status posted = transfer.post();
@@ -91,16 +95,16 @@ class ObjectTest : public ::testing::Test {
     stamp_bytes(contents.data(), bytes, seed);
     const Region region = agent.register_memory(dram(contents.data(), bytes), {.access = Access::kAll});
     const Region object =
-        register_storage(agent, "s3://bucket/" + key, {.create = true, .truncate = true, .bytes = bytes});
-    ASSERT_EQ(run(agent.transfer(Op::write, agent.block_list(Blocks::at(contents.data(), bytes)),
-                                 agent.block_list(storage_blocks(object, 0, bytes)))),
+        agent.register_storage("s3://bucket/" + key, {.create = true, .truncate = true, .bytes = bytes});
+    ASSERT_EQ(run(agent.transfer(agent.block_list(Blocks::at(contents.data(), bytes)),
+                                 agent.block_list(object.blocks(0, bytes)))),
               Status::kOk);
   }
   // The error of registering.
   static std::pair<Status, std::string> refusal(const Agent& agent, const std::string& uri,
                                                 const StorageOptions& options = {}) {
     try {
-      (void)register_storage(agent, uri, options);
+      (void)agent.register_storage(uri, options);
       return {Status::kOk, {}};
     } catch (const Error& error) {
       return {error.code(), error.what()};

@@ -2,6 +2,7 @@
 #include <atomic>
 
 #include "fixture.h"
+#include "support/directed.h"
 
 namespace towline::interop {
 namespace {
@@ -42,7 +43,7 @@ class Gcs : public ObjectTest {
         agent_->register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll}));
   }
   [[nodiscard]] Region open(const std::string& key, const StorageOptions& options = {}) const {
-    return register_storage(*agent_, "gs://bucket/" + key, options);
+    return agent_->register_storage("gs://bucket/" + key, options);
   }
   void write(const std::string& key, uint64_t bytes, uint64_t seed) {
     const Region object = open(key, {.create = true, .truncate = true, .bytes = bytes});
@@ -68,13 +69,13 @@ TEST_F(Gcs, ObjectsOfOneAndOfManyRequestsGoAndComeBack) {
   }
   EXPECT_EQ(parts, 5u);
   std::vector<std::string> found;
-  for (const StorageEntry& entry : list_storage(*agent_, "gs://bucket/gs/")) found.push_back(entry.uri);
+  for (const StorageEntry& entry : agent_->list_storage("gs://bucket/gs/")) found.push_back(entry.uri);
   EXPECT_EQ(found, (std::vector<std::string>{"gs://bucket/gs/large", "gs://bucket/gs/small"}));
 }
 
 TEST_F(Gcs, RequestsAreSignedForTheRegionThatGoogleNames) {
   const Agent agent("auto", options_for(S3Server::config(proxy_->url(), {}, "gcs")));
-  (void)query_storage(agent, "gs://bucket/absent");
+  (void)agent.query_storage("gs://bucket/absent");
   const std::string authorization = proxy_->seen().at(0).headers.at("authorization");
   EXPECT_NE(authorization.find("/auto/s3/aws4_request"), std::string::npos) << authorization;
 }
@@ -170,7 +171,7 @@ TEST_F(Gcs, AReplacementIsSeenWholeOrNotAtAll) {
   std::memset(memory_.data(), 0, 6 * kMib);
   ASSERT_EQ(move(Op::read, 0, open("replaced"), 0, 6 * kMib), Status::kOk);
   EXPECT_EQ(first_difference(memory_.data(), 6 * kMib, 5), 6 * kMib);
-  commit_storage(next);
+  next.commit();
   ASSERT_EQ(move(Op::read, 0, open("replaced"), 0, 6 * kMib), Status::kOk);
   EXPECT_EQ(first_difference(memory_.data(), 6 * kMib, 6), 6 * kMib);
 }

@@ -13,7 +13,6 @@
 #include <optional>
 #include <thread>
 
-#include "azure_server.h"
 #include "fixture.h"
 
 namespace towline::interop {
@@ -86,7 +85,7 @@ TEST_F(ObjectCommandLine, MeasuresFilesAndObjectsInOneTableAndFindsEveryByte) {
   std::string places;
   for (const auto& [place, backend] : expected) places += (places.empty() ? "" : ",") + place;
   const Ended ended = towline("bench --storage " + places +
-                              " --op both --sizes 64KiB --batches 4 --depths 2 --time 100ms --json");
+                              " --from both --sizes 64KiB --batches 4 --depths 2 --time 100ms --json");
   for (const char* name :
        {"TOWLINE_GCS_ENDPOINT", "TOWLINE_GCS_REGION", "GS_ACCESS_KEY_ID", "GS_SECRET_ACCESS_KEY",
         "TOWLINE_AZURE_ENDPOINT", "AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY"})
@@ -101,7 +100,7 @@ TEST_F(ObjectCommandLine, MeasuresFilesAndObjectsInOneTableAndFindsEveryByte) {
     ++rows[place];
   }
   for (const auto& [place, backend] : expected) EXPECT_EQ(rows[place], 2) << place;
-  EXPECT_EQ(list_storage(*agent_, "s3://bucket/measured/towline-bench-").size(),
+  EXPECT_EQ(agent_->list_storage("s3://bucket/measured/towline-bench-").size(),
             2 * 4u);  // of each row two; gs:// is there too
 }
 

@@ -1,37 +1,15 @@
 // Where credentials come from: each source signs requests that a real server accepts; Amazon's services that
 // give credentials out are played by the test.
 #include <atomic>
-#include <cstdlib>
 #include <fstream>
-#include <map>
 #include <mutex>
 
 #include "fixture.h"
 #include "support/object_settings.h"
+#include "variables.h"
 
 namespace towline::interop {
 namespace {
-
-// Sets variables and puts them back.
-class Variables {
- public:
-  explicit Variables(const std::map<std::string, std::string>& values) {
-    for (const auto& [name, value] : values) {
-      const char* before = getenv(name.c_str());
-      before_[name] = before == nullptr ? "" : before;
-      ::setenv(name.c_str(), value.c_str(), 1);
-    }
-  }
-  ~Variables() {
-    for (const auto& [name, value] : before_)
-      value.empty() ? ::unsetenv(name.c_str()) : ::setenv(name.c_str(), value.c_str(), 1);
-  }
-  Variables(const Variables&) = delete;
-  Variables& operator=(const Variables&) = delete;
-
- private:
-  std::map<std::string, std::string> before_;
-};
 
 class ObjectCredentials : public ObjectTest {
  protected:
@@ -56,9 +34,9 @@ class ObjectCredentials : public ObjectTest {
     make_object("credited", 1000, 1);
     const Agent agent("credited", options_for(config));
     const Region memory = agent.register_memory(dram(memory_.data(), 1000), {.access = Access::kAll});
-    const Region object = register_storage(agent, "s3://bucket/credited");
-    const Transfer read = agent.transfer(Op::read, agent.block_list(Blocks::at(memory_.data(), 1000)),
-                                         agent.block_list(storage_blocks(object, 0, 1000)));
+    const Region object = agent.register_storage("s3://bucket/credited");
+    const Transfer read = agent.transfer(agent.block_list(object.blocks(0, 1000)),
+                                         agent.block_list(Blocks::at(memory_.data(), 1000)));
     ASSERT_EQ(run(read), Status::kOk);
     EXPECT_EQ(first_difference(memory_.data(), 1000, 1), 1000u);
     EXPECT_NE(read.route().find("\"credentials\":\"" + source + "\""), std::string::npos) << read.route();
@@ -144,9 +122,9 @@ TEST_F(ObjectCredentials, TheyAreWaitedForWhereTheFirstRequestIsAWrite) {
                                                          metadata.url() + "\"\n")));
   const Region memory = agent.register_memory(dram(memory_.data(), 1000), {.access = Access::kAll});
   const Region object =
-      register_storage(agent, "s3://bucket/first-write", {.create = true, .truncate = true, .bytes = 1000});
-  EXPECT_EQ(run(agent.transfer(Op::write, agent.block_list(Blocks::at(memory_.data(), 1000)),
-                               agent.block_list(storage_blocks(object, 0, 1000)))),
+      agent.register_storage("s3://bucket/first-write", {.create = true, .truncate = true, .bytes = 1000});
+  EXPECT_EQ(run(agent.transfer(agent.block_list(Blocks::at(memory_.data(), 1000)),
+                               agent.block_list(object.blocks(0, 1000)))),
             Status::kOk);
 }
 
@@ -265,7 +243,7 @@ TEST_F(ObjectCredentials, WithoutThemRequestsGoUnsigned) {
                 Proxy::http(200, "", "ETag: \"x\"\r\nLast-Modified: Fri, 24 May 2013 00:00:00 GMT\r\n")};
   });
   const Agent agent("anonymous", options_for(bare(open_to_all.url(), "credentials = \"none\"\n")));
-  EXPECT_EQ(query_storage(agent, "s3://bucket/key").exists, 1u);
+  EXPECT_EQ(agent.query_storage("s3://bucket/key").exists, 1u);
 }
 
 TEST_F(ObjectCredentials, BadSettingsAreNamed) {

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "fixture.h"
+#include "support/directed.h"
 
 namespace towline::interop {
 namespace {
@@ -48,8 +49,8 @@ TEST_F(ObjectFaults, WhatCanNotBeOpenedIsNamedWithTheReason) {
   expect(*agent_, "s3://bucket/\xff\xfe", Status::kInvalidArgument, "not UTF-8");
   expect(*agent_, "s3://bucket/" + std::string(1025, 'k'), Status::kInvalidArgument, "1025 bytes");
   expect(*agent_, "s3://bucket/new", Status::kInvalidArgument, "options.bytes", {.create = true});
-  EXPECT_EQ(query_storage(*agent_, "s3://bucket/absent").exists, 0u);
-  EXPECT_THROW((void)query_storage(*agent_, "s3://no-such-bucket/key"), Error);
+  EXPECT_EQ(agent_->query_storage("s3://bucket/absent").exists, 0u);
+  EXPECT_THROW((void)agent_->query_storage("s3://no-such-bucket/key"), Error);
   const Agent without("without", options_for(""));
   expect(without, "s3://bucket/key", Status::kUnsupported, "plugins = \"object\"");
 }
@@ -138,7 +139,7 @@ TEST_F(ObjectFaults, AServerThatIsAwayForAWhileIsWaitedFor) {
     refused = 0;
     EXPECT_EQ(move(Op::write, 0, object, 0, 4 * kMib), Status::kOk);
     refused = 0;
-    EXPECT_EQ(query_storage(*agent_, "s3://bucket/away").bytes, 4 * kMib);
+    EXPECT_EQ(agent_->query_storage("s3://bucket/away").bytes, 4 * kMib);
     proxy.judge({});
   }
 }
@@ -167,7 +168,7 @@ TEST_F(ObjectFaults, ADeadlineEndsWaitingForAServer) {
     }
   }
   try {
-    (void)query_storage(*agent_, "s3://bucket/long-away");
+    (void)agent_->query_storage("s3://bucket/long-away");
     FAIL() << "nobody answered";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Status::kTimedOut);
@@ -344,9 +345,9 @@ TEST_F(ObjectFaults, AnObjectReplacedBetweenTheSharesOfWorkersIsStale) {
   options.workers = 3;
   const Agent agent("sharing", options);
   const Region memory = agent.register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll});
-  const Region object = register_storage(agent, "s3://bucket/shared");
-  const Transfer read = agent.transfer(Op::read, agent.block_list(Blocks::at(memory_.data(), kBytes)),
-                                       agent.block_list(storage_blocks(object, 0, kBytes)), {.workers = 3});
+  const Region object = agent.register_storage("s3://bucket/shared");
+  const Transfer read = agent.transfer(agent.block_list(object.blocks(0, kBytes)),
+                                       agent.block_list(Blocks::at(memory_.data(), kBytes)), {.workers = 3});
   std::atomic<int> reads{0};
   proxy.judge([&](const Request& request) -> Fault {
     if (request.method == "GET" && reads++ == 1) make_object("shared", kBytes, 13);
@@ -380,7 +381,7 @@ class ObjectChunks : public ObjectFaults {
     peer_.emplace(stager_->add_peer(owner_->metadata()));
   }
   [[nodiscard]] Transfer load(const Region& object) const {
-    return stager_->transfer(Op::write, stager_->block_list(storage_blocks(object, 0, kBytes)),
+    return stager_->transfer(stager_->block_list(object.blocks(0, kBytes)),
                              peer_->block_list(Blocks::at(memory_.data(), kBytes)));
   }
 
@@ -393,7 +394,7 @@ class ObjectChunks : public ObjectFaults {
 
 TEST_F(ObjectChunks, OfTwoVersionsAreStale) {
   make_object("chunked", kBytes, 14);
-  const Region object = register_storage(*stager_, "s3://bucket/chunked");
+  const Region object = stager_->register_storage("s3://bucket/chunked");
   const Transfer loading = load(object);
   for (const int replaced_at : {1, 5}) {
     SCOPED_TRACE(replaced_at);
@@ -412,7 +413,7 @@ TEST_F(ObjectChunks, OfTwoVersionsAreStale) {
 
 TEST_F(ObjectChunks, AreComparedWithTheChecksumOfTheWhole) {
   make_object("summed-in-chunks", kBytes, 21);
-  const Region object = register_storage(*stager_, "s3://bucket/summed-in-chunks");
+  const Region object = stager_->register_storage("s3://bucket/summed-in-chunks");
   const Transfer loading = load(object);
   ASSERT_EQ(run(loading), Status::kOk);
   std::atomic<int> reads{0};
@@ -457,7 +458,7 @@ TEST_F(ObjectFaults, AFailedUploadIsAborted) {
   const Transfer write = transfer(Op::write, 0, object, 0, 12 * kMib);
   EXPECT_EQ(run(write), Status::kIo);
   EXPECT_EQ(write.wait_fenced(Fence::kBoth, 60s), Status::kOk);
-  EXPECT_EQ(query_storage(*agent_, "s3://bucket/aborted").exists, 0u);
+  EXPECT_EQ(agent_->query_storage("s3://bucket/aborted").exists, 0u);
   EXPECT_TRUE(eventually([&] { return own.unfinished_uploads() == 0; }));
 }
 
@@ -568,7 +569,7 @@ TEST_F(ObjectFaults, AnUploadThatIsOnlySaidToBeCompleteIsNoSuccess) {
   completions = 0;
   proxy.judge(say_so);
   try {
-    commit_storage(object);
+    object.commit();
     FAIL() << "an upload that nobody completed was taken for done";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Status::kIo) << error.what();
@@ -588,9 +589,9 @@ TEST_F(ObjectFaults, ACommitWhoseAnswerIsLostIsSettledByLooking) {
     const bool completes = request.method == "POST" && request.has("uploadId");
     return {.drop_answer = completes && completions++ == 0};
   });
-  EXPECT_NO_THROW(commit_storage(object));
+  EXPECT_NO_THROW(object.commit());
   EXPECT_GE(completions, 2);
-  EXPECT_EQ(query_storage(*agent_, "s3://bucket/committed").bytes, 12 * kMib);
+  EXPECT_EQ(agent_->query_storage("s3://bucket/committed").bytes, 12 * kMib);
   EXPECT_EQ(move(Op::read, 0, object, 0, 12 * kMib), Status::kOk);
   // One that came to nothing is no success because something else is there.
   const Region other = open("committed", {.replace = true, .bytes = 6 * kMib});
@@ -600,7 +601,7 @@ TEST_F(ObjectFaults, ACommitWhoseAnswerIsLostIsSettledByLooking) {
     return {.answer = completes ? Proxy::s3_error(404, "NoSuchUpload") : ""};
   });
   try {
-    commit_storage(other);
+    other.commit();
     FAIL() << "a commit that came to nothing was taken for done";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Status::kNotFound) << error.what();
@@ -617,9 +618,9 @@ TEST_F(ObjectFaults, WhoMayOnlyWriteCommits) {
   connect(proxy.url(), "part = \"5MiB\"\n");
   const Region object = open("write-only", {.replace = true, .bytes = kMib});
   ASSERT_EQ(move(Op::write, 0, object, 0, kMib), Status::kOk);
-  EXPECT_NO_THROW(commit_storage(object));
+  EXPECT_NO_THROW(object.commit());
   connect(server_->url());
-  EXPECT_EQ(query_storage(*agent_, "s3://bucket/write-only").bytes, kMib);
+  EXPECT_EQ(agent_->query_storage("s3://bucket/write-only").bytes, kMib);
 }
 
 TEST_F(ObjectFaults, ACancelledWriteThatTheServerHasGotIsFencedByItsAnswer) {
@@ -641,7 +642,7 @@ TEST_F(ObjectFaults, ACancelledWriteThatTheServerHasGotIsFencedByItsAnswer) {
   // It was written before its answer was held up: looking at the object tells, and that nothing comes any
   // more.
   EXPECT_EQ(write.wait_fenced(Fence::kBoth, 60s), Status::kOk);
-  EXPECT_EQ(query_storage(*agent_, "s3://bucket/cancelled-write").bytes, kMib);
+  EXPECT_EQ(agent_->query_storage("s3://bucket/cancelled-write").bytes, kMib);
 }
 
 // ---- clocks and regions

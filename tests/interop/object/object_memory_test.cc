@@ -41,10 +41,10 @@ TEST_F(ObjectsWithoutMemory, PostsAreRefusedAndTheAgentEnds) {
   {
     const Region memory = agent->register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll});
     const BlockList mine = agent->block_list(Blocks::at(memory_.data(), 20 * kMib));
-    const Region object = register_storage(*agent, "s3://bucket/scarce", {.access = Access::kAll});
-    const BlockList theirs = agent->block_list(storage_blocks(object, 0, 20 * kMib));
-    post_with_less_than_it_takes(agent->transfer(Op::read, mine, theirs));
-    post_with_less_than_it_takes(agent->transfer(Op::write, mine, theirs));
+    const Region object = agent->register_storage("s3://bucket/scarce", {.access = Access::kAll});
+    const BlockList theirs = agent->block_list(object.blocks(0, 20 * kMib));
+    post_with_less_than_it_takes(agent->transfer(theirs, mine));
+    post_with_less_than_it_takes(agent->transfer(mine, theirs));
   }
   std::future<void> ended = std::async(std::launch::async, [&] { agent.reset(); });
   if (ended.wait_for(30s) == std::future_status::ready) return;

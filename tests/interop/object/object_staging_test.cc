@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "fixture.h"
+#include "support/directed.h"
 #include "support/server_process.h"
 
 namespace towline::interop {
@@ -50,20 +51,20 @@ class ObjectStaging : public ObjectTest {
   }
   void fill_peer(uint64_t bytes, uint64_t seed) {
     stamp_bytes(memory_.data(), bytes, seed);
-    ASSERT_EQ(run(agent_->transfer(Op::write, in_memory(0, bytes), in_peer(0, bytes))), Status::kOk);
+    ASSERT_EQ(run(agent_->transfer(in_memory(0, bytes), in_peer(0, bytes))), Status::kOk);
   }
   [[nodiscard]] Transfer save(const Region& object, uint64_t offset, uint64_t bytes,
                               const TransferOptions& options = {}) const {
-    return agent_->transfer(Op::read, in_object(object, offset, bytes), in_peer(0, bytes), options);
+    return agent_->transfer(in_peer(0, bytes), in_object(object, offset, bytes), options);
   }
   void expect_object(const std::string& key, uint64_t bytes, uint64_t seed) {
-    ASSERT_EQ(query_storage(*agent_, "s3://bucket/" + key).bytes, bytes);
+    ASSERT_EQ(agent_->query_storage("s3://bucket/" + key).bytes, bytes);
     std::memset(memory_.data(), 0, bytes);
     ASSERT_EQ(move(Op::read, 0, open(key), 0, bytes), Status::kOk);
     EXPECT_EQ(first_difference(memory_.data(), bytes, seed), bytes);
   }
   [[nodiscard]] bool exists(const std::string& key) const {
-    return query_storage(*agent_, "s3://bucket/" + key).exists != 0;
+    return agent_->query_storage("s3://bucket/" + key).exists != 0;
   }
   template <class Done>
   static bool eventually(Done&& done) {
@@ -113,8 +114,8 @@ TEST_F(ObjectStaging, AnyLengthIsOneTransferWithDefaults) {
     expect_object(key, bytes, bytes + 1);
     // And back.
     fill_peer(bytes, 99);
-    ASSERT_EQ(run(agent_->transfer(Op::write, in_object(object, 0, bytes), in_peer(0, bytes))), Status::kOk);
-    ASSERT_EQ(run(agent_->transfer(Op::read, in_memory(0, bytes), in_peer(0, bytes))), Status::kOk);
+    ASSERT_EQ(run(agent_->transfer(in_object(object, 0, bytes), in_peer(0, bytes))), Status::kOk);
+    ASSERT_EQ(run(agent_->transfer(in_peer(0, bytes), in_memory(0, bytes))), Status::kOk);
     EXPECT_EQ(first_difference(memory_.data(), bytes, bytes + 1), bytes);
   }
 }
@@ -146,7 +147,7 @@ TEST_F(ObjectStaging, PickedPagesOfSeveralObjectsGoWhereTheyBelong) {
   std::vector<Blocks> blocks;
   for (size_t i = 0; i < pages_of.size(); ++i) {
     objects.push_back(open("picked/" + std::to_string(i), {.create = true, .bytes = pages_of[i] * kPage}));
-    blocks.push_back(storage_blocks(objects.back(), 0, kPage).repeat(pages_of[i], kPage));
+    blocks.push_back(objects.back().blocks(0, kPage).repeat(pages_of[i], kPage));
   }
   fill_peer(kPage * kPages, 3);
   std::vector<uint32_t> from(kPages);
@@ -156,7 +157,7 @@ TEST_F(ObjectStaging, PickedPagesOfSeveralObjectsGoWhereTheyBelong) {
   std::iota(to.begin(), to.end(), 0u);
   std::shuffle(to.begin(), to.end(), std::mt19937(6));
   const BlockList stored = agent_->block_list(blocks);
-  ASSERT_EQ(run(agent_->transfer(Op::read, stored, to, in_peer(0, kPage, kPages), from)), Status::kOk);
+  ASSERT_EQ(run(agent_->transfer(in_peer(0, kPage, kPages)[from], stored[to])), Status::kOk);
   std::vector<uint32_t> page_at(kPages);
   for (uint32_t i = 0; i < kPages; ++i) page_at[to[i]] = from[i];
   uint32_t page = 0;
@@ -194,7 +195,7 @@ TEST_F(ObjectStaging, AReplacementTakesPartsOfDefaultSize) {
   const Region object = open("staged-replacement", {.replace = true, .bytes = kAll});
   ASSERT_EQ(run(save(object, 0, kAll)), Status::kOk);
   EXPECT_FALSE(exists("staged-replacement"));
-  commit_storage(object);
+  object.commit();
   expect_object("staged-replacement", kAll, 9);
 }
 
@@ -245,10 +246,10 @@ TEST_F(ObjectStaging, ObjectsThatAreThereAreNotNamed) {
   std::vector<Blocks> blocks;
   for (int i = 0; i < 4; ++i) {
     objects.push_back(open("some/" + std::to_string(i), {.create = true, .bytes = kEach}));
-    blocks.push_back(storage_blocks(objects.back(), 0, kEach));
+    blocks.push_back(objects.back().blocks(0, kEach));
   }
   fill_peer(4 * kEach, 2);
-  const Transfer saving = agent_->transfer(Op::read, agent_->block_list(blocks), in_peer(0, kEach, 4));
+  const Transfer saving = agent_->transfer(in_peer(0, kEach, 4), agent_->block_list(blocks));
   proxy_->judge([&](const Request& request) -> Fault {
     return {.answer =
                 request.method == "PUT" && request.has("some/2") ? Proxy::s3_error(403, "AccessDenied") : ""};

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "fixture.h"
+#include "support/directed.h"
 
 namespace towline::interop {
 namespace {
@@ -48,7 +49,7 @@ TEST_F(Objects, LargeOnesGoInPartsAndComeInRanges) {
 TEST_F(Objects, AnyRangeIsRead) {
   make_object("ranges", 3 * kMib, 3);
   const Region object = open("ranges");
-  EXPECT_EQ(region_info(object).bytes, 3 * kMib);
+  EXPECT_EQ(object.info().bytes, 3 * kMib);
   std::mt19937_64 random(7);
   for (const uint64_t bytes : {1u, 7u, 4096u, 70000u, 1000001u}) {
     const uint64_t at = random() % (3 * kMib - bytes);
@@ -81,17 +82,17 @@ TEST_F(Objects, PickedPagesGoWhereTheyBelong) {
   make_object("pages", kPage * kPages, 4);
   const Region object = open("pages", {.access = Access::kAll});
   const BlockList mine = agent_->block_list(blocks_of(memory_.data(), kPage * kPages, kPage));
-  const BlockList theirs = agent_->block_list(storage_blocks(object, 0, kPage).repeat(kPages, kPage));
+  const BlockList theirs = agent_->block_list(object.blocks(0, kPage).repeat(kPages, kPage));
   std::vector<uint32_t> from(kPages);
   std::iota(from.begin(), from.end(), 0u);
   std::shuffle(from.begin(), from.end(), std::mt19937(11));
   std::vector<uint32_t> to(from.rbegin(), from.rend());
-  ASSERT_EQ(run(agent_->transfer(Op::read, mine, to, theirs, from)), Status::kOk);
+  ASSERT_EQ(run(agent_->transfer(theirs[from], mine[to])), Status::kOk);
   for (uint32_t i = 0; i < kPages; ++i)
     ASSERT_EQ(first_difference(memory_.data() + to[i] * kPage, kPage, 4, from[i] * kPage), kPage) << i;
   // All pages of it, in any order, are the whole object.
   stamp_bytes(memory_.data(), kPage * kPages, 5);
-  ASSERT_EQ(run(agent_->transfer(Op::write, mine, from, theirs, to)), Status::kOk);
+  ASSERT_EQ(run(agent_->transfer(mine[from], theirs[to])), Status::kOk);
   std::memset(memory_.data(), 0, kPage * kPages);
   ASSERT_EQ(move(Op::read, 0, object, 0, kPage * kPages), Status::kOk);
   for (uint32_t i = 0; i < kPages; ++i)
@@ -104,14 +105,14 @@ TEST_F(Objects, SeveralObjectsInOneTransfer) {
   std::vector<Blocks> theirs;
   for (uint64_t i = 0; i < 5; ++i) {
     objects.push_back(open("several/" + std::to_string(i), {.create = true, .bytes = kEach}));
-    theirs.push_back(storage_blocks(objects.back(), 0, kEach));
+    theirs.push_back(objects.back().blocks(0, kEach));
   }
   const BlockList mine = agent_->block_list(blocks_of(memory_.data(), 5 * kEach, kEach));
   const BlockList list = agent_->block_list(theirs);
   stamp_bytes(memory_.data(), 5 * kEach, 6);
-  ASSERT_EQ(run(agent_->transfer(Op::write, mine, list)), Status::kOk);
+  ASSERT_EQ(run(agent_->transfer(mine, list)), Status::kOk);
   std::memset(memory_.data(), 0, 5 * kEach);
-  ASSERT_EQ(run(agent_->transfer(Op::read, mine, list)), Status::kOk);
+  ASSERT_EQ(run(agent_->transfer(list, mine)), Status::kOk);
   EXPECT_EQ(first_difference(memory_.data(), 5 * kEach, 6), 5 * kEach);
 }
 
@@ -126,7 +127,7 @@ TEST_F(Objects, KeysWithOddBytesWork) {
     std::memset(memory_.data(), 0, 1000);
     ASSERT_EQ(move(Op::read, 0, object, 0, 1000), Status::kOk);
     EXPECT_EQ(first_difference(memory_.data(), 1000, 7), 1000u);
-    EXPECT_EQ(query_storage(*agent_, "s3://bucket/odd/" + key).bytes, 1000u);
+    EXPECT_EQ(agent_->query_storage("s3://bucket/odd/" + key).bytes, 1000u);
   }
 }
 
@@ -135,14 +136,13 @@ TEST_F(Objects, WorkSplitOverWorkersArrivesWhole) {
   options.workers = 3;
   const Agent agent("split", options);
   const Region memory = agent.register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll});
-  const Region object = register_storage(agent, "s3://bucket/split", {.create = true, .bytes = 20 * kMib});
+  const Region object = agent.register_storage("s3://bucket/split", {.create = true, .bytes = 20 * kMib});
   const BlockList mine = agent.block_list(Blocks::at(memory_.data(), 20 * kMib));
-  const BlockList theirs = agent.block_list(storage_blocks(object, 0, 20 * kMib));
+  const BlockList theirs = agent.block_list(object.blocks(0, 20 * kMib));
   stamp_bytes(memory_.data(), 20 * kMib, 8);
-  for (int i = 0; i < 2; ++i)
-    ASSERT_EQ(run(agent.transfer(Op::write, mine, theirs, {.workers = 3})), Status::kOk);
+  for (int i = 0; i < 2; ++i) ASSERT_EQ(run(agent.transfer(mine, theirs, {.workers = 3})), Status::kOk);
   std::memset(memory_.data(), 0, kBytes);
-  ASSERT_EQ(run(agent.transfer(Op::read, mine, theirs, {.workers = 3})), Status::kOk);
+  ASSERT_EQ(run(agent.transfer(theirs, mine, {.workers = 3})), Status::kOk);
   EXPECT_EQ(first_difference(memory_.data(), 20 * kMib, 8), 20 * kMib);
 }
 
@@ -151,13 +151,13 @@ TEST_F(Objects, ACallerDrivenAgentStoresToo) {
   options.progress = Progress::kCaller;
   const Agent agent("driven", options);
   const Region memory = agent.register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll});
-  const Region object = register_storage(agent, "s3://bucket/driven", {.create = true, .bytes = kMib});
+  const Region object = agent.register_storage("s3://bucket/driven", {.create = true, .bytes = kMib});
   const BlockList mine = agent.block_list(Blocks::at(memory_.data(), kMib));
-  const BlockList theirs = agent.block_list(storage_blocks(object, 0, kMib));
+  const BlockList theirs = agent.block_list(object.blocks(0, kMib));
   stamp_bytes(memory_.data(), kMib, 9);
-  ASSERT_EQ(run(agent.transfer(Op::write, mine, theirs)), Status::kOk);
+  ASSERT_EQ(run(agent.transfer(mine, theirs)), Status::kOk);
   std::memset(memory_.data(), 0, kMib);
-  ASSERT_EQ(run(agent.transfer(Op::read, mine, theirs)), Status::kOk);
+  ASSERT_EQ(run(agent.transfer(theirs, mine)), Status::kOk);
   EXPECT_EQ(first_difference(memory_.data(), kMib, 9), kMib);
 }
 
@@ -241,10 +241,9 @@ TEST_F(Objects, AStretchThatS3CanNotWriteIsRefusedWithTheReason) {
   refused(transfer(Op::write, 0, object, 100, 100), "at least 5242880 bytes");
   refused(transfer(Op::write, 0, object, 0, 100), "at least 5242880 bytes");
   refused(transfer(Op::write, 0, object, kMib + 1, 100), "no holes");
-  const BlockList apart = agent_->block_list(
-      std::vector<Blocks>{storage_blocks(object, 0, 100), storage_blocks(object, 200, 100)});
-  refused(agent_->transfer(Op::write, agent_->block_list(blocks_of(memory_.data(), 200, 100)), apart),
-          "one stretch");
+  const BlockList apart =
+      agent_->block_list(std::vector<Blocks>{object.blocks(0, 100), object.blocks(200, 100)});
+  refused(agent_->transfer(agent_->block_list(blocks_of(memory_.data(), 200, 100)), apart), "one stretch");
   ASSERT_EQ(move(Op::read, 0, object, 0, kMib), Status::kOk);
   EXPECT_EQ(first_difference(memory_.data(), kMib, 17), kMib);
 }
@@ -254,7 +253,7 @@ TEST_F(Objects, TruncatingStartsAnew) {
   const Region object = open("truncated", {.truncate = true, .bytes = 2 * kMib});
   stamp_bytes(memory_.data(), 1000, 19);
   ASSERT_EQ(move(Op::write, 0, object, 0, 1000), Status::kOk);
-  EXPECT_EQ(query_storage(*agent_, "s3://bucket/truncated").bytes, 1000u);
+  EXPECT_EQ(agent_->query_storage("s3://bucket/truncated").bytes, 1000u);
 }
 
 // ---- reading
@@ -271,8 +270,8 @@ TEST_F(Objects, AShortReadIsAnErrorThatNamesItsBlocks) {
   make_object("short", kPage * 10 + 100, 20);
   const Region object = open("short", {.bytes = kPage * 64});
   const BlockList mine = agent_->block_list(blocks_of(memory_.data(), kPage * 64, kPage));
-  const BlockList theirs = agent_->block_list(storage_blocks(object, 0, kPage).repeat(64, kPage));
-  const Transfer read = agent_->transfer(Op::read, mine, theirs);
+  const BlockList theirs = agent_->block_list(object.blocks(0, kPage).repeat(64, kPage));
+  const Transfer read = agent_->transfer(theirs, mine);
   EXPECT_EQ(run(read), Status::kShort);
   EXPECT_EQ(only_failure(read).first, 10u);
   EXPECT_EQ(first_difference(memory_.data(), kPage * 10, 20), kPage * 10);
@@ -292,8 +291,22 @@ TEST_F(Objects, WhoKnowsTheSizeNeedsNoLook) {
   ASSERT_EQ(move(Op::read, 0, known, 0, kMib), Status::kOk);
   EXPECT_EQ(first_difference(memory_.data(), kMib, 25), kMib);
   ASSERT_EQ(move(Op::write, 0, anew, 0, kMib), Status::kOk);
-  EXPECT_EQ(query_storage(*agent_, "s3://bucket/anew").bytes, kMib);
+  EXPECT_EQ(agent_->query_storage("s3://bucket/anew").bytes, kMib);
   EXPECT_EQ(move(Op::read, 0, absent, 0, kMib), Status::kNotFound);
+}
+
+TEST_F(Objects, WhoWritesObjectsWholeNeedsNoLookEither) {
+  make_object("exists", kMib, 26);
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "writes = \"whole\"\n");
+  const Region exists = open("exists", {.access = Access::kAll, .create = true, .bytes = kMib});
+  const Region absent = open("not there", {.access = Access::kAll, .create = true, .bytes = kMib});
+  EXPECT_TRUE(proxy.seen().empty());
+  ASSERT_EQ(move(Op::read, 0, exists, 0, kMib), Status::kOk);
+  EXPECT_EQ(first_difference(memory_.data(), kMib, 26), kMib);
+  EXPECT_EQ(move(Op::read, 0, absent, 0, kMib), Status::kNotFound);
+  ASSERT_EQ(move(Op::write, 0, exists, 0, 4096), Status::kOk);
+  EXPECT_EQ(agent_->query_storage("s3://bucket/exists").bytes, 4096u);
 }
 
 TEST_F(Objects, AccessIsKept) {
@@ -350,7 +363,7 @@ TEST_F(Objects, AReplacementIsSeenWholeOrNotAtAll) {
     ASSERT_EQ(move(Op::write, 16 * kMib, object, 16 * kMib, 4 * kMib), Status::kOk);
     ASSERT_EQ(move(Op::write, 0, object, 0, 8 * kMib), Status::kOk);
     try {
-      commit_storage(object);
+      object.commit();
       FAIL() << "a replacement with a hole was committed";
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find("bytes 8388608 to 16777216"), std::string::npos)
@@ -359,11 +372,11 @@ TEST_F(Objects, AReplacementIsSeenWholeOrNotAtAll) {
     ASSERT_EQ(move(Op::write, 8 * kMib, object, 8 * kMib, 8 * kMib), Status::kOk);
     EXPECT_EQ(move(Op::write, 0, object, 100, 100), Status::kUnsupported);
     EXPECT_THROW((void)transfer(Op::read, 0, object, 0, 16), Error);
-    EXPECT_EQ(query_storage(*agent_, "s3://bucket/replaced").bytes, 100000u);
-    commit_storage(object);
-    EXPECT_EQ(query_storage(*agent_, "s3://bucket/replaced").bytes, kAll);
+    EXPECT_EQ(agent_->query_storage("s3://bucket/replaced").bytes, 100000u);
+    object.commit();
+    EXPECT_EQ(agent_->query_storage("s3://bucket/replaced").bytes, kAll);
     EXPECT_THROW((void)transfer(Op::write, 0, object, 0, 8 * kMib), Error);
-    EXPECT_THROW(commit_storage(object), Error);
+    EXPECT_THROW(object.commit(), Error);
     std::memset(memory_.data(), 0, kBytes);
     ASSERT_EQ(move(Op::read, 0, object, 0, kAll), Status::kOk);
     EXPECT_EQ(first_difference(memory_.data(), kAll, 25), kAll);
@@ -372,7 +385,7 @@ TEST_F(Objects, AReplacementIsSeenWholeOrNotAtAll) {
     const Region dropped = open("replaced", {.replace = true, .bytes = kAll});
     ASSERT_EQ(move(Op::write, 0, dropped, 0, 8 * kMib), Status::kOk);
   }
-  EXPECT_EQ(query_storage(*agent_, "s3://bucket/replaced").bytes, kAll);
+  EXPECT_EQ(agent_->query_storage("s3://bucket/replaced").bytes, kAll);
 }
 
 TEST_F(Objects, AConditionalWriteNoticesOthers) {
@@ -391,7 +404,7 @@ TEST_F(Objects, AConditionalWriteNoticesOthers) {
 TEST_F(Objects, WhatIsThereIsListed) {
   for (const std::string key : {"list/a", "list/b c", "list/d&e<f>", "list/z/1"})
     make_object(key, key.size(), 28);
-  const auto entries = list_storage(*agent_, "s3://bucket/list/");
+  const auto entries = agent_->list_storage("s3://bucket/list/");
   ASSERT_EQ(entries.size(), 4u);
   EXPECT_EQ(entries[0].uri, "s3://bucket/list/a");
   EXPECT_EQ(entries[1].uri, "s3://bucket/list/b c");
@@ -399,9 +412,9 @@ TEST_F(Objects, WhatIsThereIsListed) {
   EXPECT_EQ(entries[3].uri, "s3://bucket/list/z/1");
   EXPECT_EQ(entries[3].info.bytes, 8u);
   EXPECT_GT(entries[3].info.modified_ns, 0u);
-  EXPECT_EQ(list_storage(*agent_, "s3://bucket/list/", 2).size(), 2u);
-  EXPECT_TRUE(list_storage(*agent_, "s3://bucket/nothing-here/").empty());
-  EXPECT_THROW((void)list_storage(*agent_, "file:/tmp/"), Error);
+  EXPECT_EQ(agent_->list_storage("s3://bucket/list/", 2).size(), 2u);
+  EXPECT_TRUE(agent_->list_storage("s3://bucket/nothing-here/").empty());
+  EXPECT_THROW((void)agent_->list_storage("file:/tmp/"), Error);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "fixture.h"
+#include "support/directed.h"
 
 namespace towline::interop {
 namespace {

@@ -26,7 +26,7 @@ void run(const std::string& address) {
   const Region far_region = far.register_memory(dram(theirs), {.access = Access::kAll});
   const auto blob = far.metadata();
   const Peer peer = near.add_peer(blob);
-  const Transfer move = near.transfer(Op::write, near.block_list(blocks_of(mine.data(), kBytes, 4096)),
+  const Transfer move = near.transfer(near.block_list(blocks_of(mine.data(), kBytes, 4096)),
                                       peer.block_list(blocks_of(theirs.data(), kBytes, 4096)));
   for (int i = 0; i < kTransfers; ++i) {
     Status status = move.post();

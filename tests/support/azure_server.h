@@ -7,7 +7,7 @@
 #include "support/server_process.h"
 #include "support/temporary_folder.h"
 
-namespace towline::interop {
+namespace towline::support {
 
 class AzureServer {
  public:
@@ -31,9 +31,9 @@ class AzureServer {
  private:
   void make_container() const;
 
-  support::TemporaryFolder folder_;
+  TemporaryFolder folder_;
   const uint16_t port_;
-  support::ServerProcess process_;
+  ServerProcess process_;
 };
 
-}  // namespace towline::interop
+}  // namespace towline::support
