@@ -63,6 +63,7 @@ __global__ void __launch_bounds__(kThreads)
 
 struct Gather::State {
   Piece* list = nullptr;
+  bool pinned = false;
   uint32_t pieces = 0;
   uint32_t blocks = 1;
   uint32_t* arrivals = nullptr;
@@ -97,16 +98,18 @@ void read(void* to, uint64_t address, uint64_t bytes) {
   check(cudaMemcpy(to, reinterpret_cast<const void*>(address), bytes, cudaMemcpyDefault), "cudaMemcpy");
 }
 
-Gather::Gather(const std::vector<Piece>& list) : state_(new State) {
+Gather::Gather(const std::vector<Piece>& list, bool pinned) : state_(new State) {
   State& state = *state_;
   state.pieces = static_cast<uint32_t>(list.size());
   int processors = 1;
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0), "attribute");
   state.blocks = std::clamp<uint32_t>((state.pieces + kThreads / 32 - 1) / (kThreads / 32), 1,
                                       static_cast<uint32_t>(4 * processors));
-  check(cudaMalloc(&state.list, std::max<std::size_t>(1, list.size()) * sizeof(Piece)), "cudaMalloc");
-  check(cudaMemcpy(state.list, list.data(), list.size() * sizeof(Piece), cudaMemcpyHostToDevice),
-        "cudaMemcpy");
+  const std::size_t bytes = std::max<std::size_t>(1, list.size()) * sizeof(Piece);
+  state.pinned = pinned;
+  check(pinned ? cudaHostAlloc(&state.list, bytes, cudaHostAllocMapped) : cudaMalloc(&state.list, bytes),
+        "memory of the list");
+  check(cudaMemcpy(state.list, list.data(), list.size() * sizeof(Piece), cudaMemcpyDefault), "cudaMemcpy");
   check(cudaMalloc(&state.arrivals, sizeof *state.arrivals), "cudaMalloc");
   check(cudaMemset(state.arrivals, 0, sizeof *state.arrivals), "cudaMemset");
   check(cudaHostAlloc(&state.flag, sizeof *state.flag, cudaHostAllocMapped), "cudaHostAlloc");
@@ -117,7 +120,7 @@ Gather::Gather(const std::vector<Piece>& list) : state_(new State) {
 
 Gather::~Gather() {
   cudaStreamDestroy(state_->stream);
-  cudaFree(state_->list);
+  state_->pinned ? cudaFreeHost(state_->list) : cudaFree(state_->list);
   cudaFree(state_->arrivals);
   cudaFreeHost(state_->flag);
   delete state_;

@@ -22,10 +22,11 @@ void write(uint64_t address, const void* from, uint64_t bytes);
 void read(void* to, uint64_t address, uint64_t bytes);
 
 // One kernel over a list of pieces of any length, a warp a piece, whose last block tells the host by a word in pinned
-// memory. An empty list: an empty launch.
+// memory. An empty list: an empty launch. `pinned`: the list lies in pinned memory, as lists do that are made while data
+// arrives, and not on the GPU.
 class Gather {
  public:
-  explicit Gather(const std::vector<Piece>& list);
+  explicit Gather(const std::vector<Piece>& list, bool pinned = false);
   Gather(const Gather&) = delete;
   Gather& operator=(const Gather&) = delete;
   ~Gather();

@@ -28,7 +28,7 @@ void read(void* to, uint64_t address, uint64_t bytes) {
   std::memcpy(to, reinterpret_cast<const void*>(address), bytes);
 }
 
-Gather::Gather(const std::vector<Piece>& list) : state_(new State{list}) {}
+Gather::Gather(const std::vector<Piece>& list, bool) : state_(new State{list}) {}
 Gather::~Gather() { delete state_; }
 
 double Gather::run() {

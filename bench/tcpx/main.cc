@@ -1,11 +1,9 @@
 // tcpx beside tcp: GB/s and processor time a byte of WRITEs and READs between two agents of one process, in turns, by each
-// source that is named. Ratios are of neighbouring runs: tcpx's throughput over tcp's, and tcp's processor time over tcpx's,
-// so above 1 tcpx is ahead.
-//
-//   towline_bench_tcpx [sources [rounds [block bytes [address [address there, network there]]]]]
+// source that is named, in host memory or in a GPU's. Ratios are of neighbouring runs: tcpx's throughput over tcp's, and tcp's
+// processor time over tcpx's, so above 1 tcpx is ahead. Both move the same bytes, which are compared before anything is timed.
 //
 // Over a veth pair: ip netns add there; ip link add v1 type veth peer name v2 netns there; addresses, MTU, up; then
-//   towline_bench_tcpx mapped,copy 7 65536 10.80.0.1 10.80.0.2 there
+//   towline_bench_tcpx --source mapped,copy --here 10.80.0.1 --there 10.80.0.2 --network there
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/resource.h>
@@ -14,7 +12,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -24,6 +22,9 @@
 
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
+
+#include "gpu_memory.h"
 #include "support/statistics.h"
 #include "support/table.h"
 #include "towline/towline.hpp"
@@ -39,10 +40,52 @@ constexpr int kPosts = 8;  // of a run
 struct Options {
   std::vector<std::string> sources{"mapped", "copy"};
   int rounds = 5;
-  uint64_t block = 64u << 10;
+  std::vector<uint64_t> blocks{64u << 10};
+  bool vram = false;
+  int gpu_here = 0;
+  int gpu_there = 0;
+  std::string plugins;  // a folder; empty: where agents look
   std::string here = "127.0.0.1";
   std::string there = "127.0.0.1";
   std::string network_there;
+};
+
+// Of the host, or of a GPU.
+class Bytes {
+ public:
+  Bytes(bool vram, int gpu) {
+    if (vram)
+      gpu_ = std::make_unique<tool::GpuMemory>(gpu, kBytes);
+    else
+      host_.emplace(kBytes);
+  }
+  [[nodiscard]] towline::MemoryView view() const {
+    if (gpu_ == nullptr) return towline::dram(*host_);
+    return {.address = reinterpret_cast<void*>(gpu_->address()),
+            .bytes = kBytes,
+            .kind = towline::Kind::kVram,
+            .device = gpu_->device()};
+  }
+  void fill(uint8_t seed) {
+    std::vector<uint8_t> made(kBytes);
+    for (uint64_t i = 0; i < kBytes; ++i) made[i] = static_cast<uint8_t>(i * 31 + (i >> 9) + seed);
+    if (gpu_ == nullptr)
+      std::memcpy(host_->data(), made.data(), kBytes);
+    else
+      gpu_->put(0, made.data(), kBytes);
+  }
+  [[nodiscard]] std::vector<uint8_t> copy() const {
+    std::vector<uint8_t> made(kBytes);
+    if (gpu_ == nullptr)
+      std::memcpy(made.data(), host_->data(), kBytes);
+    else
+      gpu_->get(0, made.data(), kBytes);
+    return made;
+  }
+
+ private:
+  std::optional<towline::Memory> host_;
+  std::unique_ptr<tool::GpuMemory> gpu_;
 };
 
 struct Speed {
@@ -84,20 +127,35 @@ std::unique_ptr<towline::Agent> make_agent(const char* name, const towline::Agen
 // Two agents over one backend.
 class Pair {
  public:
-  Pair(const std::string& backend, const std::string& config, const Options& options)
-      : here_(kBytes), there_(kBytes) {
-    left_ = make_agent("here", {.listen = options.here + ":0", .backends = backend, .config = config}, "");
-    right_ = make_agent("there", {.listen = options.there + ":0", .backends = backend, .config = config},
+  Pair(const std::string& backend, const std::string& settings, const Options& options, uint64_t block)
+      : here_(options.vram, options.gpu_here), there_(options.vram, options.gpu_there) {
+    std::vector<std::string> libraries;
+    if (backend != "tcp") libraries.push_back(backend);
+    if (options.vram) libraries.emplace_back("cuda");
+    std::string config = "plugins = [";
+    for (const std::string& name : libraries)
+      config += options.plugins.empty() ? fmt::format("\"{}\",", name)
+                                        : fmt::format("\"{}/libtowline_{}.so\",", options.plugins, name);
+    config += "]\n" + settings;
+    // cuda tells what lies on a GPU; as the second it is not what carries bytes between two agents of a host.
+    const std::string backends = options.vram ? backend + ",cuda" : backend;
+    left_ = make_agent("here", {.listen = options.here + ":0", .backends = backends, .config = config}, "");
+    right_ = make_agent("there", {.listen = options.there + ":0", .backends = backends, .config = config},
                         options.network_there);
-    mine_.emplace(left_->register_memory(towline::dram(here_), {.access = towline::Access::kAll}));
-    theirs_.emplace(right_->register_memory(towline::dram(there_), {.access = towline::Access::kAll}));
+    mine_.emplace(left_->register_memory(here_.view(), {.access = towline::Access::kAll}));
+    theirs_.emplace(right_->register_memory(there_.view(), {.access = towline::Access::kAll}));
     peer_.emplace(left_->add_peer(right_->metadata()));
-    const auto blocks = [&](const towline::Memory& memory) {
-      return towline::Blocks::at(memory.data(), options.block).repeat(kBytes / options.block, options.block);
+    const auto blocks = [&](const Bytes& memory) {
+      const towline::MemoryView view = memory.view();
+      return towline::Blocks::at(view.address, block, view.kind, view.device).repeat(kBytes / block, block);
     };
-    for (const towline::Op op : {towline::Op::write, towline::Op::read})
-      transfers_.push_back(
-          left_->transfer(op, left_->block_list(blocks(here_)), peer_->block_list(blocks(there_))));
+    const towline::BlockList mine = left_->block_list(blocks(here_));
+    const towline::BlockList theirs = peer_->block_list(blocks(there_));
+    transfers_.push_back(left_->transfer(mine, theirs));
+    transfers_.push_back(left_->transfer(theirs, mine));
+    if (const std::string route = transfers_[0].route(); route.find(backend) == std::string::npos)
+      throw std::runtime_error(fmt::format("{} does not carry this: {}", backend, route));
+    check();
   }
 
   Speed run(bool read) {
@@ -124,8 +182,19 @@ class Pair {
   }
 
  private:
-  towline::Memory here_;
-  towline::Memory there_;
+  void check() {
+    for (const bool read : {false, true}) {
+      here_.fill(read ? 3 : 1);
+      there_.fill(read ? 4 : 2);
+      const std::vector<uint8_t> sent = read ? there_.copy() : here_.copy();
+      (void)run(read);
+      if ((read ? here_ : there_).copy() != sent)
+        throw std::runtime_error(fmt::format("a {} brought wrong bytes", read ? "READ" : "WRITE"));
+    }
+  }
+
+  Bytes here_;
+  Bytes there_;
   std::unique_ptr<towline::Agent> left_;
   std::unique_ptr<towline::Agent> right_;
   std::optional<towline::Region> mine_;
@@ -139,8 +208,9 @@ std::string show(const std::vector<double>& values) {
   return fmt::format("{:.2f} [{:.2f} {:.2f}]", spread.median, spread.min, spread.max);
 }
 
-void compare(bench::Rows& rows, const std::string& source, Pair& tcp, const Options& options) {
-  Pair tcpx("tcpx", "plugins = [\"tcpx\"]\n[tuning.tcpx]\nsource = \"" + source + "\"\n", options);
+void compare(bench::Rows& rows, const std::string& source, uint64_t block, Pair& tcp,
+             const Options& options) {
+  Pair tcpx("tcpx", "[tuning.tcpx]\nsource = \"" + source + "\"\n", options, block);
   for (const bool read : {false, true}) {
     (void)tcp.run(read);
     (void)tcpx.run(read);
@@ -154,44 +224,49 @@ void compare(bench::Rows& rows, const std::string& source, Pair& tcp, const Opti
       faster.push_back(ours.gbps / plain.gbps);
       cheaper.push_back(plain.ns_a_byte / ours.ns_a_byte);
     }
-    rows.push_back({tcpx.source(), read ? "READ" : "WRITE", show(gbps), show(faster), show(cheaper)});
+    rows.push_back({tcpx.source(), fmt::format("{} KiB x {}", block >> 10, kBytes / block),
+                    read ? "READ" : "WRITE", show(gbps), show(faster), show(cheaper)});
   }
-}
-
-Options read_options(int count, char** arguments) {
-  Options options;
-  if (count > 1) {
-    options.sources.clear();
-    std::string text = arguments[1];
-    for (std::size_t at = 0; at <= text.size();) {
-      const std::size_t comma = std::min(text.find(',', at), text.size());
-      options.sources.push_back(text.substr(at, comma - at));
-      at = comma + 1;
-    }
-  }
-  if (count > 2) options.rounds = std::atoi(arguments[2]);
-  if (count > 3) options.block = std::strtoull(arguments[3], nullptr, 10);
-  if (count > 4) options.here = options.there = arguments[4];
-  if (count > 6) {
-    options.there = arguments[5];
-    options.network_there = arguments[6];
-  }
-  if (options.rounds < 1 || options.block == 0 || kBytes % options.block != 0)
-    throw std::runtime_error("rounds must be above 0, and a block must divide 64 MiB");
-  return options;
 }
 
 }  // namespace
 
 int main(int count, char** arguments) {
+  Options options;
+  std::string memory = "dram";
+  CLI::App app{"tcpx beside tcp, between two agents of this process: GB/s and processor time a byte"};
+  app.add_option("--source", options.sources, "sources of tcpx, in turns with tcp")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("--rounds", options.rounds)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--block", options.blocks, "bytes of a block, or several; 64 MiB are moved in such blocks")
+      ->delimiter(',')
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(uint64_t{1024}, kBytes))
+      ->capture_default_str();
+  app.add_option("--memory", memory, "where both ends' bytes lie")
+      ->check(CLI::IsMember({"dram", "vram"}))
+      ->capture_default_str();
+  app.add_option("--gpu", options.gpu_here, "of this end, with --memory vram")->capture_default_str();
+  app.add_option("--gpu-there", options.gpu_there, "of the other")->capture_default_str();
+  app.add_option("--plugins", options.plugins, "folder with tcpx's and cuda's libraries")
+      ->check(CLI::ExistingDirectory);
+  app.add_option("--here", options.here, "address of this end")->capture_default_str();
+  app.add_option("--there", options.there, "address of the other")->capture_default_str();
+  app.add_option("--network", options.network_there, "network namespace of the other");
+  CLI11_PARSE(app, count, arguments);
+  options.vram = memory == "vram";
   try {
-    const Options options = read_options(count, arguments);
-    Pair tcp("tcp", "", options);
-    bench::Rows rows = {{"source", "op", "GB/s", "GB/s over tcp's", "tcp's processor time over it"}};
-    for (const std::string& source : options.sources) compare(rows, source, tcp, options);
+    bench::Rows rows = {
+        {"source", "blocks", "op", "GB/s", "GB/s over tcp's", "tcp's processor time over it"}};
+    for (const uint64_t block : options.blocks) {
+      if (kBytes % block != 0) throw std::runtime_error("--block: it must divide 64 MiB");
+      Pair tcp("tcp", "", options, block);
+      for (const std::string& source : options.sources) compare(rows, source, block, tcp, options);
+    }
     std::printf("%s", bench::render(rows).c_str());
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
+    std::fprintf(stderr, "towline_bench_tcpx: %s\n", error.what());
     return 1;
   }
   return 0;

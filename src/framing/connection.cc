@@ -69,7 +69,8 @@ LaneState::LaneState(std::unique_ptr<Lane> stream, const ConnectionOptions& opti
       frame_bytes(std::clamp(traits.frame_bytes, 1u, options.max_frame_bytes)),
       out(options),
       in(options) {
-  if (lane->lends()) loans = std::make_unique<Loans>();
+  const PayloadFlow* const flow = lane->payload_flow();
+  if (lane->lends() || (flow != nullptr && flow->lends())) loans = std::make_unique<Loans>();
   traits.read_ahead_bytes = std::clamp<uint32_t>(traits.read_ahead_bytes, kHeaderBytes, 64u << 10);
   traits.payload_alignment = std::bit_floor(std::clamp(traits.payload_alignment, 1u, kMaxPaddingBytes));
 }
@@ -285,9 +286,9 @@ std::string Connection::describe() const {
   std::string gpu = "null";
   if (landings_ != nullptr)
     gpu = fmt::format(R"({{"by": "host memory", "chunks": {}, "chunk_bytes": {}, "gathered_bytes": {}, )"
-                      R"("scattered_bytes": {}, "unpacked_bytes": {}}})",
-                      kLandingSlots, kLandingSlotBytes, landings_->gathered_bytes, landings_->scattered_bytes,
-                      landings_->unpacked_bytes);
+                      R"("in_place_bytes": {}, "scattered_bytes": {}, "unpacked_bytes": {}}})",
+                      kLandingSlots, kLandingSlotBytes, landings_->gathered_bytes, landings_->in_place_bytes,
+                      landings_->scattered_bytes, landings_->unpacked_bytes);
   return fmt::format(
       R"({{"lanes": {}, "lane": [{}], "state": "{}", "parts": {}, "frames_sent": {}, "frames_received": {}, )"
       R"("bytes_sent": {}, "bytes_received": {}, "acks_sent": {}, "refused": {}, "checksum": {}, "gpu_memory": {}}})",

@@ -49,6 +49,7 @@
 //   core_loans.cc    payload that a lane reads after it was written (loans.h)
 //   core_unmapped.cc registered memory whose pages are gone
 //   core_landing.cc  the same of payload in GPU memory, and sending it (landing.h)
+//   core_in_place.cc payload in GPU memory that is sent as it lies
 #pragma once
 
 #include <array>
@@ -207,7 +208,7 @@ class Connection {
   void wake_if_needed() noexcept;
 
   // core_payload.cc
-  [[nodiscard]] bool goes_apart(LaneState& lane, std::size_t bytes) const noexcept;
+  [[nodiscard]] bool goes_apart(const LaneState& lane, std::size_t bytes) const noexcept;
   [[nodiscard]] bool may_emit_header(LaneState& lane, const Part* part) const noexcept;
   void end_header(LaneState& lane, FrameHeader& header, bool apart,
                   std::span<const uint8_t> message) noexcept;
@@ -217,6 +218,14 @@ class Connection {
   IoResult fill_from_flow(LaneState& lane, std::size_t& asked) noexcept;
   void receive_into_slot(LaneState& lane, ScatterSlot& slot) noexcept;
   [[nodiscard]] Status begin_scatter(uint32_t index, int32_t& vendor_code) noexcept;
+
+  // core_in_place.cc
+  [[nodiscard]] bool goes_in_place(const LaneState& lane, uint64_t device,
+                                   std::span<const LandingPiece> pieces, std::size_t bytes) const noexcept;
+  void leave_in_place(GatherSlot& slot, uint64_t device) noexcept;
+  [[nodiscard]] bool slot_opens(const LaneState& lane, const GatherSlot& slot) const noexcept;
+  void append_slot(LaneState& lane, uint32_t index) noexcept;
+  void take_slot(LaneState& lane, uint32_t index, Part* part) noexcept;
 
   // core_loans.cc
   [[nodiscard]] bool may_lend(const LaneState& lane, std::size_t payload) const noexcept;

@@ -43,6 +43,7 @@ Landings::Landings(std::unique_ptr<Lander> made) : lander(std::move(made)) {
   pieces.reserve(kMaxSegments + 1);
   for (uint32_t i = kLandingSlots; i-- > 0;) {
     gather[i].segments = std::make_unique<WireSegment[]>(kMaxSegments);
+    gather[i].in_place.reserve(kMaxSegments + 1);
     scatter[i].pieces.reserve(kMaxSegments + 1);
     free_gather.push_back(i);
     free_scatter.push_back(i);
@@ -176,6 +177,14 @@ void Connection::begin_gather(Part& part) noexcept {
   }
   landings.pieces.clear();
   for (std::size_t i = 0; i < count; ++i) add_piece(landings.pieces, segments_[i].local, segments_[i].length);
+  const auto in_place = [&](const auto& lane) {
+    return goes_in_place(*lane, region.device, landings.pieces, slot.bytes);
+  };
+  if (std::any_of(lanes_.begin(), lanes_.end(), in_place)) {
+    leave_in_place(slot, region.device);
+    landings.ready.push(index);
+    return;
+  }
   slot.state = GatherSlot::State::kGathering;
   ++part.copies;
   ++landings.under_way;
@@ -219,6 +228,7 @@ void Connection::free_gather(uint32_t index) noexcept {
   GatherSlot& slot = landings_->gather[index];
   slot.state = GatherSlot::State::kFree;
   slot.part = nullptr;
+  slot.in_place.clear();
   slot.pins.release(host_);
   landings_->free_gather.push_back(index);
 }
@@ -235,7 +245,8 @@ void Connection::free_scatter(uint32_t index) noexcept {
 
 bool Connection::opens_gathered(const LaneState& lane) const noexcept {
   return landings_ != nullptr && !landings_->ready.empty() &&
-         lane.out.sent.size() < options_.most_uncounted_frames;
+         lane.out.sent.size() < options_.most_uncounted_frames &&
+         slot_opens(lane, landings_->gather[landings_->ready.front()]);
 }
 
 bool Connection::open_gathered(LaneState& lane) noexcept {
@@ -255,14 +266,13 @@ bool Connection::open_gathered(LaneState& lane) noexcept {
   header.offset = slot.offset;
   out.frame.clear();
   if (!apart) out.frame.append(out.preamble.get(), preamble_bytes(header));
-  out.frame.append(landings_->lander->slot(Way::kGather, index), slot.bytes);
+  append_slot(lane, index);
   std::memcpy(out.preamble.get() + kHeaderBytes, slot.segments.get(),
               slot.segment_count * sizeof(WireSegment));
   end_header(lane, header, apart, slot.with_message ? message_of(part) : std::span<const uint8_t>{});
-  out.slot = index;
-  slot.state = GatherSlot::State::kSending;
   out.sent.push({header.sequence, slot.bytes, &part});
   out.unacked_bytes += slot.bytes;
+  take_slot(lane, index, &part);
   return true;
 }
 
@@ -300,7 +310,10 @@ Status Connection::pin_landing(std::span<const WireSegment> segments, uint32_t a
 // Is there an answer that open_answer() could make a frame of now?
 bool Connection::answer_opens(const LaneState& lane) const noexcept {
   const Output& out = lane.out;
-  if (!out.gathers.empty()) return landings_->gather[out.gathers.front()].state == GatherSlot::State::kReady;
+  if (!out.gathers.empty()) {
+    const GatherSlot& slot = landings_->gather[out.gathers.front()];
+    return slot.state == GatherSlot::State::kReady && slot_opens(lane, slot);
+  }
   if (out.answers.empty()) return false;
   const bool waits = answers_[out.answers.front()].place == ReadAnswer::Place::kGpu;
   return !waits || !landings_->free_gather.empty();
@@ -349,6 +362,10 @@ void Connection::gather_answers(LaneState& lane) noexcept {
       out.answers.pop();
       free_answers_.push_back(which);
     }
+    if (slot.apart && goes_in_place(lane, device, landings.pieces, bytes)) {
+      leave_in_place(slot, device);
+      continue;
+    }
     ++landings.under_way;
     int32_t vendor_code = 0;
     const Status begun = landings.lander->begin(Way::kGather, index, device, landings.pieces, vendor_code);
@@ -362,7 +379,7 @@ bool Connection::open_gathered_answer(LaneState& lane) noexcept {
   while (!out.gathers.empty() && may_emit(lane, kHeaderBytes)) {
     const uint32_t index = out.gathers.front();
     GatherSlot& slot = landings_->gather[index];
-    if (slot.state != GatherSlot::State::kReady) return false;
+    if (slot.state != GatherSlot::State::kReady || !slot_opens(lane, slot)) return false;
     out.gathers.pop();
     if (slot.discarded || slot.status != Status::kOk) {
       if (!slot.discarded) refuse_gathered_answer(lane, slot);
@@ -377,11 +394,10 @@ bool Connection::open_gathered_answer(LaneState& lane) noexcept {
     header.offset = slot.offset;
     out.frame.clear();
     if (!apart) out.frame.append(out.preamble.get(), preamble_bytes(header));
-    out.frame.append(landings_->lander->slot(Way::kGather, index), slot.bytes);
+    append_slot(lane, index);
     end_header(lane, header, apart, {});
     out.served = slot.bytes;
-    out.slot = index;
-    slot.state = GatherSlot::State::kSending;
+    take_slot(lane, index, nullptr);
     return true;
   }
   return false;

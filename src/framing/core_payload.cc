@@ -5,7 +5,7 @@
 namespace towline::framing {
 
 // A checksum would have to see bytes that lie where no processor reads them: such payload goes with its header.
-bool Connection::goes_apart(LaneState& lane, std::size_t bytes) const noexcept {
+bool Connection::goes_apart(const LaneState& lane, std::size_t bytes) const noexcept {
   const PayloadFlow* const flow = lane.lane->payload_flow();
   return flow != nullptr && flow->open() && bytes >= flow->least_bytes() && !options_.checksum &&
          (options_.features & kFeatureApart) != 0;
@@ -52,7 +52,8 @@ bool Connection::flush_payload(LaneState& lane, std::size_t& budget) noexcept {
   Output& out = lane.out;
   if (!out.apart || out.flow_blocked || lane.broken.status != Status::kOk) return false;
   const std::size_t offered = out.frame.bytes();
-  const IoResult result = lane.lane->payload_flow()->write(out.frame.pieces());
+  PayloadFlow& flow = *lane.lane->payload_flow();
+  const IoResult result = out.lent ? flow.write_from(out.frame.pieces()) : flow.write(out.frame.pieces());
   if (result.status == Status::kAgain) {
     out.flow_blocked = true;
     return false;

@@ -3,6 +3,8 @@
 // core_landing.cc is the engine's half.
 //
 //   out   free -> gathering (the GPU) -> ready -> sending (the lane) -> free
+//         free -> ready -> free, for memory that the lane's payload flow sends as it lies: the lane keeps its part, or its
+//         pins, as a loan (loans.h)
 //   in    free -> receiving (the lane) -> scattering (the GPU) -> free
 //
 // The slots of a connection are few. A part, an answer or a frame that finds none waits for one: that is the
@@ -98,6 +100,8 @@ struct GatherSlot {
   bool with_message = false;
   std::unique_ptr<WireSegment[]> segments;  // kMaxSegments; of a WRITE
   PinSet pins{kMaxSegments};                // of DATA
+  uint64_t device = 0;                      // of in_place
+  std::vector<LandingPiece> in_place;  // the payload, where it is sent as it lies; nothing is in the slot
 };
 
 struct LaneState;
@@ -164,6 +168,7 @@ struct Landings {
   std::vector<LandingPiece> pieces;  // scratch, of the copy that is being begun
   uint32_t under_way = 0;            // copies
   uint64_t gathered_bytes = 0;
+  uint64_t in_place_bytes = 0;  // sent without being gathered
   uint64_t scattered_bytes = 0;
   uint64_t unpacked_bytes = 0;  // of those, from fragments
 };

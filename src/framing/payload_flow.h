@@ -35,6 +35,18 @@ class PayloadFlow {
 
   // As a lane's.
   [[nodiscard]] virtual IoResult write(std::span<const iovec> pieces) noexcept = 0;
+  // May memory on this GPU be sent as it lies, without being gathered? All of the pieces. False: gather them.
+  [[nodiscard]] virtual bool sends_from(uint64_t /*device*/,
+                                        std::span<const towline_landing_piece> /*pieces*/) noexcept {
+    return false;
+  }
+  // As the lane's write_lent(), of addresses on a GPU that sends_from() has taken. The lane's lent() and returned() count
+  // these calls.
+  [[nodiscard]] virtual IoResult write_from(std::span<const iovec> /*pieces*/) noexcept {
+    return IoResult::error(Status::kUnsupported, 0);
+  }
+  // True: sends_from() may be. The same as long as the flow lives.
+  [[nodiscard]] virtual bool lends() const noexcept { return false; }
   // Fills a prefix of host memory with what arrives; its fragments are free again when this returns.
   [[nodiscard]] virtual IoResult read(std::span<const iovec> pieces) noexcept = 0;
   // Takes at most so many bytes off the flow and forgets them.

@@ -276,8 +276,7 @@ void Session::begin_write(Link& link, const OperationPtr& operation, const Offer
     const auto to = link.peer.block_list(
         block(theirs->second.address + offer.offset, operation->bytes, theirs->second.gpu));
     operation->notice = encode({.type = MessageType::kEnded, .id = offer.id, .bytes = operation->bytes});
-    operation->write = agent_->transfer(towline::Op::write, from, to,
-                                        {.notice = operation->notice, .queue_completion = true});
+    operation->write = agent_->transfer(from, to, {.notice = operation->notice, .queue_completion = true});
     link.writing.push_back(operation);
     poll_writes(link);
   } catch (const Error& error) {

@@ -19,16 +19,19 @@ constexpr int MSG_ZEROCOPY = 0x4000000;
 
 }  // namespace
 
-int LentWrites::allow(const Stream& stream) noexcept {
+int LentWrites::allow(int fd) noexcept {
   const int on = 1;
-  return ::setsockopt(stream.fd(), SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0 ? 0 : errno;
+  return ::setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0 ? 0 : errno;
 }
 
-StreamResult LentWrites::write(const Stream& stream, std::span<const iovec> pieces) noexcept {
+StreamResult LentWrites::write(int fd, std::span<const iovec> pieces,
+                               std::span<const uint8_t> control) noexcept {
   msghdr message = {};
   message.msg_iov = const_cast<iovec*>(pieces.data());
   message.msg_iovlen = pieces.size();
-  const ssize_t sent = ::sendmsg(stream.fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT | MSG_ZEROCOPY);
+  message.msg_control = const_cast<uint8_t*>(control.data());
+  message.msg_controllen = control.size();
+  const ssize_t sent = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | MSG_ZEROCOPY);
   if (sent > 0) {
     ++lent_;
     return {static_cast<std::size_t>(sent), StreamResult::Kind::kMoved, 0};
@@ -38,13 +41,13 @@ StreamResult LentWrites::write(const Stream& stream, std::span<const iovec> piec
   return {0, blocked ? StreamResult::Kind::kBlocked : StreamResult::Kind::kFailed, blocked ? 0 : error};
 }
 
-void LentWrites::collect(const Stream& stream) noexcept {
+void LentWrites::collect(int fd) noexcept {
   while (lent_ != returned_) {
     alignas(cmsghdr) char control[128];
     msghdr message = {};
     message.msg_control = control;
     message.msg_controllen = sizeof control;
-    if (::recvmsg(stream.fd(), &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) return;
+    if (::recvmsg(fd, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) return;
     for (cmsghdr* head = CMSG_FIRSTHDR(&message); head != nullptr; head = CMSG_NXTHDR(&message, head)) {
       sock_extended_err report;
       if (head->cmsg_len < CMSG_LEN(sizeof report)) continue;
@@ -69,10 +72,10 @@ void LentWrites::note(uint32_t first, uint32_t last) noexcept {
   ahead_ = free == 64 ? 0 : ahead_ >> free;
 }
 
-void LentWrites::drop(const Stream& stream) noexcept {
+void LentWrites::drop(int fd) noexcept {
   sockaddr none = {};
   none.sa_family = AF_UNSPEC;
-  (void)::connect(stream.fd(), &none, sizeof none);
+  (void)::connect(fd, &none, sizeof none);
 }
 
 }  // namespace towline

@@ -19,12 +19,13 @@ class LentWrites {
   static constexpr uint32_t kMost = 64;  // calls whose bytes may be lent at one time
 
   // Before the first write. 0, or an errno: this socket or kernel has no such writes.
-  static int allow(const Stream& stream) noexcept;
+  static int allow(int fd) noexcept;
 
-  // As Stream::write. Failures that are no fault of the stream: ENOBUFS (too many bytes are lent, by the limits on
+  // As Stream::write. `control`: a control message that goes with the call, or none. Failures that are no fault of the stream: ENOBUFS (too many bytes are lent, by the limits on
   // locked memory and on socket options), EFAULT (memory that can't be lent, or is not there): an ordinary write
   // may succeed, or tells.
-  [[nodiscard]] StreamResult write(const Stream& stream, std::span<const iovec> pieces) noexcept;
+  [[nodiscard]] StreamResult write(int fd, std::span<const iovec> pieces,
+                                   std::span<const uint8_t> control = {}) noexcept;
 
   [[nodiscard]] uint64_t lent() const noexcept { return lent_; }  // calls so far
   [[nodiscard]] uint64_t returned() const noexcept {
@@ -36,10 +37,10 @@ class LentWrites {
   [[nodiscard]] bool copied() const noexcept { return copied_; }
 
   // Reads the reports.
-  void collect(const Stream& stream) noexcept;
+  void collect(int fd) noexcept;
 
   // Resets the connection and drops what has not been sent: the reports about that come at once.
-  static void drop(const Stream& stream) noexcept;
+  static void drop(int fd) noexcept;
 
  private:
   void note(uint32_t first, uint32_t last) noexcept;

@@ -26,11 +26,11 @@ class LentWritesTest : public ::testing::Test {
     for (const Deadline deadline = in_time(); !there_.valid() && !deadline.passed(monotonic_now_ns());)
       there_ = Stream::accepted(door.accept(nullptr, &error));
     ASSERT_TRUE(there_.valid());
-    if (LentWrites::allow(here_) != 0) GTEST_SKIP() << "this kernel has no lent writes";
+    if (LentWrites::allow(here_.fd()) != 0) GTEST_SKIP() << "this kernel has no lent writes";
   }
   StreamResult write(void* data, std::size_t bytes) {
     const iovec piece = {data, bytes};
-    return writes_.write(here_, {&piece, 1});
+    return writes_.write(here_.fd(), {&piece, 1});
   }
   // Until the socket is full. Returns how many bytes it took.
   std::size_t fill(std::vector<uint8_t>& bytes) {
@@ -47,7 +47,7 @@ class LentWritesTest : public ::testing::Test {
     const Deadline deadline = in_time();
     while (!writes_.all_returned() && !deadline.passed(monotonic_now_ns())) {
       (void)here_.wait(0, deadline);  // a report is an error to poll()
-      writes_.collect(here_);
+      writes_.collect(here_.fd());
     }
   }
 
@@ -59,7 +59,7 @@ class LentWritesTest : public ::testing::Test {
 TEST_F(LentWritesTest, BytesAreReadUntilThePeerHasThemAndThenReturned) {
   std::vector<uint8_t> bytes(32u << 20, 'x');
   const std::size_t sent = fill(bytes);
-  writes_.collect(here_);
+  writes_.collect(here_.fd());
   ASSERT_LT(writes_.returned(), writes_.lent()) << "the peer has read nothing";
   std::vector<uint8_t> got(sent);
   EXPECT_EQ(there_.read_all(got, in_time()), Status::kOk);
@@ -85,8 +85,8 @@ TEST_F(LentWritesTest, EachCallIsReturnedOnceHoweverManyAreUnderWay) {
 TEST_F(LentWritesTest, DroppingReturnsAllAtOnceAndResetsTheConnection) {
   std::vector<uint8_t> bytes(32u << 20, 'z');
   fill(bytes);
-  LentWrites::drop(here_);
-  writes_.collect(here_);
+  LentWrites::drop(here_.fd());
+  writes_.collect(here_.fd());
   EXPECT_TRUE(writes_.all_returned());
   std::vector<uint8_t> got(bytes.size());
   EXPECT_EQ(there_.read_all(got, in_time()), Status::kPeerLost);
@@ -107,7 +107,7 @@ TEST(LentWrites, UnixSocketsHaveNone) {
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
   const Stream a = Stream::accepted(UniqueFd(fds[0]));
   const Stream b = Stream::accepted(UniqueFd(fds[1]));
-  EXPECT_NE(LentWrites::allow(a), 0);
+  EXPECT_NE(LentWrites::allow(a.fd()), 0);
 }
 
 }  // namespace

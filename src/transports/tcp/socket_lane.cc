@@ -74,11 +74,11 @@ framing::IoResult SocketLane::write(std::span<const iovec> pieces) noexcept {
 framing::IoResult SocketLane::write_lent(std::span<const iovec> pieces) noexcept {
   if (!open()) return framing::IoResult::closed();
   if (lends() && !allowed_) {
-    allowed_ = LentWrites::allow(stream_) == 0;
+    allowed_ = LentWrites::allow(stream_.fd()) == 0;
     if (!allowed_) stop_lending("the kernel does not have it");
   }
   if (!lends() || (lent_writes_.full() && returned() + LentWrites::kMost == lent())) return write(pieces);
-  const StreamResult result = lent_writes_.write(stream_, pieces);
+  const StreamResult result = lent_writes_.write(stream_.fd(), pieces);
   if (result.moved()) {
     refused_ = 0;
     return framing::IoResult::moved(result.bytes);
@@ -91,7 +91,7 @@ framing::IoResult SocketLane::write_lent(std::span<const iovec> pieces) noexcept
 
 uint64_t SocketLane::returned() noexcept {
   if (lent_writes_.all_returned()) return lent_writes_.lent();
-  lent_writes_.collect(stream_);
+  lent_writes_.collect(stream_.fd());
   if (lending_ == Zerocopy::kAuto && lent_writes_.copied()) stop_lending("the kernel copies on this path");
   if (ending_ && lent_writes_.all_returned()) stream_.close();
   return lent_writes_.returned();
@@ -152,7 +152,7 @@ void SocketLane::close() noexcept {
 void SocketLane::abandon() noexcept {
   if (!stream_.valid()) return;
   stream_.reset_at_close();
-  if (!lent_writes_.all_returned()) LentWrites::drop(stream_);
+  if (!lent_writes_.all_returned()) LentWrites::drop(stream_.fd());
   end();
 }
 

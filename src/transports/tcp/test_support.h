@@ -167,6 +167,8 @@ class FakeAgent {
   Status status = Status::kOk;  // of open
   Status accept_answer = Status::kOk;
   std::function<void()> on_accepted;
+  std::vector<std::function<void()>> work;  // that the backend has given away, for the test to do
+  bool takes_work = false;
   std::vector<std::unique_ptr<FakeLink>> links;
   std::vector<std::unique_ptr<FakeRegion>> regions;
   std::map<uint64_t, towline_part_result> results;
@@ -258,6 +260,11 @@ class FakeAgent {
       w.poller.remove(fd);
     };
     table_.wake = [](void* c, uint32_t) { ++self(c).wakes; };
+    table_.run = [](void* c, uint32_t, void (*function)(void*), void* argument) {
+      if (!self(c).takes_work) return int32_t{TOWLINE_AGAIN};
+      self(c).work.emplace_back([function, argument] { function(argument); });
+      return int32_t{TOWLINE_OK};
+    };
     table_.served = [](void*, void*, uint32_t, uint64_t) {};
     table_.heard = [](void*, void*) {};
     table_.granted = [](void*, void*, uint64_t) {};

@@ -16,7 +16,7 @@ class ZerocopyTest : public TcpTest {
  protected:
   void SetUp() override {
     const Stream socket = Stream::open(AF_INET);
-    has_ = LentWrites::allow(socket) == 0;
+    has_ = LentWrites::allow(socket.fd()) == 0;
   }
   bool lends(FakeAgent& agent, const FakeLink& link) {
     return describe(agent, link).find("writes lent to the kernel") != std::string::npos;

@@ -8,13 +8,13 @@ namespace towline::tcpx {
 
 FlowLane::FlowLane(const plugin::Host& host, uint32_t worker, Stream stream, bool first, uint32_t frame_bytes,
                    const std::string& congestion, towline_ready_fn ready, void* argument,
-                   uint32_t least_bytes, bool keep_fragments, FlowTotals* totals)
+                   uint32_t least_bytes, bool keep_fragments, FlowTotals* totals, BoundMemory* bound)
     : host_(host),
       worker_(worker),
       ready_(ready),
       argument_(argument),
       stream_(host, worker, std::move(stream), first, frame_bytes, congestion, ready, argument),
-      payload_(least_bytes, keep_fragments, totals) {}
+      payload_(least_bytes, keep_fragments, totals, bound) {}
 
 framing::IoResult FlowLane::write(std::span<const iovec> pieces) noexcept {
   std::size_t bytes = 0;
@@ -25,7 +25,8 @@ framing::IoResult FlowLane::write(std::span<const iovec> pieces) noexcept {
 }
 
 // Each socket is watched only for events that the lane waits for: payload without its header would wake it for nothing, and so
-// would a socket that has room when the other has not.
+// would a socket that has room when the other has not. A socket that has lent memory is watched in any case: the report that
+// it is free again wakes us.
 bool FlowLane::arm(bool want_write) noexcept {
   if (stream_.arm(want_write && stream_wants_write_)) return true;
   if (!payload_.open()) return false;
@@ -38,7 +39,7 @@ bool FlowLane::arm(bool want_write) noexcept {
 }
 
 bool FlowLane::watch(int fd, uint32_t wanted, Watched& watched) noexcept {
-  if (wanted == watched.events) return false;
+  if (wanted == watched.events && (watched.known || !payload_.lending())) return false;
   const int32_t status = watched.known ? host_.rewatch(worker_, fd, wanted, ready_, argument_)
                                        : host_.watch(worker_, fd, wanted, ready_, argument_);
   if (status != TOWLINE_OK) return true;  // never sleep on a socket that can't wake us

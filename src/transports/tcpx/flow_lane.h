@@ -14,7 +14,7 @@ class FlowLane final : public framing::Lane {
   // As SocketLane.
   FlowLane(const plugin::Host& host, uint32_t worker, Stream stream, bool first, uint32_t frame_bytes,
            const std::string& congestion, towline_ready_fn ready, void* argument, uint32_t least_bytes,
-           bool keep_fragments, FlowTotals* totals);
+           bool keep_fragments, FlowTotals* totals, BoundMemory* bound);
   ~FlowLane() override { close(); }
 
   // The second socket. Control path.
@@ -24,6 +24,9 @@ class FlowLane final : public framing::Lane {
 
   framing::IoResult write(std::span<const iovec> pieces) noexcept override;
   framing::IoResult read(std::span<const iovec> pieces) noexcept override { return stream_.read(pieces); }
+  // Of the payload flow: the stream lends nothing.
+  [[nodiscard]] uint64_t lent() const noexcept override { return payload_.lent(); }
+  [[nodiscard]] uint64_t returned() noexcept override { return payload_.returned(); }
   [[nodiscard]] bool arm(bool want_write) noexcept override;
   void disarm() noexcept override { stream_.disarm(); }
   void close() noexcept override;

@@ -25,15 +25,28 @@ void PayloadSocket::attach(UniqueFd socket, std::unique_ptr<Source> source) {
 
 // The source may hold the socket for longer, for the sake of its tokens.
 void PayloadSocket::close() noexcept {
-  if (socket_.valid()) ::shutdown(socket_.get(), SHUT_RDWR);
-  socket_.reset();
+  if (!open()) return;
+  ::shutdown(socket_.get(), SHUT_RDWR);
+  ending_ = true;
+  (void)returned();
 }
 
 void PayloadSocket::abandon() noexcept {
   if (!socket_.valid()) return;
   const linger reset = {1, 0};
   setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  if (lending()) LentWrites::drop(socket_.get());
   close();
+  (void)returned();
+}
+
+// What the kernel still reads holds the socket open: its reports come there.
+uint64_t PayloadSocket::returned() noexcept {
+  const bool copied = sender_.copied();
+  const uint64_t returned = lending() ? sender_.returned(socket_.get()) : sender_.lent();
+  if (sender_.copied() && !copied) count(&FlowTotals::bound_copied, 1);
+  if (ending_ && !lending()) socket_.reset();
+  return returned;
 }
 
 std::string PayloadSocket::describe() const {
@@ -45,7 +58,7 @@ std::string PayloadSocket::describe() const {
 }
 
 IoResult PayloadSocket::write(std::span<const iovec> pieces) noexcept {
-  if (!socket_.valid()) return IoResult::closed();
+  if (!open()) return IoResult::closed();
   msghdr message = {};
   message.msg_iov = const_cast<iovec*>(pieces.data());
   message.msg_iovlen = std::min<std::size_t>(pieces.size(), IOV_MAX);
@@ -53,7 +66,17 @@ IoResult PayloadSocket::write(std::span<const iovec> pieces) noexcept {
   for (const iovec& piece : pieces) offered += piece.iov_len;
   const ssize_t n = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   wants_write_ = n < static_cast<ssize_t>(offered);
-  return n > 0 ? IoResult::moved(static_cast<std::size_t>(n)) : socket_failure(errno);
+  if (n <= 0) return socket_failure(errno);
+  count(&FlowTotals::sent_bytes, static_cast<uint64_t>(n));
+  return IoResult::moved(static_cast<std::size_t>(n));
+}
+
+IoResult PayloadSocket::write_from(std::span<const iovec> pieces) noexcept {
+  if (!open()) return IoResult::closed();
+  const IoResult result = sender_.write(socket_.get(), pieces);
+  if (result.status == Status::kOk) count(&FlowTotals::bound_bytes, result.bytes);
+  wants_write_ = result.status == Status::kAgain && !lending();
+  return result;
 }
 
 void PayloadSocket::count(std::atomic<uint64_t> FlowTotals::*which, uint64_t by) noexcept {
@@ -69,7 +92,7 @@ void PayloadSocket::count_held(uint32_t more, uint32_t fewer) noexcept {
 // ---- receiving
 
 Polled PayloadSocket::poll(std::size_t most) noexcept {
-  if (!socket_.valid()) return {source_ == nullptr ? IoResult::again() : IoResult::closed(), 0, false};
+  if (!open()) return {source_ == nullptr ? IoResult::again() : IoResult::closed(), 0, false};
   most = std::min(most, kLinearBytes);
   Polled polled = source_->poll(linear_.get(), most, polled_);
   wants_read_ = polled.io.status == Status::kAgain;
@@ -174,7 +197,7 @@ IoResult PayloadSocket::read_linear(std::span<const iovec> pieces) noexcept {
 }
 
 IoResult PayloadSocket::read(std::span<const iovec> pieces) noexcept {
-  if (socket_.valid() && source_->pools().empty()) return read_linear(pieces);
+  if (open() && source_->pools().empty()) return read_linear(pieces);
   std::size_t most = 0;
   for (const iovec& piece : pieces) most += piece.iov_len;
   const Polled polled = poll(most);
@@ -235,7 +258,7 @@ IoResult PayloadSocket::make_room(List& list, const Polled& polled) noexcept {
 IoResult PayloadSocket::collect(uint32_t slot, uint8_t* staging, std::size_t bytes) noexcept {
   List& list = lists_[slot];
   if (list.bytes == 0) list.staging = staging;
-  if (socket_.valid() && source_->pools().empty()) {
+  if (open() && source_->pools().empty()) {
     uint8_t* const to = list.staging + list.bytes;
     const iovec piece = {to, bytes};
     const IoResult received = read_linear({&piece, 1});

@@ -15,6 +15,7 @@
 #include "base/os/unique_fd.h"
 #include "framing/landing.h"
 #include "framing/payload_flow.h"
+#include "transports/tcpx/bound_sender.h"
 #include "transports/tcpx/sources/source.h"
 
 namespace towline::tcpx {
@@ -29,13 +30,16 @@ struct FlowTotals {
   std::atomic<uint64_t> fetched_bytes{0};   // from a pool on a GPU, by that GPU, for the processor
   std::atomic<uint64_t> dry{0};             // polls that found every token held
   std::atomic<uint64_t> held{0};            // tokens, now
+  std::atomic<uint64_t> sent_bytes{0};      // that the processor copied to the kernel
+  std::atomic<uint64_t> bound_bytes{0};     // sent from bound memory, as it lies
+  std::atomic<uint64_t> bound_copied{0};    // flows of which the kernel copied such bytes nevertheless
 };
 
 class PayloadSocket final : public framing::PayloadFlow {
  public:
-  // `totals`: of the backend, or null; it outlives this.
-  PayloadSocket(uint32_t least_bytes, bool keep_fragments, FlowTotals* totals)
-      : least_bytes_(least_bytes), keep_fragments_(keep_fragments), totals_(totals) {
+  // `totals`: of the backend, or null. `bound`: memory that is sent as it lies, or null. Both outlive this.
+  PayloadSocket(uint32_t least_bytes, bool keep_fragments, FlowTotals* totals, BoundMemory* bound = nullptr)
+      : least_bytes_(least_bytes), keep_fragments_(keep_fragments), totals_(totals), sender_(bound) {
     for (List& list : lists_) {
       list.pieces.reserve(kMostPieces);
       list.tokens.reserve(kMostPieces);
@@ -46,7 +50,7 @@ class PayloadSocket final : public framing::PayloadFlow {
 
   // The socket is up. Control path.
   void attach(UniqueFd socket, std::unique_ptr<Source> source);
-  // No byte moves any more; the pool stays.
+  // No byte moves any more, but those that are lent; the pool stays.
   void close() noexcept;
   void abandon() noexcept;
   [[nodiscard]] int descriptor() const noexcept { return socket_.get(); }
@@ -62,9 +66,21 @@ class PayloadSocket final : public framing::PayloadFlow {
   [[nodiscard]] std::string describe() const;
   [[nodiscard]] uint32_t held() const noexcept { return held_; }
 
-  [[nodiscard]] bool open() const noexcept override { return socket_.valid(); }
+  // Of sends from bound memory: how many there were, and of how many the kernel has let go of the bytes.
+  [[nodiscard]] uint64_t lent() const noexcept { return sender_.lent(); }
+  [[nodiscard]] uint64_t returned() noexcept;
+  // The kernel's reports are still to come: they wake who watches the socket, whatever for.
+  [[nodiscard]] bool lending() const noexcept { return !sender_.all_returned(); }
+
+  [[nodiscard]] bool open() const noexcept override { return socket_.valid() && !ending_; }
   [[nodiscard]] uint32_t least_bytes() const noexcept override { return least_bytes_; }
   framing::IoResult write(std::span<const iovec> pieces) noexcept override;
+  [[nodiscard]] bool sends_from(uint64_t device,
+                                std::span<const towline_landing_piece> pieces) noexcept override {
+    return open() && sender_.takes(socket_.get(), device, pieces);
+  }
+  framing::IoResult write_from(std::span<const iovec> pieces) noexcept override;
+  [[nodiscard]] bool lends() const noexcept override { return sender_.may_send(); }
   framing::IoResult read(std::span<const iovec> pieces) noexcept override;
   framing::IoResult drop(std::size_t bytes) noexcept override;
   framing::IoResult collect(uint32_t slot, uint8_t* staging, std::size_t bytes) noexcept override;
@@ -111,6 +127,7 @@ class PayloadSocket final : public framing::PayloadFlow {
   const uint32_t least_bytes_;
   const bool keep_fragments_;
   UniqueFd socket_;
+  bool ending_ = false;  // closed, but for what is lent
   std::unique_ptr<Source> source_;
   std::unique_ptr<uint8_t[]> linear_;
   PoolReader* reader_ = nullptr;                // of a pool on a GPU
@@ -126,6 +143,7 @@ class PayloadSocket final : public framing::PayloadFlow {
   bool wants_write_ = false;
   uint32_t held_ = 0;
   FlowTotals* const totals_;
+  BoundSender sender_;
   FlowTotals statistics_;
 };
 

@@ -77,6 +77,14 @@ PoolPlace read_pool(const plugin::Host& host) {
   refuse("tuning.tcpx.pool", value, "auto, gpu or host");
 }
 
+SendWay read_send(const plugin::Host& host) {
+  const std::string value = host.config("tuning.tcpx.send", "auto");
+  if (value == "auto") return SendWay::kAuto;
+  if (value == "gather") return SendWay::kGather;
+  if (value == "emulated") return SendWay::kEmulated;
+  refuse("tuning.tcpx.send", value, "auto, gather or emulated");
+}
+
 std::string read_gpu(const plugin::Host& host) {
   const std::string value = host.config("tuning.tcpx.gpu", "");
   std::string gpu = pci_address(value);
@@ -105,6 +113,7 @@ Settings Settings::read(const plugin::Host& host) {
   settings.pool = read_pool(host);
   settings.seed = read_number(host, "tuning.tcpx.seed", "1");
   settings.odd = read_bool(host, "tuning.tcpx.odd", true);
+  settings.send = read_send(host);
   settings.keep_fragments = read_bool(host, "tuning.tcpx.keep_fragments", true);
   settings.gpu = read_gpu(host);
   settings.nic = choose_nic(split(host.config("tuning.tcpx.interface", "")), settings.gpu);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "towline/plugin/backend.hpp"
+#include "transports/tcpx/bound_memory.h"
 #include "transports/tcpx/nic_choice.h"
 
 namespace towline::tcpx {
@@ -24,6 +25,7 @@ struct Settings {
   uint64_t seed = 0;                 // emulated: what comes how
   bool odd = true;                   // emulated: odd fragments
   PoolPlace pool = PoolPlace::kAuto;
+  SendWay send = SendWay::kAuto;
   bool keep_fragments = true;    // for the GPU to copy; false: the processor copies them to staging memory
   NicChoice nic;                 // that receives into device memory
   std::vector<uint32_t> queues;  // its receive queues that are ours

@@ -1,6 +1,5 @@
 #include "transports/tcpx/kernel/control_messages.h"
 
-#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -13,9 +12,6 @@ namespace {
 
 constexpr std::size_t kHeaderBytes = 16;  // length, level, type
 static_assert(sizeof(cmsghdr) == kHeaderBytes && CMSG_ALIGN(1) == 8);
-
-constexpr uint32_t kZerocopyOrigin = 5;  // SO_EE_ORIGIN_ZEROCOPY
-constexpr uint8_t kZerocopyCopied = 1;   // SO_EE_CODE_ZEROCOPY_COPIED
 
 struct ControlMessage {
   int level = 0;
@@ -134,28 +130,6 @@ std::size_t encode_send(const Dialect& dialect, uint32_t memory, uint32_t offset
   writer.u32(memory);
   writer.u32(dialect.names_pool ? 0 : offset);  // upstream: padding
   return writer.ok() ? writer.size() : 0;
-}
-
-std::optional<SendsEnded> decode_sends_ended(std::span<const uint8_t> control) noexcept {
-  ControlMessage message;
-  while (next_message(control, message)) {
-    const bool ip = message.level == IPPROTO_IP && message.type == IP_RECVERR;
-    const bool ipv6 = message.level == IPPROTO_IPV6 && message.type == IPV6_RECVERR;
-    if (!ip && !ipv6) continue;
-    WireReader reader(message.data);
-    const uint32_t error = reader.u32();
-    const uint8_t origin = reader.u8();
-    reader.skip(1);
-    const uint8_t code = reader.u8();
-    reader.skip(1);
-    SendsEnded ended;
-    ended.first = reader.u32();
-    ended.last = reader.u32();
-    if (!reader.ok() || error != 0 || origin != kZerocopyOrigin) continue;
-    ended.copied = (code & kZerocopyCopied) != 0;
-    return ended;
-  }
-  return std::nullopt;
 }
 
 }  // namespace towline::tcpx

@@ -1,5 +1,5 @@
 // The kernel's control messages about payload in device memory, as pure functions over bytes: which fragments arrived,
-// which tokens go back, which memory is sent from, and which sends have ended.
+// which tokens go back, and which memory is sent from.
 //
 // Two dialects are spoken: Linux's own from 6.12 on, and the one of Google's kernels for GPUDirect-TCPX.
 #pragma once
@@ -7,7 +7,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 
 #include "transports/tcpx/sources/source.h"
@@ -62,14 +61,5 @@ struct TokenBatch {
 // descriptor and an offset.
 std::size_t encode_send(const Dialect& dialect, uint32_t memory, uint32_t offset,
                         std::span<uint8_t> out) noexcept;
-
-// Sends of a socket, numbered from 0, that the kernel no longer reads.
-struct SendsEnded {
-  uint32_t first = 0;
-  uint32_t last = 0;    // included; below first where the numbers wrapped
-  bool copied = false;  // the kernel copied their bytes instead
-};
-// A message of the error queue. Empty: it says something else.
-[[nodiscard]] std::optional<SendsEnded> decode_sends_ended(std::span<const uint8_t> control) noexcept;
 
 }  // namespace towline::tcpx

@@ -1,8 +1,6 @@
 #include "transports/tcpx/kernel/control_messages.h"
 
 #include <gtest/gtest.h>
-#include <linux/errqueue.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -187,25 +185,6 @@ TEST(ControlMessages, ASendNamesItsMemory) {
   EXPECT_EQ(header->cmsg_type, 99);
   uint8_t little[8];
   EXPECT_EQ(encode_send(kUpstream, 42, 0, little), 0u);
-}
-
-TEST(ControlMessages, TheErrorQueueTellsWhichSendsEnded) {
-  sock_extended_err error = {};
-  error.ee_origin = SO_EE_ORIGIN_ZEROCOPY;
-  error.ee_code = SO_EE_CODE_ZEROCOPY_COPIED;
-  error.ee_info = 3;
-  error.ee_data = 9;
-  Control control;
-  control.add(IPPROTO_IPV6, IPV6_RECVERR, &error, sizeof error);
-  const auto ended = decode_sends_ended(control.bytes_);
-  ASSERT_TRUE(ended);
-  EXPECT_EQ(ended->first, 3u);
-  EXPECT_EQ(ended->last, 9u);
-  EXPECT_TRUE(ended->copied);
-  Control other;
-  error.ee_origin = SO_EE_ORIGIN_ICMP;
-  other.add(IPPROTO_IP, IP_RECVERR, &error, sizeof error);
-  EXPECT_FALSE(decode_sends_ended(other.bytes_));
 }
 
 }  // namespace

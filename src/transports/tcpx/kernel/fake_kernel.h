@@ -28,7 +28,8 @@ class FakeKernel final : public Kernel {
 
   std::string interface = "nic0";
   bool has_netdev = true;
-  int bind_error = 0;  // of the next ones
+  bool sends_from_memory = true;  // as from Linux 6.16 on
+  int bind_error = 0;             // of the next ones
   std::string bind_reason;
   int rule_error = 0;
   Rings rings = {Split::kOff, 256};
@@ -105,7 +106,8 @@ class FakeKernel final : public Kernel {
     void answer(const NetlinkReply& request) {
       const uint8_t command = request.payload[0];
       if (request.type == GENL_ID_CTRL) return find_family(request);
-      if (request.type == kNetdev && command == 13) return bind(request);
+      if (request.type == kNetdev && (command == 13 || (command == 15 && kernel_.sends_from_memory)))
+        return bind(request);
       if (request.type == kNetdev && command == 10) {
         for (uint32_t queue = 0; queue < 4; ++queue)
           give(request, [&](NetlinkRequest& reply) {

@@ -84,7 +84,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   using namespace towline::tcpx;
   if (size == 0) return 0;
   const std::span<const uint8_t> bytes{data + 1, size - 1};
-  switch (data[0] % 7) {
+  switch (data[0] % 6) {
     case 0:
       fragments(kUpstream, bytes);
       break;
@@ -98,15 +98,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
       rules(bytes);
       break;
     case 4:
-      if (decode_sends_ended(bytes)) towline::fuzz::accepted();
-      break;
-    case 5:
       if (const auto rule = parse_rule({reinterpret_cast<const char*>(bytes.data()), bytes.size()})) {
         const auto again = parse_rule(rule->text());
         if (again && *again == *rule) towline::fuzz::accepted();
       }
       break;
-    case 6:
+    case 5:
       if (const auto text = decode_daemon_text(bytes)) {
         (void)decode_daemon_memory_bytes(*text);
         towline::fuzz::accepted();

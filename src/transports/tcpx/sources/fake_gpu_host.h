@@ -7,6 +7,8 @@
 #include <cstring>
 #include <string>
 
+#include "base/error.h"
+#include "base/os/dma_buf.h"
 #include "base/os/memfd.h"
 #include "towline/plugin/backend.hpp"
 #include "towline/towline.h"
@@ -17,6 +19,7 @@ class FakeGpuHost {
  public:
   static constexpr uint64_t kDevice = 1;
   static constexpr const char* kGpu = "0000:04:00.0";
+  static constexpr uint64_t kExportOffset = 4096;
 
   FakeGpuHost() {
     table_.struct_size = sizeof table_;
@@ -24,6 +27,7 @@ class FakeGpuHost {
     table_.close_pool = close_pool;
     table_.reach_pool = [](towline_landing*, towline_landing_pool*) -> int32_t { return TOWLINE_OK; };
     table_.read_pool = read_pool;
+    table_.export_memory = export_memory;
     services_.struct_size = sizeof services_;
     services_.context = this;
     services_.landing = [](void* context, const towline_landing_table_v1** table,
@@ -42,7 +46,8 @@ class FakeGpuHost {
   bool absent = false;
   std::string fails;  // why it gives no memory
   int pools = 0;      // alive
-  int given = -1;     // a descriptor, when it was asked last
+  int exports = 0;
+  int given = -1;  // a descriptor, when it was asked last
   std::string asked_gpu;
 
  private:
@@ -85,6 +90,28 @@ class FakeGpuHost {
     auto* at = static_cast<uint8_t*>(to);
     for (uint32_t i = 0; i < count; ++i, at += pieces[i - 1].bytes)
       std::memcpy(at, reinterpret_cast<const void*>(pieces[i].address), pieces[i].bytes);
+    return TOWLINE_OK;
+  }
+
+  // A copy of the region, whose first page is the second of the dma-buf; a memfd stands for that where the kernel makes none.
+  static int32_t export_memory(towline_backend* backend, const towline_region_ref* region,
+                               towline_landing_export* memory, char* reason, size_t reason_bytes) {
+    auto& self = *reinterpret_cast<FakeGpuHost*>(backend);
+    if (!self.fails.empty()) {
+      (void)std::snprintf(reason, reason_bytes, "%s", self.fails.c_str());
+      return TOWLINE_UNSUPPORTED;
+    }
+    ++self.exports;
+    UniqueFd file = create_memfd("fake-gpu", kExportOffset + region->bytes);
+    const Mapping all = Mapping::map_shared(file.get(), kExportOffset + region->bytes, MapAccess::kReadWrite);
+    std::memcpy(all.address() + kExportOffset, reinterpret_cast<const void*>(region->address), region->bytes);
+    *memory = {};
+    try {
+      memory->dma_buf = make_dma_buf(file.get(), kExportOffset + region->bytes).release();
+    } catch (const core::Error&) {
+      memory->dma_buf = file.release();
+    }
+    memory->offset = kExportOffset;
     return TOWLINE_OK;
   }
 
