@@ -1,14 +1,16 @@
 // The fabric's engine against a bare program of a vendor's library: the same lists over the same network, between two
 // processes, in turns. Each bare program is a type with
 //
-//   Bare(memory)                    registers it
+//   Bare(rail, memory)              registers it
 //   std::vector<uint8_t> address()  for the other side's meet(), at most 64 KiB
 //   void meet(bytes)
 //   void move(write, bytes, count)  pages of that size, until all are at their place
 //   void serve()                    one turn of the side whose memory is used
 #pragma once
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -36,12 +38,29 @@ inline void must(bool good, const char* what) {
   std::exit(1);
 }
 
+// One of the two processes.
+struct Side {
+  std::string rail;
+  std::string host = "127.0.0.1";
+  std::string network = {};      // the network namespace it is in; empty: this one
+  uint64_t turns_of_a_time = 1;  // of the engine, until it is told the time again
+};
+
+inline void enter(const Side& side) {
+  if (side.network.empty()) return;
+  const int fd = ::open(("/run/netns/" + side.network).c_str(), O_RDONLY | O_CLOEXEC);
+  must(fd >= 0 && ::setns(fd, CLONE_NEWNET) == 0, "entering the other host's network namespace");
+  ::close(fd);
+}
+
 struct Node final : EngineHost {
-  explicit Node(const std::string& rail) {
+  explicit Node(const Side& side) : turns_of_a_time(side.turns_of_a_time) {
     std::vector<std::unique_ptr<Domain>> domains;
-    domains.push_back(make_rail(rail));
+    domains.push_back(make_rail(side.rail));
     engine = std::make_unique<Engine>(EngineOptions{}, std::move(domains), *this);
-    carrier = std::make_unique<Carrier>(*engine, CarrierOptions{});
+    CarrierOptions options;
+    options.listen = side.host + ":0";
+    carrier = std::make_unique<Carrier>(*engine, options);
   }
   void complete(uint64_t, const TransferResult& result) noexcept override {
     must(result.status == Status::kOk, "a transfer of the engine");
@@ -55,13 +74,16 @@ struct Node final : EngineHost {
     if (carrier != nullptr) carrier->send(peer, message);
   }
   void turn() {
-    const uint64_t now_ns = monotonic_now_ns();
+    if (turns % turns_of_a_time == 0) now_ns = monotonic_now_ns();
     if (turns++ % 64 == 0) carrier->progress(now_ns);
     engine->progress(now_ns);
   }
 
+  const uint64_t turns_of_a_time;
+
   uint64_t done = 0;
   uint64_t turns = 0;
+  uint64_t now_ns = 0;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<Carrier> carrier;
 };
@@ -113,10 +135,11 @@ inline double median(std::vector<double> values) {
 
 // Serves whichever of the two is measured.
 template <class Make>
-[[noreturn]] void own(int socket, const std::string& rail, Make make) {
+[[noreturn]] void own(int socket, const Side& side, Make make) {
+  enter(side);
   std::vector<uint8_t> memory(kSpan, 1);
-  Node node{rail};
-  auto bare = make(memory);
+  Node node{side};
+  auto bare = make(side.rail, memory);
   const LocalMemory mine = node.engine->register_memory({memory.data(), memory.size(), true, true});
   for (const std::vector<uint8_t>& packet :
        {encode(node.carrier->address()), encode(Engine::describe(mine)), bare->address()})
@@ -138,13 +161,13 @@ template <class Make>
 }
 
 template <class Make>
-void compare(int socket, const std::string& rail, int rounds, Make make) {
+void compare(int socket, const Side& side, int rounds, Make make) {
   const auto address = decode_carrier_address(hear(socket));
   const auto remote = decode_memory(hear(socket));
   const std::vector<uint8_t> theirs = hear(socket);
   std::vector<uint8_t> memory(kSpan, 2);
-  Node node{rail};
-  auto bare = make(memory);
+  Node node{side};
+  auto bare = make(side.rail, memory);
   const std::vector<uint8_t> own_address = bare->address();
   say(socket, own_address.data(), own_address.size());
   bare->meet(theirs);
@@ -172,7 +195,8 @@ void compare(int socket, const std::string& rail, int rounds, Make make) {
     run();
     return static_cast<double>(monotonic_now_ns() - start_ns);
   };
-  fmt::print("{:<8} {:>10} {:>8} {:>10} {:>10} {:>8}\n", "op", "bytes", "pages", "engine", "bare", "ratio");
+  fmt::print("{:<8} {:>10} {:>8} {:>10} {:>10} {:>8} {:>8} {:>8}\n", "op", "bytes", "pages", "engine", "bare",
+             "ratio", "least", "most");
   for (const bool write : {true, false}) {
     for (const auto& [bytes, count] :
          {std::pair<std::size_t, std::size_t>{4 << 10, 4096}, {64 << 10, 1024}, {1 << 20, 64}}) {
@@ -185,23 +209,26 @@ void compare(int socket, const std::string& rail, int rounds, Make make) {
         raw.push_back(static_cast<double>(bytes * count) / two);
         ratios.push_back(two / one);
       }
-      fmt::print("{:<8} {:>10} {:>8} {:>10.2f} {:>10.2f} {:>8.2f}\n", write ? "write" : "read", bytes, count,
-                 median(engine), median(raw), median(ratios));
+      const auto [least, most] = std::minmax_element(ratios.begin(), ratios.end());
+      fmt::print("{:<8} {:>10} {:>8} {:>10.3f} {:>10.3f} {:>8.2f} {:>8.2f} {:>8.2f}\n",
+                 write ? "write" : "read", bytes, count, median(engine), median(raw), median(ratios), *least,
+                 *most);
+      std::fflush(stdout);
     }
   }
   // Connections and memory of both end with the process.
   say(socket, "q", 1);
 }
 
-// `make` gets the memory to use, in either process, and returns a pointer to a Bare.
+// `make` gets the rail and the memory to use, in either process, and returns a pointer to a Bare.
 template <class Make>
-int run(const std::string& rail, int rounds, Make make) {
+int run(const Side& here, const Side& there, int rounds, Make make) {
   int sockets[2];
   must(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets) == 0, "socketpair");
   const pid_t owner = fork();
-  if (owner == 0) own(sockets[1], rail, make);
+  if (owner == 0) own(sockets[1], there, make);
   close(sockets[1]);
-  compare(sockets[0], rail, rounds, make);
+  compare(sockets[0], here, rounds, make);
   waitpid(owner, nullptr, 0);
   std::fflush(nullptr);
   _exit(0);

@@ -3,7 +3,7 @@
 //
 //   towline_bench_fabric_bare [PROVIDER] [rounds] [DEPTH, 256 unless given]
 //
-// Prints GB/s of both (medians) and the median of each round's ratio.
+// Prints GB/s of both (medians), and of each round's ratio the median, the least and the most.
 #include <rdma/fi_cm.h>
 #include <rdma/fi_rma.h>
 
@@ -112,7 +112,9 @@ int main(int argc, char** argv) {
   const char* const provider = argc > 1 ? argv[1] : "tcp;ofi_rxm";
   const std::size_t depth = argc > 3 ? std::strtoul(argv[3], nullptr, 10) : 256;
   must(depth != 0, "a depth of 0");
-  return towline::bench::run(
-      std::string{"ofi:"} + provider, argc > 2 ? std::atoi(argv[2]) : 11,
-      [&](std::vector<uint8_t>& memory) { return std::make_unique<Bare>(provider, depth, memory); });
+  const towline::bench::Side side{.rail = std::string{"ofi:"} + provider};
+  return towline::bench::run(side, side, argc > 2 ? std::atoi(argv[2]) : 11,
+                             [&](const std::string&, std::vector<uint8_t>& memory) {
+                               return std::make_unique<Bare>(provider, depth, memory);
+                             });
 }

@@ -1,9 +1,11 @@
 // The fabric's engine over verbs against a bare ibverbs program: chains of 16 RDMA writes or reads on one reliable
-// connection, the last of each chain signalled. Both processes use the same port, with itself.
+// connection, the last of each chain signalled. Both processes use the same port, with itself; or the other is on the host
+// that a network namespace stands for.
 //
-//   towline_bench_fabric_bare_verbs DEVICE/PORT GID_INDEX [rounds] [DEPTH, 256 unless given]
+//   towline_bench_fabric_bare_verbs DEVICE/PORT?gid=INDEX [rounds] [DEPTH, 256 unless given]
+//                                   [THERE: DEVICE/PORT?gid=INDEX NETWORK ADDRESS_HERE ADDRESS_THERE]
 //
-// Prints GB/s of both (medians) and the median of each round's ratio.
+// Prints GB/s of both (medians), and of each round's ratio the median, the least and the most.
 #include <infiniband/verbs.h>
 
 #include "bare.h"
@@ -33,6 +35,9 @@ struct Bare {
       if (device == ibv_get_device_name(list[i])) context = ibv_open_device(list[i]);
     must(context != nullptr, "ibv_open_device");
     ibv_free_device_list(list);
+    ibv_device_attr limits{};
+    must(ibv_query_device(context, &limits) == 0, "ibv_query_device");
+    reads = static_cast<uint8_t>(std::clamp(limits.max_qp_rd_atom, 1, 16));  // as the engine
     domain = ibv_alloc_pd(context);
     must(domain != nullptr, "ibv_alloc_pd");
     constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
@@ -71,7 +76,7 @@ struct Bare {
     to.qp_state = IBV_QPS_RTR;
     to.path_mtu = static_cast<ibv_mtu>(std::min(mine.mtu, theirs.mtu));
     to.dest_qp_num = theirs.pair;
-    to.max_dest_rd_atomic = 1;
+    to.max_dest_rd_atomic = reads;
     to.min_rnr_timer = 12;
     to.ah_attr.port_num = port;
     to.ah_attr.dlid = static_cast<uint16_t>(theirs.lid);
@@ -87,7 +92,7 @@ struct Bare {
     to.qp_state = IBV_QPS_RTS;
     to.timeout = 14;
     to.retry_cnt = to.rnr_retry = 7;
-    to.max_rd_atomic = 1;
+    to.max_rd_atomic = reads;
     must(ibv_modify_qp(pair, &to,
                        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                            IBV_QP_MAX_QP_RD_ATOMIC) == 0,
@@ -129,6 +134,7 @@ struct Bare {
   const uint8_t port;
   const int gid;
   const std::size_t most;
+  uint8_t reads = 1;
   ibv_context* context = nullptr;
   ibv_pd* domain = nullptr;
   ibv_mr* region = nullptr;
@@ -139,18 +145,35 @@ struct Bare {
   uint8_t* local = nullptr;
 };
 
+// "verbs:DEVICE/PORT?gid=INDEX"
+std::unique_ptr<Bare> make_bare(const std::string& rail, std::size_t depth, std::vector<uint8_t>& memory) {
+  constexpr std::string_view kDomain = "verbs:";
+  constexpr std::string_view kGid = "?gid=";
+  const std::size_t slash = rail.find('/');
+  const std::size_t gid = rail.find(kGid);
+  must(slash != std::string::npos && gid != std::string::npos, "DEVICE/PORT?gid=INDEX: reading it");
+  return std::make_unique<Bare>(rail.substr(kDomain.size(), slash - kDomain.size()),
+                                static_cast<uint8_t>(std::atoi(&rail[slash + 1])),
+                                std::atoi(&rail[gid + kGid.size()]), depth, memory);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  must(argc > 2, "usage: DEVICE/PORT GID_INDEX [rounds] [DEPTH]: it");
-  const std::string rail = argv[1];
-  const std::size_t slash = rail.find('/');
-  const auto port = static_cast<uint8_t>(slash == std::string::npos ? 1 : std::atoi(&rail[slash + 1]));
-  const int gid = std::atoi(argv[2]);
-  const std::size_t depth = argc > 4 ? std::strtoul(argv[4], nullptr, 10) : 256;
+  must(argc > 1 && (argc < 5 || argc == 8), "reading the arguments, which the source explains,");
+  const std::size_t depth = argc > 3 ? std::strtoul(argv[3], nullptr, 10) : 256;
   must(depth >= kChain, "a depth below a chain's length");
-  return towline::bench::run("verbs:" + rail, argc > 3 ? std::atoi(argv[3]) : 11,
-                             [&](std::vector<uint8_t>& memory) {
-                               return std::make_unique<Bare>(rail.substr(0, slash), port, gid, depth, memory);
+  towline::bench::Side here{.rail = std::string("verbs:") + argv[1]};
+  towline::bench::Side there = here;
+  if (argc == 8) {
+    // Such hosts are a guest's, whose clock may be slow to read; the bare program does not read it.
+    constexpr uint64_t kTurns = 64;
+    there = {std::string("verbs:") + argv[4], argv[7], argv[5], kTurns};
+    here.host = argv[6];
+    here.turns_of_a_time = kTurns;
+  }
+  return towline::bench::run(here, there, argc > 2 ? std::atoi(argv[2]) : 11,
+                             [depth](const std::string& rail, std::vector<uint8_t>& memory) {
+                               return make_bare(rail, depth, memory);
                              });
 }

@@ -1,19 +1,18 @@
 // The memory that an engine's user has registered. Memory within memory that is registered already, with the same
-// rights, is not registered with the rails again: it shares their keys. So an arena of 100,000 tensors costs one
-// registration and 100,000 look-ups.
-//
-// The rails keep an arena until the last piece of it is removed, whichever goes first.
+// rights, is not registered with the rails again: it shares their keys (registered_ranges.h).
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <map>
 #include <memory>
 #include <unordered_map>
 
 #include "fabric/engine.h"
+#include "fabric/registered_ranges.h"
 
 namespace towline::fabric {
+
+// The keys of an arena, as those of a piece of it.
+LocalMemory piece_of(const LocalMemory& arena, const void* address, uint64_t bytes) noexcept;
 
 // Not for use by several threads at once. The engine outlives it.
 class Registrations {
@@ -31,24 +30,19 @@ class Registrations {
   // False: memory of a device, which this process can't read and write by itself.
   [[nodiscard]] bool is_host(const LocalMemory& memory) const noexcept;
   // The rails' registrations.
-  [[nodiscard]] std::size_t arenas() const noexcept { return arenas_.size(); }
+  [[nodiscard]] std::size_t arenas() const noexcept { return ranges_.arenas(); }
 
  private:
-  struct Arena {
-    LocalMemory memory;
-    bool device = false;
-    std::size_t pieces = 0;
-  };
-  using Arenas = std::multimap<uint64_t, Arena>;  // by the first address
+  using Ranges = RegisteredRanges<LocalMemory>;
   struct Piece {
     LocalMemory memory;
-    Arenas::iterator arena;
+    std::unique_ptr<Ranges::Piece> range;
   };
 
-  Arenas::iterator find(const MemoryToRegister& memory);
+  void leave(Ranges::Piece& range) noexcept;
 
   Engine& engine_;
-  Arenas arenas_;
+  Ranges ranges_;
   std::unordered_map<const LocalMemory*, std::unique_ptr<Piece>> pieces_;
 };
 

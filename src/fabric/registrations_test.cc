@@ -89,6 +89,17 @@ TEST_F(RegistrationsTest, PiecesOfAnArenaShareItsKeysAndReachTheirOwnBytes) {
   EXPECT_EQ(to[0], 0);
 }
 
+// The rest of an arena that is kept by a piece may have been unmapped and mapped anew: NICs would write to old pages.
+TEST_F(RegistrationsTest, MemoryThatComesAgainIsRegisteredAgain) {
+  const LocalMemory* arena = theirs.add(memory(to, 0, to.size()));
+  (void)theirs.add(memory(to, 8 * kPiece, kPiece));
+  EXPECT_TRUE(theirs.remove(arena));
+  (void)theirs.add(memory(to, 8 * kPiece, 64));
+  EXPECT_EQ(theirs.arenas(), 1u);
+  (void)theirs.add(memory(to, 9 * kPiece, kPiece));
+  EXPECT_EQ(theirs.arenas(), 2u);
+}
+
 TEST_F(RegistrationsTest, OtherRightsAndWhatReachesBeyondAreRegisteredApart) {
   (void)theirs.add(memory(to, 0, to.size() / 2));
   const LocalMemory* read_only = theirs.add(memory(to, kPiece, kPiece, false));

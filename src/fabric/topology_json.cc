@@ -1,3 +1,5 @@
+#include <towline/towline.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -55,8 +57,11 @@ std::string describe_topology(const std::string& root) {
   for (const int32_t node : nodes)
     if (node >= 0)
       node_list.push_back({{"id", node}, {"near", names_of(rails, rails_of_node(places, node))}});
-  const json all = {
-      {"gpus", gpus}, {"ports", port_list}, {"numa_nodes", node_list}, {"choice", choice.reason}};
+  const json all = {{"schema", TOWLINE_JSON_SCHEMA},
+                    {"gpus", gpus},
+                    {"ports", port_list},
+                    {"numa_nodes", node_list},
+                    {"choice", choice.reason}};
   return all.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "fabric/buffer_pool.h"
+#include "fabric/rails.h"
 #include "fabric/transfer_engine_fixture.h"
 
 namespace towline::fabric::transfer_engine_sends_test {
@@ -132,6 +133,32 @@ TEST_F(FabricSends, CancelledOrLateSendsAndReceivesAreFencedAndLeaveNothingBehin
   EXPECT_EQ(two.bytes[1], 0);
   two.engine.deregister_memory(two.memory);  // nothing uses it
   one.engine.deregister_memory(one.memory);
+}
+
+// On a slow network, with the write under way.
+TEST(FabricCancel, TheReceiverOfASendThatIsCancelledUnderWayLearnsOfItWithin100Milliseconds) {
+  constexpr uint64_t kBytes = 32u << 20;
+  const auto rails = [](const char* name) {
+    std::vector<std::unique_ptr<Domain>> domains;
+    domains.push_back(make_rail(name));
+    return domains;
+  };
+  std::vector<uint8_t> source(kBytes);
+  std::vector<uint8_t> target(kBytes);
+  TransferEngine one{rails("loopback:cancel?rate=1e8"), {}};
+  TransferEngine two{rails("loopback:cancel"), {}};
+  const LocalMemory* const from = one.register_memory({source.data(), kBytes, true, true});
+  const LocalMemory* const to = two.register_memory({target.data(), kBytes, true, true});
+  Handle receive;
+  ASSERT_EQ(two.receive(*to, 0, kBytes, {}, &receive), Status::kInProgress);
+  Handle send;
+  ASSERT_EQ(one.send(one.connect(two.address()), *from, 0, kBytes, {}, &send), Status::kInProgress);
+  ASSERT_TRUE(eventually([&] { return one.rails()[0].counters.bytes > kBytes / 8; }));
+  const uint64_t cancelled_at = monotonic_now_ns();
+  one.cancel(send);
+  EXPECT_EQ(two.wait(receive, kLimitNs), Status::kCancelled);
+  EXPECT_LT(monotonic_now_ns() - cancelled_at, 100 * kMillisecondNs);
+  EXPECT_EQ(one.wait(send, kLimitNs), Status::kCancelled);
 }
 
 TEST_F(FabricSends, APeerThatGoesEndsItsSendsAndReceives) {

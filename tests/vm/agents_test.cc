@@ -16,11 +16,15 @@ using namespace std::chrono_literals;
 
 class AgentsTest : public ::testing::Test {
  protected:
-  [[nodiscard]] AgentOptions over(int host, const std::string& source) const {
+  [[nodiscard]] AgentOptions over(int host, const std::string& source, Kind kind = Kind::kDram) const {
+    const bool gpu = kind == Kind::kVram;
     return {.listen = std::string(kAddress[host]) + ":0",
-            .backends = "tcpx",
-            .config = "plugins = [\"" TOWLINE_TCPX_PLUGIN "\"]\n[tuning.tcpx]\nsource = \"" + source +
-                      "\"\ninterface = \"" + kNic[host] + "\"\nqueues = \"2,3\"\npool_bytes = \"32MiB\"\n" +
+            .backends = gpu ? "tcpx,cuda" : "tcpx",
+            .config = std::string("plugins = [\"" TOWLINE_TCPX_PLUGIN "\"") +
+                      (gpu ? ", \"" TOWLINE_CUDA_FAKE "\"" : "") + "]\n[tuning.tcpx]\nsource = \"" + source +
+                      "\"\ninterface = \"" + kNic[host] + "\"\nqueues = \"2,3\"\n" +
+                      // Room for all that one lane has under way, in fragments of a packet's uneven pieces.
+                      (gpu ? "sockets = 2\npool_bytes = \"64MiB\"\n" : "pool_bytes = \"32MiB\"\n") +
                       "state_dir = \"" + folder_.path() + "\"\n",
             .default_timeout = 60s};
   }
@@ -31,29 +35,30 @@ class AgentsTest : public ::testing::Test {
                ? 0
                : std::stoull(text.substr(text.find_first_of("0123456789", at + key.size())));
   }
-  void move_a_gigabyte(const std::string& source);
+  void move_a_gigabyte(const std::string& source, Kind kind = Kind::kDram);
 
   support::TemporaryFolder folder_{"/tmp"};
 };
 
-void AgentsTest::move_a_gigabyte(const std::string& source) {
+void AgentsTest::move_a_gigabyte(const std::string& source, Kind kind) {
   constexpr uint64_t kRequest = 64u << 10;
   constexpr uint64_t kRequests = 512;  // a round
   constexpr uint64_t kRounds = (1u << 30) / (kRequest * kRequests);
+  const Memory mine(kRequest * kRequests);
+  const Memory theirs(kRequest * kRequests);
+  const auto all_of = [kind](const Memory& memory) {
+    return MemoryView{.address = memory.data(), .bytes = memory.size(), .kind = kind};
+  };
   enter(0);
-  const Agent receiver("receiver", over(0, source));
+  const Agent receiver("receiver", over(0, source, kind));
+  const Region their_region = receiver.register_memory(all_of(theirs), {.access = Access::kAll});
   enter(1);
-  const Agent sender("sender", over(1, "copy"));
-  std::vector<std::byte> mine(kRequest * kRequests);
-  std::vector<std::byte> theirs(kRequest * kRequests);
-  const Region my_region =
-      sender.register_memory({.address = mine.data(), .bytes = mine.size()}, {.access = Access::kAll});
-  const Region their_region =
-      receiver.register_memory({.address = theirs.data(), .bytes = theirs.size()}, {.access = Access::kAll});
+  const Agent sender("sender", over(1, "copy", kind));
+  const Region my_region = sender.register_memory(all_of(mine), {.access = Access::kAll});
   const Peer peer = sender.add_peer(receiver.metadata());
-  const Transfer transfer = sender.transfer(
-      Op::write, sender.block_list(Blocks::at(mine.data(), kRequest).repeat(kRequests, kRequest)),
-      peer.block_list(Blocks::at(theirs.data(), kRequest).repeat(kRequests, kRequest)));
+  const Transfer transfer =
+      sender.transfer(sender.block_list(Blocks::at(mine.data(), kRequest, kind).repeat(kRequests, kRequest)),
+                      peer.block_list(Blocks::at(theirs.data(), kRequest, kind).repeat(kRequests, kRequest)));
   uint64_t wrong = 0;
   for (uint64_t round = 0; round < kRounds; ++round) {
     for (std::size_t i = 0; i < mine.size(); i += 8) {
@@ -73,10 +78,20 @@ void AgentsTest::move_a_gigabyte(const std::string& source) {
   EXPECT_LT(number_after(info, "linear_bytes"), 1u << 20);
   EXPECT_GT(number_after(info, "fragment_bytes"), uint64_t{1000} << 20);
   EXPECT_EQ(number_after(info, "copied_bytes"), 0u);
+  if (kind == Kind::kVram) {
+    const std::string sent = sender.info();
+    EXPECT_GT(number_after(sent, "bound_bytes"), uint64_t{1000} << 20);
+    EXPECT_EQ(number_after(sent, "bound_copied"), 0u);
+    EXPECT_EQ(number_after(sent, "sent_bytes"), 0u);
+  }
   enter(0);  // where the NIC is that the receiver gives back
 }
 
 TEST_F(AgentsTest, AGigabyteIn64KiBRequestsOverDevmem) { move_a_gigabyte("devmem"); }
+// From memory of a GPU to memory of another one, by the NICs alone. GPUs are made of host memory.
+TEST_F(AgentsTest, AGigabyteFromGpuToGpuOverDevmemIsCopiedByNoProcessor) {
+  move_a_gigabyte("devmem", Kind::kVram);
+}
 TEST_F(AgentsTest, AGigabyteIn64KiBRequestsOverZcrx) { move_a_gigabyte("zcrx"); }
 TEST_F(AgentsTest, AGigabyteIn64KiBRequestsOverZcrxWithoutANic) { move_a_gigabyte("zcrx-copy"); }
 

@@ -17,7 +17,9 @@
 #include "base/error.h"
 #include "guest.h"
 #include "support/temporary_folder.h"
+#include "transports/tcpx/bound_sender.h"
 #include "transports/tcpx/sources/devmem.h"
+#include "transports/tcpx/sources/fake_gpu_host.h"
 #include "transports/tcpx/sources/test_support.h"
 #include "transports/tcpx/sources/zcrx.h"
 
@@ -201,57 +203,81 @@ TEST_F(GuestTest, AStreamArrivesInAnAreaOfIoUringByTheKernel) {
   stream_to(provider);
 }
 
-TEST_F(GuestTest, SendsGoFromBoundMemory) {
-  constexpr uint64_t kBytes = 4u << 20;
+// Memory of a GPU that is made of host memory.
+class GuestSends : public GuestTest {
+ protected:
+  static constexpr uint64_t kBytes = 4u << 20;
+
+  [[nodiscard]] BoundMemory::Bound* bind(BoundMemory& memory) const {
+    towline_region_ref region = {};
+    region.kind = TOWLINE_MEMORY_VRAM;
+    region.device = testing::FakeGpuHost::kDevice;
+    region.address = reinterpret_cast<uint64_t>(sent_.data());
+    region.bytes = kBytes;
+    return memory.add(region);
+  }
+  [[nodiscard]] bool takes(BoundSender& sender, int fd) const {
+    const towline_landing_piece all = {reinterpret_cast<uint64_t>(sent_.data()), kBytes};
+    return sender.takes(fd, testing::FakeGpuHost::kDevice, {&all, 1});
+  }
+
+  testing::FakeGpuHost gpu_;
+  const plugin::Host host_ = gpu_.host();
+  std::vector<uint8_t> sent_ = pattern(kBytes);
+};
+
+TEST_F(GuestSends, BoundMemoryIsSentByTheNicAndNothingIsCopied) {
   enter(1);
-  const PoolMemory memory = make_pool_memory(kBytes);
-  Nic nic(this_kernel(), guest::kNic[1]);
-  const Binding binding = nic.bind_send(memory.dma_buf());
+  BoundMemory memory(this_kernel(), host_, SendWay::kAuto, guest::kNic[1]);
+  ASSERT_NE(bind(memory), nullptr) << memory.why_not();
   auto provider = open(0);
   auto [writer, reader] = guest::connect_hosts();
   auto source = provider->make(reader.get());
-  const auto sent = pattern(kBytes);
-  std::copy(sent.begin(), sent.end(), memory.mapping.address());
-  const int on = 1;
-  ASSERT_EQ(::setsockopt(writer.get(), SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on), 0);
-  ASSERT_EQ(::setsockopt(writer.get(), SOL_SOCKET, SO_BINDTODEVICE, guest::kNic[1], 5), 0);
-  std::thread sender([&, fd = writer.get()] {
-    uint32_t sends = 0;
-    uint32_t ended = 0;
+  BoundSender sender(&memory);
+  ASSERT_TRUE(takes(sender, writer.get())) << memory.why_not();
+  std::thread thread([&, fd = writer.get()] {
     for (uint64_t at = 0; at < kBytes;) {
-      alignas(8) uint8_t control[24];
-      iovec piece = {reinterpret_cast<void*>(at), std::min<uint64_t>(kBytes - at, 64u << 10)};
-      msghdr message = {};
-      message.msg_iov = &piece;
-      message.msg_iovlen = 1;
-      message.msg_control = control;
-      message.msg_controllen = encode_send(kUpstream, binding.number, 0, control);
-      const ssize_t n = ::sendmsg(fd, &message, MSG_ZEROCOPY);
-      ASSERT_GT(n, 0) << errno_text(errno);
-      at += static_cast<uint64_t>(n);
-      ++sends;
+      const iovec piece = {sent_.data() + at, std::min<uint64_t>(kBytes - at, 64u << 10)};
+      const framing::IoResult result = sender.write(fd, {&piece, 1});
+      at += result.bytes;
+      ASSERT_TRUE(result.status == Status::kOk || result.status == Status::kAgain) << result.vendor_code;
+      pollfd wait = {fd, POLLOUT, 0};
+      if (result.status == Status::kAgain) (void)::poll(&wait, 1, 100);
+      (void)sender.returned(fd);
+    }
+    while (!sender.all_returned()) {
+      pollfd wait = {fd, 0, 0};
+      (void)::poll(&wait, 1, 100);
+      (void)sender.returned(fd);
     }
     ::shutdown(fd, SHUT_WR);
-    while (ended < sends) {
-      uint8_t control[128];
-      msghdr message = {};
-      message.msg_control = control;
-      message.msg_controllen = sizeof control;
-      if (::recvmsg(fd, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) {
-        pollfd wait = {fd, 0, 0};
-        (void)::poll(&wait, 1, 100);
-        continue;
-      }
-      const auto range = decode_sends_ended({control, message.msg_controllen});
-      ASSERT_TRUE(range);
-      EXPECT_FALSE(range->copied);
-      ended += range->last - range->first + 1;
-    }
   });
-  const Taken taken = take_all(*source, reader.get(), sent);
-  sender.join();
+  const Taken taken = take_all(*source, reader.get(), sent_);
+  thread.join();
   EXPECT_EQ(taken.bytes, kBytes);
   EXPECT_EQ(taken.wrong, 0u);
+  EXPECT_FALSE(sender.copied());
+}
+
+// The kernel sends bound memory only by the NIC that it is bound to.
+TEST_F(GuestSends, APeerThatIsReachedByAnotherInterfaceIsSentGatheredMemory) {
+  enter(1);
+  BoundMemory memory(this_kernel(), host_, SendWay::kAuto, guest::kNic[1]);
+  ASSERT_NE(bind(memory), nullptr) << memory.why_not();
+  ASSERT_EQ(std::system("ip link set lo up"), 0);
+  const auto [writer, reader] = testing::connected_sockets();
+  BoundSender sender(&memory);
+  EXPECT_FALSE(takes(sender, writer.get()));
+  std::printf("%s\n", memory.why_not().c_str());
+  EXPECT_NE(memory.why_not().find("leave by another interface"), std::string::npos) << memory.why_not();
+}
+
+TEST_F(GuestSends, ADeviceThatDoesNotSendFromMemoryIsNamedWithTheReason) {
+  enter(1);
+  BoundMemory memory(this_kernel(), host_, SendWay::kAuto, "v2");
+  EXPECT_EQ(bind(memory), nullptr);
+  std::printf("%s\n", memory.why_not().c_str());
+  EXPECT_NE(memory.why_not().find("v2"), std::string::npos) << memory.why_not();
 }
 
 TEST_F(GuestTest, ADeviceWithoutQueueMemoryIsRefusedWithTheReason) {

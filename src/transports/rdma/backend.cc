@@ -8,15 +8,19 @@
 
 #include "base/error.h"
 #include "fabric/rails.h"
+#include "fabric/topology.h"
+#include "framing/exported_memory.h"
 #include "transports/rdma/carrier.h"
-#include "transports/rdma/gpu_memory.h"
 
 namespace towline::rdma {
 
 namespace {
 
 constexpr uint64_t kPollForNs = 10 * kMillisecondNs;  // when a peer asks for it
-constexpr uint64_t kPollNs = 1 * kMillisecondNs;      // of rails that have no descriptor to wait on
+// Rails that have no descriptor to wait on are looked at now and then, the less often the longer nothing happens: a peer that
+// has bytes under way asks for more.
+constexpr uint64_t kShortestPauseNs = 1 * kMillisecondNs;
+constexpr uint64_t kLongestPauseNs = 128 * kMillisecondNs;
 
 bool contains(const std::vector<std::string>& list, const std::string& text) {
   return std::find(list.begin(), list.end(), text) != list.end();
@@ -26,6 +30,13 @@ std::string joined(const std::vector<std::string>& list) {
   std::string text;
   for (const std::string& item : list) text += (text.empty() ? "" : ", ") + printable(item);
   return text;
+}
+
+// The rails that are nearest to the GPU, a bit each; all, where its place is not known.
+uint32_t rails_of_gpu(std::span<const PciPlace> rails, const std::string& gpu) {
+  for (const PciPlace& place : gpu.empty() ? std::vector<PciPlace>{} : read_gpus())
+    if (place.address() == gpu) return fabric::nearest_rails(rails, place);
+  return UINT32_MAX;
 }
 
 }  // namespace
@@ -42,6 +53,7 @@ std::string printable(std::string_view text) {
 Backend::Backend(const plugin::Host& host, const Flavour& flavour) try
     : BackendBase(host), flavour_(flavour), settings_(Settings::read(this->host(), flavour)) {
   open_workers();
+  regions_.emplace(static_cast<RegionsOwner&>(*this), settings_.background_bytes);
   carrier_.emplace(this->host(), static_cast<carrier::CarrierOwner&>(*this),
                    tcp_carrier(this->host(), flavour));
 } catch (const core::Error& error) {
@@ -103,11 +115,12 @@ void Backend::open_workers() {
   }
 }
 
+// Edges: a rail's descriptor may stay readable until its arm(), and a worker that sees an event does not go on to arm.
 void Backend::watch_rails(uint32_t index) {
   std::vector<int> fds;
   workers_[index]->engine->event_fds(fds);
   for (const int fd : fds)
-    if (host().watch(index, fd, EPOLLIN, nothing_to_do, nullptr) == TOWLINE_OK)
+    if (host().watch(index, fd, EPOLLIN | EPOLLET, nothing_to_do, nullptr) == TOWLINE_OK)
       workers_[index]->watched.push_back(fd);
 }
 
@@ -118,82 +131,89 @@ int32_t Backend::add(const towline_region_args& args, towline_registration** reg
   *token_bytes = 0;
   if (args.region.kind != TOWLINE_MEMORY_DRAM && args.region.kind != TOWLINE_MEMORY_VRAM)
     return refuse(Status::kUnsupported, "only dram and vram are registered");
-  auto region = std::make_unique<Registered>();
-  region->region = args.region;
+  uint32_t rails = UINT32_MAX;
   fabric::MemoryToRegister memory;
-  GpuMemory gpu;  // closed when all rails have it
+  framing::ExportedMemory gpu;  // closed when all rails have it
   if (args.region.kind == TOWLINE_MEMORY_VRAM) {
-    gpu = export_gpu_memory(host(), args.region);
+    gpu = framing::export_gpu_memory(host(), args.region);
     memory.dmabuf_fd = gpu.dma_buf.get();
     memory.dmabuf_offset = gpu.offset;
     memory.device = args.region.device;
-    region->rails = rails_of_gpu(places_, gpu.gpu);
+    rails = rails_of_gpu(places_, gpu.gpu);
   } else {
-    region->rails = fabric::rails_of_node(
-        places_, fabric::numa_node_of(reinterpret_cast<const void*>(args.region.address)));
+    rails = fabric::rails_of_node(places_,
+                                  fabric::numa_node_of(reinterpret_cast<const void*>(args.region.address)));
   }
   memory.address = reinterpret_cast<void*>(args.region.address);
   memory.bytes = args.region.bytes;
   memory.remote_read = (args.region.access & TOWLINE_ACCESS_READ) != 0;
   memory.remote_write = (args.region.access & TOWLINE_ACCESS_WRITE) != 0;
   if ((args.region.flags & TOWLINE_REGION_GUARDED) != 0) memory.remote_read = memory.remote_write = false;
-  try {
-    for (const auto& worker : workers_) region->memory.push_back(worker->engine->register_memory(memory));
-  } catch (...) {
-    for (std::size_t i = 0; i < region->memory.size(); ++i)
-      workers_[i]->engine->deregister_memory(region->memory[i]);
-    throw;
-  }
-  *registration = reinterpret_cast<towline_registration*>(region.get());
-  const std::lock_guard lock(regions_mutex_);
-  refusals_.erase(index_of(args.region.key));
-  regions_[args.region.key] = std::move(region);
+  *registration = reinterpret_cast<towline_registration*>(
+      regions_->add(args.region, memory, rails, std::move(gpu.dma_buf)));
   return TOWLINE_OK;
 } catch (const core::Error& error) {
-  const std::lock_guard lock(regions_mutex_);
-  refusals_[index_of(args.region.key)] = {args.region.key, error.message()};
+  regions_->refuse(args.region.key, error.message());
   return refuse(error.code(), error.message());
-}
-
-std::string Backend::why_not_registered(uint64_t key) const {
-  const std::lock_guard lock(regions_mutex_);
-  const auto refused = refusals_.find(index_of(key));
-  if (refused == refusals_.end() || refused->second.key != key)
-    return "it was registered before this backend came";
-  return refused->second.reason;
 }
 
 // No peer reaches it any more, or the peers that did are gone.
 void Backend::remove(towline_registration* registration) noexcept {
-  std::unique_ptr<Registered> region;
-  {
-    const std::lock_guard lock(regions_mutex_);
-    const auto found = regions_.find(reinterpret_cast<const Registered*>(registration)->region.key);
-    if (found == regions_.end()) return;
-    region = std::move(found->second);
-    regions_.erase(found);
-  }
-  for (std::size_t i = 0; i < region->memory.size(); ++i)
-    workers_[i]->engine->deregister_memory(region->memory[i]);
+  regions_->remove(reinterpret_cast<Registered*>(registration));
 }
 
-Answer Backend::answer(uint64_t key, uint32_t worker) const {
+std::vector<fabric::LocalMemory> Backend::register_memory(const fabric::MemoryToRegister& memory) {
+  std::vector<fabric::LocalMemory> registered;
+  registered.reserve(workers_.size());
+  try {
+    for (const auto& worker : workers_) registered.push_back(worker->engine->register_memory(memory));
+  } catch (...) {
+    deregister_memory(registered);
+    throw;
+  }
+  return registered;
+}
+
+void Backend::deregister_memory(const std::vector<fabric::LocalMemory>& memory) noexcept {
+  for (std::size_t i = 0; i < memory.size(); ++i) workers_[i]->engine->deregister_memory(memory[i]);
+}
+
+bool Backend::run(void (*work)(void* argument), void* argument) noexcept {
+  return host().run(0, work, argument) == Status::kOk;
+}
+
+void Backend::settled() noexcept {
+  for (uint32_t i = 0; i < workers_.size(); ++i) {
+    workers_[i]->settled.store(true, std::memory_order_release);
+    host().wake(i);
+  }
+}
+
+Regions::State Backend::local_memory(Registered* region, uint64_t key, uint32_t worker,
+                                     const fabric::LocalMemory*& memory) {
+  if (region != nullptr) return regions_->look(*region, worker, memory);
+  towline_region_ref ref = {};
+  fabric::RemoteMemory remote;
+  return {Status::kUnsupported, regions_->find(key, worker, ref, remote).reason};
+}
+
+std::optional<Answer> Backend::answer(uint64_t key, uint32_t worker) {
   Answer answer;
   answer.key = key;
-  const std::lock_guard lock(regions_mutex_);
-  const auto found = regions_.find(key);
-  const auto refused = refusals_.find(index_of(key));
-  if (refused != refusals_.end() && refused->second.key == key) {
-    answer.status = Status::kUnsupported;
-    answer.reason = "its rails have not registered the memory: " + refused->second.reason;
-  } else if (found == regions_.end() || !host().may_be_reached(found->second->region)) {
+  towline_region_ref region = {};
+  Regions::State state = regions_->find(key, worker, region, answer.memory);
+  const bool known = region.bytes != 0;
+  if (state.status == Status::kNotFound || (known && !host().may_be_reached(region))) {
     answer.status = Status::kStale;
     answer.reason = "it has no such region any more, or none that its rails reach";
-  } else if ((found->second->region.flags & TOWLINE_REGION_GUARDED) != 0) {
+  } else if ((region.flags & TOWLINE_REGION_GUARDED) != 0) {
     answer.status = Status::kPermissionDenied;
     answer.reason = "the region is guarded";
-  } else {
-    answer.memory = fabric::Engine::describe(found->second->memory[worker]);
+  } else if (state.status == Status::kAgain) {
+    return std::nullopt;
+  } else if (state.status != Status::kOk) {
+    answer.status = Status::kUnsupported;
+    answer.reason = "its rails have not registered the memory: " + state.reason;
   }
   return answer;
 }
@@ -289,6 +309,7 @@ uint32_t Backend::progress(uint32_t index, uint64_t now_ns) noexcept {
   Worker& worker = *workers_[index];
   uint32_t done = carrier_->progress(index, now_ns);
   done += worker.engine->progress(now_ns);
+  if (done != 0) worker.pause_ns = kShortestPauseNs;
   if (worker.engine->needs_polling_peers())
     done +=
         worker.connections.each([now_ns](Connection& connection) { return connection.ask_to_poll(now_ns); });
@@ -298,6 +319,9 @@ uint32_t Backend::progress(uint32_t index, uint64_t now_ns) noexcept {
     worker.eager.pop_back();
     ++done;
   }
+  if (worker.settled.load(std::memory_order_relaxed) &&
+      worker.settled.exchange(false, std::memory_order_acquire))
+    done += worker.connections.each([](Connection& connection) { return connection.answer_asks(); });
   // Both sides have to run for such rails: where there are fewer processors, in turn.
   if (done == 0 && (worker.engine->needs_polling_peers() || now_ns < worker.poll_until_ns)) sched_yield();
   return done;
@@ -307,7 +331,7 @@ bool Backend::arm(uint32_t index) noexcept {
   Worker& worker = *workers_[index];
   const bool unsent = std::any_of(worker.eager.begin(), worker.eager.end(),
                                   [](const Connection* connection) { return connection->has_unsent(); });
-  if (unsent || carrier_->arm(index)) return true;
+  if (unsent || worker.settled.load(std::memory_order_acquire) || carrier_->arm(index)) return true;
   const uint64_t now_ns = host().now_ns();
   uint64_t next_ns = worker.engine->next_timer_ns();
   const WorkerEngine::Sleep sleep = worker.engine->arm();
@@ -317,7 +341,10 @@ bool Backend::arm(uint32_t index) noexcept {
     return true;
   }
   const bool anybody = worker.connections.any([](const Connection&) { return true; });
-  if (sleep == WorkerEngine::Sleep::kPoll && anybody) next_ns = std::min(next_ns, now_ns + kPollNs);
+  if (sleep == WorkerEngine::Sleep::kPoll && anybody) {
+    next_ns = std::min(next_ns, now_ns + worker.pause_ns);
+    worker.pause_ns = std::min(2 * worker.pause_ns, kLongestPauseNs);
+  }
   set_timer(index, next_ns, now_ns);
   worker.armed = true;
   return false;

@@ -2,12 +2,11 @@
 // the carrier of messages.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "base/clock.h"
@@ -17,22 +16,16 @@
 #include "towline/plugin/backend.hpp"
 #include "transports/carrier/carrier.h"
 #include "transports/rdma/connection.h"
+#include "transports/rdma/regions.h"
 #include "transports/rdma/settings.h"
 #include "transports/rdma/worker_engine.h"
 
 namespace towline::rdma {
 
-// Memory of ours.
-struct Registered {
-  towline_region_ref region = {};
-  uint32_t rails = UINT32_MAX;              // nearest to it: a bit each
-  std::vector<fabric::LocalMemory> memory;  // by worker
-};
-
 // The text as it may stand in JSON and in terminals.
 std::string printable(std::string_view text);
 
-class Backend : public plugin::BackendBase, private carrier::CarrierOwner {
+class Backend : public plugin::BackendBase, private carrier::CarrierOwner, private RegionsOwner {
  public:
   using Connection = rdma::Connection;
 
@@ -58,10 +51,11 @@ class Backend : public plugin::BackendBase, private carrier::CarrierOwner {
   [[nodiscard]] carrier::Carrier& carrier() noexcept { return *carrier_; }
   [[nodiscard]] WorkerEngine& engine(uint32_t worker) noexcept { return *workers_[worker]->engine; }
   [[nodiscard]] const std::string& rails_text() const noexcept { return rails_text_; }
-  // The answer to a peer of this worker that asks for a region.
-  [[nodiscard]] Answer answer(uint64_t key, uint32_t worker) const;
-  // Of a region of this agent that the backend was given and has not taken.
-  [[nodiscard]] std::string why_not_registered(uint64_t key) const;
+  // The answer to a peer of this worker that asks for a region. None: later, after reanswer().
+  [[nodiscard]] std::optional<Answer> answer(uint64_t key, uint32_t worker);
+  // Memory of a region of this agent, as this worker's rails know it: kOk, kAgain, or why not. Null `region`: by the key.
+  [[nodiscard]] Regions::State local_memory(Registered* region, uint64_t key, uint32_t worker,
+                                            const fabric::LocalMemory*& memory);
   // The kinds of rails by which this peer may be reached.
   [[nodiscard]] std::vector<std::string> kinds_for(const towline_identity& peer) const;
   // It has messages that the carrier had no room for.
@@ -77,9 +71,11 @@ class Backend : public plugin::BackendBase, private carrier::CarrierOwner {
     std::vector<Connection*> eager;
     std::unique_ptr<WorkerEngine> engine;
     std::vector<int> watched;
-    Alarm alarm;                 // wakes the worker when something's time is over
-    uint64_t poll_until_ns = 0;  // a peer has bytes under way that wake nobody
+    Alarm alarm;                             // wakes the worker when something's time is over
+    uint64_t poll_until_ns = 0;              // a peer has bytes under way that wake nobody
+    uint64_t pause_ns = 1 * kMillisecondNs;  // until rails that wake nobody are looked at again
     bool armed = false;
+    std::atomic<bool> settled{false};  // registrations: connections may answer what they put off
   };
 
  public:
@@ -95,6 +91,10 @@ class Backend : public plugin::BackendBase, private carrier::CarrierOwner {
  private:
   int32_t on_accepted(uint32_t worker, towline_connection* carried, const towline_identity& identity,
                       carrier::CarrierEvents** events) override;
+  std::vector<fabric::LocalMemory> register_memory(const fabric::MemoryToRegister& memory) override;
+  void deregister_memory(const std::vector<fabric::LocalMemory>& memory) noexcept override;
+  bool run(void (*work)(void* argument), void* argument) noexcept override;
+  void settled() noexcept override;
   static void nothing_to_do(void*, uint32_t) {}
   void open_workers();
   std::vector<std::unique_ptr<fabric::Domain>> open_rails();
@@ -115,15 +115,7 @@ class Backend : public plugin::BackendBase, private carrier::CarrierOwner {
   std::vector<std::string> outside_kinds_;  // of rails that reach other processes only
   std::optional<carrier::Carrier> carrier_;
 
-  mutable std::mutex regions_mutex_;
-  std::unordered_map<uint64_t, std::unique_ptr<Registered>> regions_;  // by key
-  // Regions that were not taken, by the index in their keys: nobody says when they go, and their successors use it again.
-  struct Refusal {
-    uint64_t key = 0;
-    std::string reason;
-  };
-  static uint32_t index_of(uint64_t key) noexcept { return static_cast<uint32_t>(key); }
-  std::unordered_map<uint32_t, Refusal> refusals_;
+  std::optional<Regions> regions_;
 };
 
 }  // namespace towline::rdma

@@ -161,10 +161,28 @@ void Connection::on_hello(std::span<const uint8_t> message) {
 
 // The owner knows of each peer that reaches a region, before the peer does.
 void Connection::on_ask(const Ask& ask) {
-  if (unsent_.size() >= kMostUnsent) fail(Status::kProtocol, "the peer asks and reads no answers");
-  const Answer answer = backend_.answer(ask.key, worker_);
-  if (answer.status == Status::kOk) host().granted(peer_, ask.key);
-  say(encode(answer));
+  if (unsent_.size() + asks_.size() >= kMostUnsent)
+    fail(Status::kProtocol, "the peer asks and reads no answers");
+  if (!answer(ask.key)) asks_.push_back(ask.key);
+}
+
+// False: the region is being registered.
+bool Connection::answer(uint64_t key) {
+  const std::optional<Answer> answer = backend_.answer(key, worker_);
+  if (!answer) return false;
+  if (answer->status == Status::kOk) host().granted(peer_, key);
+  say(encode(*answer));
+  return true;
+}
+
+uint32_t Connection::answer_asks() noexcept {
+  if (!up_) return 0;
+  try {
+    return static_cast<uint32_t>(std::erase_if(asks_, [this](uint64_t key) { return answer(key); }));
+  } catch (const std::bad_alloc&) {
+    go_down(Status::kOutOfMemory, "no memory for an answer to the peer");
+    return 1;
+  }
 }
 
 void Connection::on_answer(const Answer& answer) {
@@ -273,11 +291,14 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   prepared->plan = args.plan;
   prepared->op = args.op == TOWLINE_READ ? fabric::TransferOp::kRead : fabric::TransferOp::kWrite;
   for (uint64_t i = 0; i < args.plan->local->region_count; ++i) {
-    if (args.local[i] == nullptr)
-      return refuse(Status::kUnsupported, "memory of this agent is not registered with its rails: " +
-                                              backend_.why_not_registered(args.plan->local->regions[i].key));
-    const auto* region = reinterpret_cast<const Registered*>(args.local[i]);
-    prepared->local.push_back(&region->memory[worker_]);
+    auto* const region = reinterpret_cast<Registered*>(args.local[i]);
+    const fabric::LocalMemory* memory = nullptr;
+    const Regions::State state =
+        backend_.local_memory(region, args.plan->local->regions[i].key, worker_, memory);
+    if (state.status == Status::kAgain) return TOWLINE_AGAIN;
+    if (state.status != Status::kOk)
+      return refuse(state.status, "memory of this agent is not registered with its rails: " + state.reason);
+    prepared->local.push_back(memory);
     prepared->rails &= region->rails;
   }
   for (uint64_t i = 0; i < args.plan->remote->region_count; ++i)

@@ -78,6 +78,8 @@ class Connection final : private carrier::CarrierEvents {
   void part_ended() noexcept { --parts_; }
   // Tries to send what the carrier had no room for. True: nothing is left.
   bool flush() noexcept;
+  // Registrations have been made, or have failed: answers what waited for them. Returns how many.
+  uint32_t answer_asks() noexcept;
 
  private:
   void on_message(const void* data, size_t bytes) override;
@@ -85,6 +87,7 @@ class Connection final : private carrier::CarrierEvents {
   void take(MessageKind kind, std::span<const uint8_t> message);
   void on_hello(std::span<const uint8_t> message);
   void on_ask(const Ask& ask);
+  bool answer(uint64_t key);
   void on_answer(const Answer& answer);
   int32_t begin(const Prepared& prepared, const towline_submit_args& args) noexcept;
   int32_t refuse(Status status, const std::string& text) const;
@@ -106,6 +109,7 @@ class Connection final : private carrier::CarrierEvents {
   std::string no_rail_;      // why not
   std::string their_rails_;  // for people
   std::deque<std::vector<uint8_t>> unsent_;
+  std::vector<uint64_t> asks_;  // keys of our regions that are being registered
   std::vector<Import*> imports_;
   uint32_t parts_ = 0;  // that the engine has
   uint64_t asked_to_poll_ns_ = 0;

@@ -47,8 +47,12 @@ std::string Backend::describe() const {
         rails.empty() ? "" : ", ", printable(traits.name), traits.numa_node, traits.bandwidth_bytes_per_s,
         of.down ? "down" : "up", of.connections, of.bytes, of.breaks, of.retried);
   }
-  return fmt::format(R"({{"chosen": "{:.300}", "rails": [{}], "near": [{}], "never_met": [{}]}})",
-                     printable(settings_.why_rails), rails, describe_places(), describe_never_met());
+  const RegionsCounters regions = regions_->counters();
+  return fmt::format(
+      R"({{"chosen": "{:.300}", "rails": [{}], "near": [{}], "never_met": [{}], "regions": {}, )"
+      R"("registrations": {{"held": {}, "under_way": {}, "made": {}}}}})",
+      printable(settings_.why_rails), rails, describe_places(), describe_never_met(), regions.regions,
+      regions.registrations, regions.under_way, regions.made);
 }
 
 // Which rails are nearest to which GPU and NUMA node.

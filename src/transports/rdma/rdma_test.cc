@@ -124,6 +124,53 @@ TEST_F(RdmaTest, AMessageFollowsTheBytes) {
   b->memory->remove(b->backend, theirs);
 }
 
+// Registration takes seconds for huge memory: the peer's question is answered when it is done, and others go on.
+TEST_F(RdmaTest, WhatIsRegisteredInTheBackgroundIsWaitedForAndOthersGoOn) {
+  FakeAgent::Settings settings = rails("loopback:unit");
+  settings["tuning.rdma.background_bytes"] = std::to_string(kBytes);
+  open(towline_rdma_plugin(), settings, settings);
+  std::vector<uint8_t> small_from(4096, uint8_t{7});
+  std::vector<uint8_t> small_to(4096);
+  a->takes_work = b->takes_work = true;
+  const towline_region_args here = region(*a, from);
+  const towline_region_args there = region(*b, to);
+  const towline_region_args small_here = region(*a, small_from);
+  const towline_region_args small_there = region(*b, small_to);
+  towline_registration* mine = add(*a, here);
+  towline_registration* theirs = add(*b, there);
+  towline_registration* small_mine = add(*a, small_here);
+  (void)add(*b, small_there);
+  ASSERT_EQ(a->work.size(), 1u);
+  ASSERT_EQ(b->work.size(), 1u);
+  const auto ask = [&](towline_import** imported) {
+    return a->memory->import(link->connection, &there, nullptr, 0, imported, how);
+  };
+  towline_import* huge = nullptr;
+  EXPECT_EQ(ask(&huge), TOWLINE_AGAIN);
+  towline_import* small = nullptr;
+  ASSERT_EQ(import(small_there, &small), Status::kOk) << a->failure;  // asked for later, answered at once
+  FakePlan few(small_there.region.key);
+  few.add(small_from.data(), small_to.data(), small_from.size());
+  EXPECT_EQ(move(few, few.plan(), small_mine, small, TOWLINE_WRITE), Status::kOk);
+  EXPECT_EQ(small_to, small_from);
+  EXPECT_EQ(ask(&huge), TOWLINE_AGAIN);
+  const uint32_t wakes = b->wakes;
+  b->work[0]();
+  EXPECT_GT(b->wakes, wakes);
+  ASSERT_EQ(import(there, &huge), Status::kOk) << a->failure;
+  FakePlan plan(there.region.key);
+  plan.add(from.data(), to.data(), kBytes);
+  const towline_prepare_args args = {sizeof args, plan.plan(), &mine, &huge, TOWLINE_WRITE, 0};
+  towline_prepared* prepared = nullptr;
+  EXPECT_EQ(a->data->prepare(link->connection, &args, &prepared), TOWLINE_AGAIN);
+  a->work[0]();
+  EXPECT_EQ(move(plan, plan.plan(), mine, huge, TOWLINE_WRITE), Status::kOk);
+  EXPECT_EQ(to, from);
+  for (towline_import* imported : {huge, small}) a->memory->unimport(link->connection, imported);
+  a->memory->remove(a->backend, mine);
+  b->memory->remove(b->backend, theirs);
+}
+
 // Bytes carried by UCX and libfabric arrive, both ways.
 struct Library {
   const char* name;

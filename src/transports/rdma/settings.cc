@@ -62,6 +62,11 @@ Settings Settings::read(const plugin::Host& host, const Flavour& flavour) {
   if (!bytes || *bytes > (1u << 30) || (*bytes != 0 && *bytes < 512))
     refuse(slice_key, slice, "a size from 512 to 1GiB, or 0");
   settings.slice_bytes = *bytes;
+  const std::string background_key = flavour.key("background_bytes");
+  const std::string background = value(background_key, "256MiB");
+  const std::optional<uint64_t> least = parse_bytes(background);
+  if (!least) refuse(background_key, background, "a size, or 0");
+  settings.background_bytes = *least;
   return settings;
 }
 

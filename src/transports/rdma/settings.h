@@ -16,6 +16,7 @@ struct Settings {
   std::string why_rails;           // for people: who chose them
   uint32_t connections = 64;       // of each rail, in each direction
   uint64_t slice_bytes = 0;        // 0: as the rail says
+  uint64_t background_bytes = 0;   // regions from here on are registered in the background; 0: none
 
   // Throws plugin::Failure: kInvalidArgument names the value, kUnsupported says why there is no rail.
   static Settings read(const plugin::Host& host, const Flavour& flavour);
