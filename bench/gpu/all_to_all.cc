@@ -83,8 +83,8 @@ void connect(Side& side, const std::vector<Side>& sides, const AllToAll& options
     side.bare.push_back(std::make_unique<PageList>(pairs, options.page));
     side.peers.push_back(std::make_unique<towline::Peer>(side.agent->add_peer(other.agent->metadata())));
     side.transfers.push_back(
-        side.agent->transfer(towline::Op::write, side.agent->block_list(blocks(side.address, side.gpu)), from,
-                             side.peers.back()->block_list(blocks(there, other.gpu)), to));
+        side.agent->transfer(side.agent->block_list(blocks(side.address, side.gpu))[from],
+                             side.peers.back()->block_list(blocks(there, other.gpu))[to]));
   }
 }
 

@@ -21,14 +21,12 @@ namespace bench::gpu {
 
 namespace {
 
-using towline::Op;
-
 constexpr uint64_t kSpan = uint64_t{4} << 30;
 constexpr uint64_t kHostSpan = uint64_t{1} << 30;
 
 struct Case {
   const char* name;
-  Op op;
+  bool read;
   bool host;  // the far side
   uint64_t page;
   uint64_t pages;
@@ -37,15 +35,15 @@ struct Case {
 };
 
 const Case kCases[] = {
-    {"GPU to host, in pieces of 1 MiB", Op::write, true, 32768, 4096, 1 << 20},
-    {"GPU to host, in pieces of 8 MiB", Op::write, true, 32768, 4096, 8 << 20},
-    {"GPU to host, scattered", Op::write, true, 32768, 4096, 32768},
-    {"GPU to host, in pieces of 1 MiB", Op::write, true, 4096, 16384, 1 << 20},
-    {"host to GPU", Op::read, true, 32768, 4096, 32768},
-    {"within the GPU", Op::write, false, 32768, 4096, 32768},
-    {"within the GPU", Op::write, false, 4096, 1, 4096},
-    {"to another GPU", Op::write, false, 32768, 4096, 32768, true},
-    {"from another GPU", Op::read, false, 32768, 4096, 32768, true},
+    {"GPU to host, in pieces of 1 MiB", false, true, 32768, 4096, 1 << 20},
+    {"GPU to host, in pieces of 8 MiB", false, true, 32768, 4096, 8 << 20},
+    {"GPU to host, scattered", false, true, 32768, 4096, 32768},
+    {"GPU to host, in pieces of 1 MiB", false, true, 4096, 16384, 1 << 20},
+    {"host to GPU", true, true, 32768, 4096, 32768},
+    {"within the GPU", false, false, 32768, 4096, 32768},
+    {"within the GPU", false, false, 4096, 1, 4096},
+    {"to another GPU", false, false, 32768, 4096, 32768, true},
+    {"from another GPU", true, false, 32768, 4096, 32768, true},
 };
 
 struct Way {
@@ -73,7 +71,8 @@ Way parse_way(const std::string& text) {
   std::replace(way.config.begin(), way.config.end(), ';', '\n');
   way.config += '\n';
   if (!parts[2].empty()) {
-    way.product.rest = parts[2].back() == 'r';
+    using How = tool::bench::Product::How;
+    way.product.how = parts[2].back() == 'r' ? How::kRest : parts[2].back() == 'a' ? How::kAsked : How::kPart;
     way.product.sms = static_cast<uint32_t>(std::stoul(parts[2]));
   }
   if (!parts[3].empty()) way.bytes_per_s = static_cast<uint64_t>(std::stod(parts[3]));
@@ -131,7 +130,8 @@ class Copies {
     const auto here = draw(kSpan, one.page, one.pages, one.page, 1);
     const auto there = draw(far_span, one.page, one.pages, one.host_piece, 2);
     // The host's side says which pages are neighbours in the plan.
-    move_.emplace(near_.transfer(one.op, mine, here, theirs, there));
+    move_.emplace(one.read ? near_.transfer(theirs[there], mine[here])
+                           : near_.transfer(mine[here], theirs[there]));
   }
 
   double copy() {
@@ -190,18 +190,22 @@ int measure_beside(const BesideOptions& options) {
   void* const host = allocate_pinned(kHostSpan);
   stamp(near_gpu, kSpan, 1);
   stamp(far_gpu, kSpan, 2);
+  using How = tool::bench::Product::How;
   std::vector<Way> ways = {
       {"copy first", "beside = \"copy\"\n", {}},
       {"model first", "beside = \"model\"\n", {}},
       {"auto", "beside = \"auto\"\n", {}},
-      {"model first, 8 SMs", "beside = \"model\"\nreserved_sms = \"8\"\n", {8, true}},
-      {"model first, 16 SMs", "beside = \"model\"\nreserved_sms = \"16\"\n", {16, true}},
+      {"model first, 8 SMs", "beside = \"model\"\nreserved_sms = \"8\"\n", {8, How::kRest}},
+      {"model first, 16 SMs", "beside = \"model\"\nreserved_sms = \"16\"\n", {16, How::kRest}},
       {"model first, 8 SMs, 180 GB/s",
        "beside = \"model\"\nreserved_sms = \"8\"\n",
-       {8, true},
+       {8, How::kRest},
        180'000'000'000},
-      {"model first, 4 SMs left", "beside = \"model\"\napplication_sms = \"128\"\n", {128, false}},
-      {"auto, 12 SMs left", "beside = \"auto\"\napplication_sms = \"120\"\n", {120, false}},
+      {"model first, 4 SMs left", "beside = \"model\"\napplication_sms = \"128\"\n", {128, How::kPart}},
+      {"auto, 12 SMs left", "beside = \"auto\"\napplication_sms = \"120\"\n", {120, How::kPart}},
+      {"8 blocks, product asked to leave 8", "blocks = \"8\"\nread_blocks = \"8\"\n", {124, How::kAsked}},
+      {"10 blocks, product asked to leave 10", "blocks = \"10\"\nread_blocks = \"10\"\n", {122, How::kAsked}},
+      {"12 blocks, product asked to leave 12", "blocks = \"12\"\nread_blocks = \"12\"\n", {120, How::kAsked}},
   };
   if (!options.ways.empty()) {
     ways.clear();

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <towline/collectives_gpu.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -10,7 +9,6 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
-#include <thread>
 
 #include "gpu.h"
 #include "nccl.h"
@@ -169,19 +167,15 @@ class Rank {
   }
 
   void tell(const Operation& operation, uint64_t bytes, const std::vector<std::vector<double>>& times) {
-    const auto us = [](const std::vector<double>& all) {
-      const Spread spread = spread_of(all);
-      return fmt::format("{:.2f} [{:.2f} {:.2f}]", spread.median * 1e6, spread.min * 1e6, spread.max * 1e6);
-    };
     std::vector<double> ratios;
     for (size_t i = 0; i < times.front().size(); ++i) ratios.push_back(times.back()[i] / times.front()[i]);
     std::vector<std::string> row{operation.name,
                                  bytes < kKiB   ? fmt::format("{}", bytes)
                                  : bytes < kMiB ? fmt::format("{} KiB", bytes / kKiB)
                                                 : fmt::format("{} MiB", bytes / kMiB),
-                                 us(times.front()), us(times.back()),
+                                 us_text(times.front()), us_text(times.back()),
                                  fmt::format("{:.2f}", spread_of(ratios).median)};
-    for (size_t way = 1; way + 1 < times.size(); ++way) row.push_back(us(times[way]));
+    for (size_t way = 1; way + 1 < times.size(); ++way) row.push_back(us_text(times[way]));
     run_.rows.push_back(row);
     // A run that is cut short has told what it had.
     std::cout << fmt::format("{}", fmt::join(row, "  ")) << std::endl;
@@ -208,19 +202,7 @@ bool measure_collectives(const CollectivesOptions& options) {
     std::cout << fmt::format("{} of {} x {}, NCCL {}, medians of {} rounds, us of the slower rank\n", size,
                              count(), name(0), nccl.version(), options.rounds)
               << std::flush;
-    std::vector<std::thread> ranks;
-    for (int rank = 0; rank < size; ++rank)
-      ranks.emplace_back([&, rank] {
-        std::unique_ptr<Rank> mine;
-        try {
-          mine = std::make_unique<Rank>(run, rank);
-          mine->measure();
-        } catch (const std::exception& error) {  // the others wait for this one
-          std::cerr << fmt::format("rank {} of {}: {}\n", rank, size, error.what()) << std::flush;
-          _exit(1);
-        }
-      });
-    for (std::thread& rank : ranks) rank.join();
+    run_ranks(size, [&](int rank) { Rank(run, rank).measure(); });
     Rows rows{{"operation", "bytes", "Towline us", "NCCL us", "ratio"}};
     for (size_t way = 1; way < run.ways.size(); ++way) rows.front().push_back(run.ways[way].name);
     rows.insert(rows.end(), run.rows.begin(), run.rows.end());

@@ -171,6 +171,13 @@ void fill(uint64_t address, uint64_t bytes, int byte) {
   synchronize();
 }
 
+void write(uint64_t address, const void* from, uint64_t bytes) {
+  check(cudaMemcpy(reinterpret_cast<void*>(address), from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+}
+void read(void* to, uint64_t address, uint64_t bytes) {
+  check(cudaMemcpy(to, reinterpret_cast<const void*>(address), bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
+}
+
 void* native_stream() { return stream(); }
 
 void synchronize() { check(cudaStreamSynchronize(stream()), "synchronize"); }

@@ -25,6 +25,8 @@ std::string export_handle(uint64_t address);  // 64 bytes
 uint64_t import_handle(const std::string& handle);
 void stamp(uint64_t address, uint64_t bytes, uint64_t seed);  // each word by its place
 void fill(uint64_t address, uint64_t bytes, int byte);
+void write(uint64_t address, const void* from, uint64_t bytes);
+void read(void* to, uint64_t address, uint64_t bytes);
 void synchronize();
 void* native_stream();  // of this thread
 

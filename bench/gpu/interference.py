@@ -68,7 +68,7 @@ def main() -> None:
         peer = near.add_peer(far.metadata())
         picks = torch.randperm(len(mine))[:pages]
         there = towline.Blocks(theirs.data_ptr(), PAGE, (len(theirs), PAGE), kind="vram", device=last)
-        move = near.write(near.block_list(mine), picks, peer.block_list(there), picks.flip(0))
+        move = near.transfer(near.block_list(mine)[picks], peer.block_list(there)[picks.flip(0)])
         move.wait()
         figures: dict[str, list[float]] = {"matmul": [], "beside": [], "alone": [], "together": []}
         for _ in range(args.rounds):

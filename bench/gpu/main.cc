@@ -18,10 +18,10 @@
 #include "beside.h"
 #include "collectives.h"
 #include "gpu.h"
+#include "norm.h"
 #include "support/statistics.h"
 #include "support/table.h"
 #include "together.h"
-#include "towline/gpu.hpp"
 #include "towline/towline.hpp"
 #include "ways.h"
 
@@ -44,6 +44,7 @@ struct Options {
   bool beside = false;
   gpu::BesideOptions besides;
   bool together = false;
+  bool norm = false;
   bool collective = false;
   gpu::CollectivesOptions collectives;
   bool on_stream = false;
@@ -154,7 +155,7 @@ class Target {
 
 struct Cell {
   std::string name;
-  towline::Op op;
+  bool read = false;
   uint64_t page;
   uint64_t pages;
   bool host;
@@ -184,7 +185,7 @@ std::vector<std::string> run(const Cell& cell, const Options& options, const End
   const auto mine = draw(local_span / cell.page, cell.pages, random);
   const auto theirs = draw(options.span / cell.page, cell.pages, random);
   const uint64_t local = cell.host ? reinterpret_cast<uint64_t>(ends.host) : ends.local;
-  const bool read = cell.op == towline::Op::read;
+  const bool read = cell.read;
   std::vector<gpu::Pair> pairs(cell.pages);
   for (uint64_t i = 0; i < cell.pages; ++i) {
     const uint64_t here = local + mine[i] * cell.page;
@@ -200,18 +201,22 @@ std::vector<std::string> run(const Cell& cell, const Options& options, const End
       ends.peer.block_list(towline::Blocks::at(ends.remote, cell.page, towline::Kind::kVram, ends.remote_gpu)
                                .repeat(options.span / cell.page, cell.page));
   const double listed = now_s();
-  const towline::Transfer move = ends.agent.transfer(cell.op, here, mine, there, theirs);
+  const auto make = [&] {
+    return cell.read ? ends.agent.transfer(there[theirs], here[mine])
+                     : ends.agent.transfer(here[mine], there[theirs]);
+  };
+  const towline::Transfer move = make();
   const double made = now_s();
   std::vector<double> make_s{made - listed};
   const bool many = cell.pages > 65536;
   for (int i = 0; i < 50 && many; ++i) {
     const double start = now_s();
-    const towline::Transfer another = ends.agent.transfer(cell.op, here, mine, there, theirs);
+    const towline::Transfer another = make();
     make_s.push_back(now_s() - start);
   }
   const auto ours = [&] {
     const double start = now_s();
-    towline::Status status = options.on_stream ? towline::post_on(move, gpu::native_stream()) : move.post();
+    towline::Status status = options.on_stream ? move.post_on(gpu::native_stream()) : move.post();
     const double posted = now_s();
     while (status == towline::Status::kInProgress) status = move.poll();
     const double ended = now_s();
@@ -289,10 +294,10 @@ std::vector<std::string> run_both_ways(uint64_t page, uint64_t pages, const Opti
   const auto there =
       ends.peer.block_list(towline::Blocks::at(ends.remote, page, towline::Kind::kVram, ends.remote_gpu)
                                .repeat(options.span / page, page));
-  const towline::Transfer write = ends.agent.transfer(towline::Op::write, here, std::span(mine).first(pages),
-                                                      there, std::span(theirs).first(pages));
-  const towline::Transfer read = ends.agent.transfer(towline::Op::read, here, std::span(mine).last(pages),
-                                                     there, std::span(theirs).last(pages));
+  const towline::Transfer write =
+      ends.agent.transfer(here[std::span(mine).first(pages)], there[std::span(theirs).first(pages)]);
+  const towline::Transfer read =
+      ends.agent.transfer(there[std::span(theirs).last(pages)], here[std::span(mine).last(pages)]);
   std::vector<double> bare_s;
   std::vector<double> ours_s;
   for (int round = -2; round < options.rounds; ++round) {
@@ -359,7 +364,7 @@ bool add_pageable(Rows& rows, const Target& target, const std::string& pin, uint
       const auto here = agent.block_list(towline::blocks_of(host, bytes, kPage));
       const double begun = now_s();
       const auto move =
-          agent.transfer(read ? towline::Op::read : towline::Op::write, here, picks, there, picks);
+          read ? agent.transfer(there[picks], here[picks]) : agent.transfer(here[picks], there[picks]);
       const auto post = [&](double start) {
         towline::Status status = move.post();
         while (status == towline::Status::kInProgress) status = move.poll();
@@ -423,8 +428,8 @@ int measure(const char* self, const Options& options) {
   gpu::stamp(mapped, options.span, 2);
   gpu::stamp(reinterpret_cast<uint64_t>(host), options.host_span, 3);
   const Ends ends{agent, peer, local, host, target.address, mapped, target.gpu};
-  constexpr auto kWrite = towline::Op::write;
-  constexpr auto kRead = towline::Op::read;
+  constexpr bool kWrite = false;
+  constexpr bool kRead = true;
   const Cell cells[] = {
       {"write 32 KiB x 4096", kWrite, 32768, 4096, false},
       {"read 32 KiB x 4096", kRead, 32768, 4096, false},
@@ -493,20 +498,23 @@ int main(int argc, char** argv) try {
   app.add_option("--cublas", options.besides.cublas, "libcublas.so, where the loader does not find it");
   app.add_option("--seconds", options.besides.seconds, "for which a row of --beside is measured");
   app.add_option("--product-size", options.besides.size, "of the product's square matrices");
-  app.add_option(
-      "--way", options.besides.ways,
-      "instead of the ways of --beside: name|settings|SMs of the product|bytes per second (beside.h)");
+  app.add_option("--way", options.besides.ways,
+                 "instead of the ways of --beside: name|settings|SMs of the product (120, 8r: but 8, 120a: "
+                 "asked of cuBLAS)|bytes per second (beside.h)");
   app.add_option("--case", options.besides.cases, "of --beside: numbers of the transfers to measure");
   app.add_flag("--routes", options.besides.routes, "shows the route of each row of --beside");
   app.add_flag("--together", options.together,
                "only two communicators, and pages from each GPU to the next, alone and at once");
   app.add_flag("--collectives", options.collective,
                "only collectives of ranks with a GPU each, in turns with NCCL in CUDA graphs");
+  app.add_flag("--norm", options.norm,
+               "only all_reduce fused with a residual addition and RMSNorm, in turns with all_reduce alone");
   app.add_option("--collectives-plugin", options.collectives.plugin,
                  "libtowline_collectives_gpu.so, where it is not beside the library");
   app.add_option("--nccl", options.collectives.nccl, "libnccl.so.2, where the loader does not find it");
-  app.add_option("--ranks", options.collectives.ranks,
-                 "of --collectives: how many, once or more; without it 2, 4 and 8, as far as there are GPUs");
+  app.add_option(
+      "--ranks", options.collectives.ranks,
+      "of --collectives and --norm: how many, once or more; without it 2, 4 and 8, as far as there are GPUs");
   app.add_option("--operation", options.collectives.operations,
                  "of --collectives: all_reduce, all_gather, reduce_scatter, all_to_all; without it all");
   app.add_option("--least", options.collectives.least, "bytes of the smallest operation of --collectives");
@@ -537,6 +545,12 @@ int main(int argc, char** argv) try {
     options.collectives.rounds = options.rounds;
     return bench::gpu::measure_collectives(options.collectives) ? 0 : 1;
   }
+  if (options.norm)
+    return bench::gpu::measure_norms({.plugin = options.collectives.plugin,
+                                      .ranks = options.collectives.ranks,
+                                      .rounds = options.rounds})
+               ? 0
+               : 1;
   if (options.all) {
     const bool right = bench::gpu::run_all_to_all({.plugin = options.plugin,
                                                    .blocks = options.blocks,

@@ -123,7 +123,7 @@ def measure(args) -> None:
         there = peer.block_list(
             towline.Blocks(theirs["address"], page, (args.span // page, page), kind="vram", device=theirs["gpu"])
         )
-        move = side.agent.write(here, mine, there, yours)
+        move = side.agent.transfer(here[mine], there[yours])
         made = time.perf_counter() - begun
         samples: dict[str, list[float]] = {"towline": [], "nixl": []}
         request, nixl_made = None, 0.0

@@ -3,13 +3,18 @@
 
 #include <fmt/format.h>
 #include <towline/collectives_gpu.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <iostream>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "support/pause.h"
 #include "support/rank_store.h"
+#include "support/statistics.h"
 
 namespace bench::gpu {
 
@@ -37,6 +42,28 @@ class Meeting {
   std::atomic<int> here_{0};
   std::atomic<uint32_t> turn_{0};
 };
+
+// body(rank) on a thread for each. One that throws ends the process, since the others wait for it.
+template <class Body>
+void run_ranks(int size, Body&& body) {
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < size; ++rank)
+    ranks.emplace_back([&body, rank, size] {
+      try {
+        body(rank);
+      } catch (const std::exception& error) {
+        std::cerr << fmt::format("rank {} of {}: {}\n", rank, size, error.what()) << std::flush;
+        _exit(1);
+      }
+    });
+  for (std::thread& rank : ranks) rank.join();
+}
+
+// Median [min max] of seconds, in microseconds.
+inline std::string us_text(const std::vector<double>& seconds) {
+  const Spread spread = spread_of(seconds);
+  return fmt::format("{:.2f} [{:.2f} {:.2f}]", spread.median * 1e6, spread.min * 1e6, spread.max * 1e6);
+}
 
 inline towline_communicator_t* communicator(RankStore& store, const char* name, int rank, int size,
                                             const std::string& settings) {

@@ -69,6 +69,7 @@ class Rank:
 
 
 SHARE = 120  # multiprocessors of the product, where others have the rest for themselves
+LEFT = 12  # multiprocessors that cuBLAS is asked to leave to others, which then fit their kernels to as many
 
 
 def stream_of_share(device: int) -> torch.cuda.ExternalStream:
@@ -89,9 +90,13 @@ def stream_of_share(device: int) -> torch.cuda.ExternalStream:
     return torch.cuda.ExternalStream(stream.value, device=device)
 
 
-def multiply(stop: threading.Event, device: int, told: dict, stream: torch.cuda.Stream | None = None) -> None:
+def multiply(stop: threading.Event, device: int, told: dict, stream: torch.cuda.Stream | None = None, sms: int = 0) -> None:
+    """`sms`: multiprocessors that cuBLAS is asked to keep to; 0: all."""
     size = 8192
     with torch.cuda.device(device), torch.cuda.stream(stream or torch.cuda.Stream()):
+        blas = ctypes.CDLL(f"libcublas.so.{torch.version.cuda.split('.')[0]}")  # which torch has loaded
+        if code := blas.cublasSetSmCountTarget(ctypes.c_void_p(torch.cuda.current_blas_handle()), sms):
+            raise RuntimeError(f"cublasSetSmCountTarget: error {code}")
         left, right = (torch.randn(size, size, dtype=torch.bfloat16, device=f"cuda:{device}") for _ in range(2))
         out = torch.empty_like(left)
         torch.cuda.current_stream().synchronize()
@@ -141,7 +146,7 @@ class Pages:
         self.peer = self.near.add_peer(self.far.metadata())
         self.picks = torch.randperm(pages * 2)[:pages]
         blocks = towline.Blocks(self.theirs.data_ptr(), page, (pages * 2, page), kind="vram", device=there)
-        self.move = self.near.write(self.near.block_list(self.mine), self.picks, self.peer.block_list(blocks), self.picks.flip(0))
+        self.move = self.near.transfer(self.near.block_list(self.mine)[self.picks], self.peer.block_list(blocks)[self.picks.flip(0)])
 
     def run(self, stop: threading.Event, told: dict) -> None:
         times = []
@@ -179,16 +184,20 @@ def run_sharing(rank: Rank) -> list[dict]:
     share = f"gpu_application_sms = {SHARE}\n"
     worlds = [rank.communicator(name, share if "own" in name else "") for name in ("first", "second", "own-first", "own-second")]
     pages, own_pages = Pages(rank, {}), Pages(rank, {"tuning.cuda.application_sms": str(SHARE)})
+    narrow_pages = Pages(rank, {"tuning.cuda.blocks": str(LEFT)})
+    asked = torch.cuda.get_device_properties(rank.rank).multi_processor_count - LEFT
     stream = stream_of_share(rank.rank)
     parts = {
         "product": lambda stop, told: multiply(stop, rank.rank, told),
         "product on its share": lambda stop, told: multiply(stop, rank.rank, told, stream),
+        "product asked to leave 12": lambda stop, told: multiply(stop, rank.rank, told, sms=asked),
         "small": replays(worlds[0], rank.rank, "all_reduce 64 KiB", 64 * KIB),
         "large": replays(worlds[1], rank.rank, "all_reduce 64 MiB", 64 * MIB),
         "own small": replays(worlds[2], rank.rank, "all_reduce 64 KiB", 64 * KIB),
         "own large": replays(worlds[3], rank.rank, "all_reduce 64 MiB", 64 * MIB),
         "pages": pages.run,
         "own pages": own_pages.run,
+        "narrow pages": narrow_pages.run,
     }
     rank.say("own:", worlds[2].info())
     rows = []
@@ -211,13 +220,18 @@ def run_sharing(rank: Rank) -> list[dict]:
         ["product on its share", "own small", "own large"],
         ["product on its share", "own pages"],
         ["product on its share", "own small", "own large", "own pages"],
+        ["product"],
+        ["product asked to leave 12"],
+        ["product asked to leave 12", "narrow pages"],
+        ["product asked to leave 12", "small"],
+        ["product asked to leave 12", "small", "narrow pages"],
     ):
         told = beside(rank, [parts[part] for part in together], rank.options.seconds)
         everyone = [None] * rank.size
         dist.all_gather_object(everyone, told)
         rows.append({"together": together, "ranks": everyone})
         rank.say(" + ".join(together) + ": " + ", ".join(f"{key} {value:.1f}" for key, value in sorted(told.items())))
-    if not pages.right() or not own_pages.right():
+    if not all(moved.right() for moved in (pages, own_pages, narrow_pages)):
         rank.wrong += 1
         print("WRONG: pages", flush=True)
     for world in worlds:

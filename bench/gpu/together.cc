@@ -131,8 +131,8 @@ void move_pages(Run& run, int rank) {
         .repeat(kPages, kPage);
   };
   towline::Peer peer = near.add_peer(far.metadata());
-  const towline::Transfer move = near.transfer(towline::Op::write, near.block_list(blocks(here.first, rank)),
-                                               picks, peer.block_list(blocks(there.first, next)), places);
+  const towline::Transfer move = near.transfer(near.block_list(blocks(here.first, rank))[picks],
+                                               peer.block_list(blocks(there.first, next))[places]);
   run.meet();
   run.meet();  // collectives are recorded in between
   for (size_t phase = 0; phase < std::size(kPhases); ++phase) {

@@ -25,12 +25,13 @@ Status as_loss(Status status) noexcept {
 }  // namespace
 
 std::shared_ptr<Agent> make_window_agent(const std::string& name, const std::string& backends,
-                                         const std::string& listen, uint64_t timeout_ns) {
+                                         const std::string& listen, uint64_t timeout_ns, bool gpus) {
   AgentOptions options;
   options.name = name;
   options.listen = "none";  // ranks exchange their addresses themselves
   options.config = Config::from_process();
   if (!backends.empty()) options.config.set("backends", backends);
+  if (gpus) options.config.set("gpu.unordered", "true");
   options.config.set("tcp.listen", listen.empty() ? "*:0" : listen);  // ranks may be on other hosts
   options.backends = options.config.get_list("backends");
   options.default_timeout_ns = timeout_ns;
@@ -71,23 +72,30 @@ class AgentWindow::Move {
 };
 
 AgentWindow::AgentWindow(std::shared_ptr<Agent> agent, Breaker& breaker, size_t me, size_t ranks,
-                         void* address, uint64_t bytes)
-    : agent_(std::move(agent)), breaker_(breaker), me_(me), ranks_(ranks) {
-  if (address != nullptr && bytes != 0) {
+                         const Memory& memory, size_t channels)
+    : agent_(std::move(agent)), breaker_(breaker), me_(me), channels_(channels), ranks_(ranks) {
+  if (memory.address != nullptr && memory.bytes != 0) {
     towline_region_options_t options = {};
     options.struct_size = sizeof options;
     options.access = TOWLINE_ACCESS_ALL;
-    region_ = agent_->own_regions().add(address, bytes, options);
+    options.kind = memory.kind;
+    options.device = memory.device;
+    region_ = agent_->own_regions().add(memory.address, memory.bytes, options);
   }
   for (Rank& rank : ranks_) {
-    rank.counter_here = agent_->remote_counters().create(0);
-    if (rank.counter_here == 0) fail(Status::kLimitExceeded, "no room for another window's counters");
+    rank.signals = std::make_unique<Signals[]>(channels_);
+    for (size_t channel = 0; channel < channels_; ++channel) {
+      rank.signals[channel].counter_here = agent_->remote_counters().create(0);
+      if (rank.signals[channel].counter_here == 0)
+        fail(Status::kLimitExceeded, "no room for another window's counters");
+    }
   }
 }
 
 AgentWindow::~AgentWindow() {
   for (const Rank& rank : ranks_)
-    if (rank.counter_here != 0) agent_->remote_counters().destroy(rank.counter_here);
+    for (size_t channel = 0; channel < channels_; ++channel)
+      agent_->remote_counters().destroy(rank.signals[channel].counter_here);
   std::string why;
   // Moves that could not be ended in time end with the agent and its connections.
   if (close(Deadline::at(0), why) != Status::kOk || !left_over_.empty()) agent_->close();
@@ -106,7 +114,8 @@ std::vector<uint8_t> AgentWindow::offer() {
   WireWriter out(encoded);
   out.u64(region_ != nullptr ? region_->ref.key : 0);
   out.u64(region_ != nullptr ? region_->ref.bytes : 0);
-  for (const Rank& rank : ranks_) out.u64(rank.counter_here);
+  for (const Rank& rank : ranks_)
+    for (size_t channel = 0; channel < channels_; ++channel) out.u64(rank.signals[channel].counter_here);
   encoded.insert(encoded.end(), blob.begin(), blob.end());
   return encoded;
 }
@@ -116,15 +125,48 @@ void AgentWindow::open(size_t rank, std::span<const uint8_t> offer) {
   WireReader in(offer);
   const uint64_t key = in.u64();
   other.bytes = in.u64();
-  std::vector<uint64_t> counters(ranks_.size());
-  for (uint64_t& counter : counters) counter = in.u64();
+  for (size_t i = 0; i < ranks_.size() * channels_; ++i) {
+    const uint64_t counter = in.u64();
+    if (i / channels_ == me_) other.signals[i % channels_].counter_there = counter;
+  }
   if (!in.ok()) fail(Status::kProtocol, "its offer is not understood");
-  other.counter_there = counters[me_];
   other.peer = &agent_->add_peer(offer.subspan(in.position()));
   if (key == 0) return;
   other.region = other.peer->region(key);
   if (other.region == nullptr || other.region->ref.bytes != other.bytes)
     fail(Status::kProtocol, "its offer names a region that it does not describe");
+}
+
+std::unique_ptr<AgentWindow> AgentWindow::open_all(std::string problem, const Make& make,
+                                                   const std::function<bool(size_t rank)>& elsewhere,
+                                                   const Exchange& exchange) {
+  std::unique_ptr<AgentWindow> made;
+  std::vector<uint8_t> mine;
+  try {
+    if (problem.empty()) {
+      made = make();
+      mine = made->offer();
+    }
+  } catch (const Error& error) {
+    problem = error.message();
+    mine.clear();
+  }
+  const auto offers = exchange(0, mine);
+  for (size_t rank = 0; rank < offers.size() && problem.empty(); ++rank) {
+    try {
+      if (elsewhere(rank) && !offers[rank].empty()) made->open(rank, offers[rank]);
+    } catch (const Error& error) {
+      problem = fmt::format("it cannot reach rank {}'s: {}", rank, error.message());
+    }
+  }
+  if (problem.size() > 1000) problem.resize(1000);
+  const auto problems = exchange(1, {reinterpret_cast<const uint8_t*>(problem.data()), problem.size()});
+  for (size_t rank = 0; rank < problems.size(); ++rank) {
+    if (!problems[rank].empty())
+      fail(Status::kUnsupported, "no window: rank {}: {}", rank,
+           std::string(problems[rank].begin(), problems[rank].end()));
+  }
+  return made;
 }
 
 Status AgentWindow::close(Deadline deadline, std::string& why) {
@@ -229,14 +271,14 @@ Status AgentWindow::move(uint32_t op, size_t rank, uint64_t offset, uint8_t* min
 
 // ---- Signals
 
-Status AgentWindow::signal(size_t rank) {
+Status AgentWindow::signal(size_t rank, size_t channel) {
   const Rank& other = ranks_[rank];
   try {
     Status status = Status::kAgain;
     const uint64_t deadline_ns = Deadline::after(monotonic_now_ns(), agent_->default_timeout_ns()).ns();
     agent_->drive_until(
         [&] {
-          status = agent_->add_to_counter(*other.peer, other.counter_there, 1);
+          status = agent_->add_to_counter(*other.peer, other.signals[channel].counter_there, 1);
           return status != Status::kAgain || breaker_.broken();
         },
         deadline_ns);
@@ -250,8 +292,8 @@ Status AgentWindow::signal(size_t rank) {
   }
 }
 
-Status AgentWindow::wait_signal(size_t rank, Deadline deadline) noexcept {
-  Rank& other = ranks_[rank];
+Status AgentWindow::wait_signal(size_t rank, Deadline deadline, size_t channel) noexcept {
+  Signals& other = ranks_[rank].signals[channel];
   uint64_t seen = other.taken.load(std::memory_order_relaxed);
   for (;;) {
     const uint64_t now = monotonic_now_ns();

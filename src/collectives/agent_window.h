@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -20,15 +21,22 @@
 
 namespace towline::collectives {
 
-// An agent that serves windows without the application's help. `backends` empty: all. Throws Error.
+// An agent that serves windows without the application's help. `backends` empty: all. `gpus`: applications order what they do
+// with memory of GPUs by signals and streams themselves. Throws Error.
 std::shared_ptr<Agent> make_window_agent(const std::string& name, const std::string& backends,
-                                         const std::string& listen, uint64_t timeout_ns);
+                                         const std::string& listen, uint64_t timeout_ns, bool gpus);
 
 class AgentWindow {
  public:
-  // The window of rank `me` of `ranks`. `address` null: this rank has no memory to reach. Throws Error.
-  AgentWindow(std::shared_ptr<Agent> agent, Breaker& breaker, size_t me, size_t ranks, void* address,
-              uint64_t bytes);
+  struct Memory {
+    void* address = nullptr;  // null: this rank has no memory to reach
+    uint64_t bytes = 0;
+    uint32_t kind = TOWLINE_MEMORY_DRAM;
+    uint64_t device = 0;
+  };
+  // The window of rank `me` of `ranks`. Signals have so many channels, which do not meet. Throws Error.
+  AgentWindow(std::shared_ptr<Agent> agent, Breaker& breaker, size_t me, size_t ranks, const Memory& memory,
+              size_t channels = 1);
   ~AgentWindow();
   AgentWindow(const AgentWindow&) = delete;
   AgentWindow& operator=(const AgentWindow&) = delete;
@@ -37,26 +45,38 @@ class AgentWindow {
   std::vector<uint8_t> offer();
   void open(size_t rank, std::span<const uint8_t> offer);
 
+  using Make = std::function<std::unique_ptr<AgentWindow>()>;
+  // Gives every rank what each of them has. Rounds count from 0.
+  using Exchange = std::function<std::vector<std::vector<uint8_t>>(int round, std::span<const uint8_t> mine)>;
+  // Collective: makes the window and opens it for the ranks of other hosts. Throws Error, on every rank, if one rank can't, or
+  // has a `problem` already.
+  static std::unique_ptr<AgentWindow> open_all(std::string problem, const Make& make,
+                                               const std::function<bool(size_t rank)>& elsewhere,
+                                               const Exchange& exchange);
+
   // Any thread. For opened ranks; [offset, offset + bytes) lies in the rank's memory. A failure breaks the
   // communicator, except a signal that does not arrive in time.
   uint64_t bytes(size_t rank) const noexcept { return ranks_[rank].bytes; }
   Status put(size_t rank, uint64_t offset, const void* from, uint64_t bytes);
   Status get(size_t rank, uint64_t offset, void* to, uint64_t bytes);
-  Status signal(size_t rank);
-  Status wait_signal(size_t rank, Deadline deadline) noexcept;
+  Status signal(size_t rank, size_t channel = 0);
+  Status wait_signal(size_t rank, Deadline deadline, size_t channel = 0) noexcept;
 
   // Waits until no other rank can reach the memory. kTimedOut: one still may; `why` says which.
   Status close(Deadline deadline, std::string& why);
 
  private:
   class Move;
+  struct Signals {
+    uint64_t counter_there = 0;  // its counter of signals from this rank
+    uint64_t counter_here = 0;   // this rank's counter of its signals
+    std::atomic<uint64_t> taken{0};
+  };
   struct Rank {
     Peer* peer = nullptr;
     std::shared_ptr<RemoteRegion> region;  // null: the rank has no memory
     uint64_t bytes = 0;
-    uint64_t counter_there = 0;  // its counter of signals from this rank
-    uint64_t counter_here = 0;   // this rank's counter of its signals
-    std::atomic<uint64_t> taken{0};
+    std::unique_ptr<Signals[]> signals;  // of each channel
   };
 
   Status move(uint32_t op, size_t rank, uint64_t offset, uint8_t* mine, uint64_t bytes);
@@ -67,6 +87,7 @@ class AgentWindow {
   const std::shared_ptr<Agent> agent_;
   Breaker& breaker_;
   const size_t me_;
+  const size_t channels_;
   std::vector<Rank> ranks_;
   std::shared_ptr<Region> region_;  // of this rank's memory; null: none
   std::mutex staging_mutex_;        // guards the members below

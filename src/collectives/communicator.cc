@@ -86,19 +86,42 @@ std::shared_ptr<Communicator> Communicator::make(CommunicatorOptions options,
   if (way != "gpu" && way != "nccl" && way != "auto")
     fail(Status::kInvalidArgument, "{} = \"{}\": expected auto, gpu or nccl", kSetting, way);
   if (way == "nccl") options.backend = "nccl";
+  const std::string order = options.hints.contains("order") ? options.hints["order"]
+                                                            : config->get_string("tuning.collectives.order", "rank");
+  if (order != "rank" && order != "any")
+    fail(Status::kInvalidArgument, "tuning.collectives.order = \"{}\" (or the hint \"order\"): expected rank or any",
+         order);
+  if (order == "any") options.hints["order"] = order;  // backends read it there
+  // Every attempt has keys of its own.
+  const auto store_of = [&](const std::string& backend) {
+    return std::make_shared<FormingStore>(std::make_shared<rendezvous::PrefixStore>(store, backend + "/"),
+                                          options.rank);
+  };
   std::vector<std::vector<int>> hosts;
-  if (options.size > 1 && find_backend(options.backend).issue_steps != nullptr) {
+  const auto find = [&] {
+    if (options.size == 1 || find_backend(options.backend).issue_steps == nullptr) return;
     const Deadline deadline = Deadline::after(monotonic_now_ns(), options.timeout_ns);
-    hosts =
-        find_hosts(*store, options.rank, options.size, config->get_string("collectives.host", ""), deadline);
-  }
+    hosts = find_hosts(*store_of(options.backend), options.rank, options.size,
+                       config->get_string("collectives.host", ""), deadline);
+  };
+  const auto telling = [&](const std::string& backend, const auto& step) {
+    try {
+      return step();
+    } catch (const Error& error) {
+      store_of(backend)->refuse(error);
+      throw;
+    }
+  };
+  telling(options.backend, find);
   const auto open_one = [&](const std::string& backend, const std::vector<std::vector<int>>& spread) {
-    CommunicatorOptions wanted = options;
-    wanted.backend = backend;
-    std::shared_ptr<Communicator> made(new Communicator(std::move(wanted), store, config));
-    if (spread.size() > 1) made->hosts_ = spread;
-    made->open();
-    return made;
+    return telling(backend, [&] {
+      CommunicatorOptions wanted = options;
+      wanted.backend = backend;
+      std::shared_ptr<Communicator> made(new Communicator(std::move(wanted), store_of(backend), config));
+      if (spread.size() > 1) made->hosts_ = spread;
+      made->open();
+      return made;
+    });
   };
   // NCCL may know a faster way between hosts than processors' memory.
   const bool nccl_first = way == "auto" && hosts.size() > 1;
@@ -134,7 +157,7 @@ std::shared_ptr<Communicator> Communicator::make(CommunicatorOptions options,
   return made;
 }
 
-Communicator::Communicator(CommunicatorOptions options, std::shared_ptr<rendezvous::Store> store,
+Communicator::Communicator(CommunicatorOptions options, std::shared_ptr<FormingStore> store,
                            std::shared_ptr<Config> config)
     : options_(std::move(options)),
       store_(std::move(store)),
@@ -215,9 +238,30 @@ void Communicator::open() {
   } else {
     status = table_->open(&args, &backend_);
   }
-  if (status < 0)
-    fail(Status{status}, "communicator {} did not form: {}", options_.name,
-         backend_text.empty() ? status_text(Status{status}) : backend_text);
+  std::string reason = backend_text.empty() ? status_text(Status{status}) : backend_text;
+  if (status >= 0 && table_->issue != nullptr) confirm(Deadline::at(args.deadline_ns), status, reason);
+  store_->formed();
+  if (status >= 0) return;
+  store_->refuse(Error(Status{status}, reason));
+  if (const auto others = store_->others_failure()) {
+    status = static_cast<int32_t>(others->code());
+    reason = others->message();
+  } else if (table_->issue != nullptr && !reason.starts_with("rank")) {
+    reason = fmt::format("rank {}: {}", options_.rank, reason);
+  }
+  fail(Status{status}, "communicator {} did not form: {}", options_.name, reason);
+}
+
+// A rank that has all it needs learns whether the others have: on GPUs they meet in a kernel next, and would wait there.
+void Communicator::confirm(Deadline deadline, int32_t& status, std::string& reason) {
+  try {
+    (void)rendezvous::exchange(*store_, "formed", options_.rank, options_.size, {}, deadline);
+  } catch (const Error& error) {
+    status = static_cast<int32_t>(error.code());
+    reason = error.message();
+    table_->abort(backend_, status, reason.c_str());
+    table_->close(std::exchange(backend_, nullptr));
+  }
 }
 
 Communicator::~Communicator() {
@@ -333,7 +377,8 @@ void Communicator::set_hint(const std::string& key, const std::string& value) {
 }
 
 std::string Communicator::info_json() {
-  nlohmann::json info = {{"name", options_.name},
+  nlohmann::json info = {{"schema", TOWLINE_JSON_SCHEMA},
+                         {"name", options_.name},
                          {"rank", options_.rank},
                          {"size", options_.size},
                          {"backend", options_.backend},

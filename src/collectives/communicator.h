@@ -24,6 +24,7 @@
 
 #include "base/config/config.h"
 #include "collectives/flight_recorder.h"
+#include "collectives/forming.h"
 #include "collectives/work.h"
 #include "rendezvous/store.h"
 #include "towline/plugin/collective.h"
@@ -122,13 +123,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status usable(std::string& text) const;
 
  private:
-  Communicator(CommunicatorOptions options, std::shared_ptr<rendezvous::Store> store,
+  Communicator(CommunicatorOptions options, std::shared_ptr<FormingStore> store,
                std::shared_ptr<Config> config);
 
   static std::shared_ptr<Communicator> make(CommunicatorOptions options,
                                             std::shared_ptr<rendezvous::Store> store,
                                             std::shared_ptr<Config> config);
   void open();
+  void confirm(Deadline deadline, int32_t& status, std::string& reason);
   Status usable_fast() const noexcept;
   void check_usable() const;      // throws Error
   void check_not_inside() const;  // throws Error
@@ -174,7 +176,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void broken(Status status, const std::string& text);
 
   const CommunicatorOptions options_;
-  const std::shared_ptr<rendezvous::Store> store_;
+  const std::shared_ptr<FormingStore> store_;
   const std::shared_ptr<Config> config_;
   const towline_collective_table_v1_t* table_;
   std::unique_ptr<const towline_collective_table_v1_t> paired_;  // the table, of GPUs that use NCCL by size

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "collectives/calls/norm.h"
 #include "collectives/calls/types.h"
 #include "collectives/communicator.h"
 
@@ -74,15 +75,7 @@ void Communicator::issue_norm(const towline_collective_norm_t& norm,
   if (norm.residual != nullptr && (norm.residual == norm.output || norm.residual == norm.input))
     fail(Status::kInvalidArgument,
          "the residual of RMSNorm is memory of its own, not the input's or output's");
-  towline_collective_t call = {};
-  call.struct_size = sizeof call;
-  call.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
-  call.datatype = norm.datatype;
-  call.reduction = TOWLINE_REDUCE_SUM;
-  call.count = norm.rows * norm.width;
-  call.input = norm.input;
-  call.output = norm.output;
-  issue_on(call, options, stream, nullptr, &norm);
+  issue_on(all_reduce_of(norm), options, stream, nullptr, &norm);
 }
 
 void Communicator::order_after(Work& work, void* stream) {

@@ -599,6 +599,7 @@ TEST(Info, SaysWhoIsReachedHow) {
   world.ranks_per_host = 2;
   run_ranks(world, [](Communicator& ranks) {
     const auto info = nlohmann::json::parse(ranks.info_json());
+    EXPECT_EQ(info["schema"], TOWLINE_JSON_SCHEMA);
     EXPECT_EQ(info["size"], 3);
     EXPECT_EQ(info["backend"], "cpu");
     EXPECT_EQ(info["details"]["between_hosts"], "tcp");

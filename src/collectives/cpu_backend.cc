@@ -37,6 +37,12 @@ std::span<const uint8_t> as_bytes(const std::string& text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
 
+bool wants_any_order(const towline_collective_open_args& args) {
+  for (const char* const* hint = args.hints; hint != nullptr && hint[0] != nullptr; hint += 2)
+    if (std::strcmp(hint[0], "order") == 0) return std::strcmp(hint[1], "any") == 0;
+  return false;
+}
+
 }  // namespace
 
 CpuBackend::CpuBackend(const towline_collective_open_args& args)
@@ -69,6 +75,7 @@ CpuBackend::CpuBackend(const towline_collective_open_args& args)
   settings_.stage_bytes = std::max<uint64_t>((settings_.stage_bytes + 4095) / 4096 * 4096,
                                              (static_cast<uint64_t>(size_) * 64 + 4095) / 4096 * 4096);
   settings_.channel_bytes = std::max<uint64_t>(settings_.channel_bytes / 4096 * 4096, 4096);
+  arrivals_.any_order = wants_any_order(args);
   breaker_.set_agree([this](Breakage reason) { return agree(std::move(reason)); });
   breaker_.set_listener([this](const Breakage&) { wake_.signal(); });
 
@@ -140,9 +147,10 @@ void CpuBackend::exchange_infos(Deadline deadline) {
   mine.endpoints = mesh_->endpoints(setting("collectives.store_host", ""));
   mine.settings = fmt::format(
       "stage_bytes {}, flat_bytes {}, channel_bytes {}, leader_bytes {}, chunk_bytes {}, {}shared memory, "
-      "direct copies",
+      "direct copies, order {}",
       settings_.stage_bytes, settings_.flat_bytes, settings_.channel_bytes, settings_.leader_bytes,
-      settings_.chunk_bytes, (flags_ & TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY) != 0 ? "no " : "");
+      settings_.chunk_bytes, (flags_ & TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY) != 0 ? "no " : "",
+      arrivals_.any_order ? "any" : "rank");
   const auto all = rendezvous::exchange(store_, "info", rank_, size_, rendezvous::encode(mine), deadline);
   for (int rank = 0; rank < size_; ++rank)
     infos_.push_back(rendezvous::decode(all[static_cast<size_t>(rank)], rank));
@@ -474,13 +482,17 @@ Status CpuBackend::exchange(const Header& header, const void* mine, uint64_t byt
   return gather(mine, [&](size_t rank) { return Place(all[rank].data(), sizes[rank]); });
 }
 
-const std::shared_ptr<Agent>& CpuBackend::window_agent() {
+const std::shared_ptr<Agent>& CpuBackend::window_agent(bool gpus) {
   if (window_agent_ == nullptr) {
-    // Ranks that count as on different hosts are reached as if they were on different hosts.
-    const bool apart = (flags_ & TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY) != 0 ||
-                       !infos_[static_cast<size_t>(rank_)].label.empty();
-    window_agent_ = make_window_agent(fmt::format("window-rank-{}", rank_), apart ? "tcp" : "",
-                                      setting("collectives.listen", ""), timeout_ns_);
+    // Ranks that count as on different hosts are reached as if they were on different hosts. Ranks with GPUs use no shared
+    // memory among processors, wherever they are.
+    const bool labelled = !infos_[static_cast<size_t>(rank_)].label.empty();
+    const bool apart = labelled || (!gpus && (flags_ & TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY) != 0);
+    window_agent_ = make_window_agent(fmt::format("window-rank-{}", rank_),
+                                      !apart ? ""
+                                      : gpus ? "cuda,tcp"
+                                             : "tcp",
+                                      setting("collectives.listen", ""), timeout_ns_, gpus);
   }
   return window_agent_;
 }
@@ -495,6 +507,8 @@ std::string CpuBackend::describe() const {
   info["single_copy"] = group_->describe_choice();
   info["crowded"] = settings_.crowded;
   info["between_hosts"] = one_host() ? "none" : "tcp";
+  info["order"] = arrivals_.any_order ? "any" : "rank";
+  info["added_early"] = arrivals_.added_early.load(std::memory_order_relaxed);
   info["hosts"] = hosts_;
   for (size_t rank = 0; rank < infos_.size(); ++rank) {
     info["ranks"].push_back({{"rank", rank},

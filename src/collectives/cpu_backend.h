@@ -43,6 +43,7 @@ class CpuBackend {
   bool one_host() const { return hosts_.size() == 1; }
   ShmGroup& group() { return *group_; }
   TcpMesh& mesh() { return *mesh_; }  // of several hosts
+  Arrivals& arrivals() { return arrivals_; }
   int size() const { return size_; }
   int rank() const { return rank_; }
   const std::vector<rendezvous::RankInfo>& ranks() const { return infos_; }
@@ -52,9 +53,9 @@ class CpuBackend {
   // data of windows.
   Status exchange(const Header& header, const void* mine, uint64_t bytes,
                   std::vector<std::vector<uint8_t>>& all, Deadline deadline);
-  // The agent through which windows reach other hosts; made by the first window. Throws Error. Called like
-  // perform.
-  const std::shared_ptr<Agent>& window_agent();
+  // The agent through which windows, of memory of GPUs or of processors, reach other hosts; made by the first window. Throws
+  // Error. Called like perform.
+  const std::shared_ptr<Agent>& window_agent(bool gpus);
 
  private:
   struct Watched {
@@ -122,6 +123,7 @@ class CpuBackend {
   std::unique_ptr<MessageEngine> messages_;
   std::vector<Watched> watched_;
   Call call_;  // being performed
+  Arrivals arrivals_;
   // For several hosts; made by the first operation.
   std::vector<size_t> host_of_;                     // of each rank
   size_t columns_ = 1;                              // the smallest number of ranks of any host

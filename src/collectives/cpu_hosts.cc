@@ -41,13 +41,13 @@ void CpuBackend::make_groups() {
     even_ = even_ && hosts_[host].size() == columns_;
     columns_ = std::min(columns_, hosts_[host].size());
   }
-  all_ = std::make_unique<TcpGroup>(*mesh_, rank_, std::move(everyone));
+  all_ = std::make_unique<TcpGroup>(*mesh_, rank_, std::move(everyone), arrivals_);
   leaders_.resize(static_cast<size_t>(size_) + 1);
   const auto mine = static_cast<size_t>(group_->index());
   if (mine >= columns_) return;
   std::vector<int> column;
   for (const std::vector<int>& host : hosts_) column.push_back(host[mine]);
-  column_ = std::make_unique<TcpGroup>(*mesh_, static_cast<int>(my_host_), std::move(column));
+  column_ = std::make_unique<TcpGroup>(*mesh_, static_cast<int>(my_host_), std::move(column), arrivals_);
 }
 
 // This host's leader, as an index of the group. Root < 0: no root.
@@ -65,7 +65,7 @@ TcpGroup* CpuBackend::leaders(int root) {
     std::vector<int> ranks;
     for (const std::vector<int>& host : hosts_) ranks.push_back(host.front());
     if (root >= 0) ranks[host_of_[static_cast<size_t>(root)]] = root;
-    group = std::make_unique<TcpGroup>(*mesh_, static_cast<int>(my_host_), std::move(ranks));
+    group = std::make_unique<TcpGroup>(*mesh_, static_cast<int>(my_host_), std::move(ranks), arrivals_);
   }
   return group.get();
 }

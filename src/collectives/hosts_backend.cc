@@ -11,6 +11,7 @@
 #include "base/config/config.h"
 #include "base/error.h"
 #include "collectives/calls/types.h"
+#include "collectives/forming.h"
 #include "collectives/host_relay.h"
 #include "collectives/reduce.h"
 #include "rendezvous/exchange.h"
@@ -72,26 +73,32 @@ HostsBackend::HostsBackend(const towline_collective_open_args& args,
   for (const std::vector<int>& ranks : layout_.hosts)
     if (layout_.index < layout_.columns) column.push_back(ranks[layout_.index]);
   if (!column.empty())
-    column_ = std::make_unique<TcpGroup>(cpu_->mesh(), static_cast<int>(layout_.mine), std::move(column));
+    column_ = std::make_unique<TcpGroup>(cpu_->mesh(), static_cast<int>(layout_.mine), std::move(column),
+                                         cpu_->arrivals());
 
   std::string problem;
   Status status = Status::kOk;
   try {
     open_inside(args);
   } catch (const Error& error) {
-    problem = fmt::format("rank {}: {}", rank_, error.message());
+    problem = error.message();
     status = error.code();
+    refuse_to_form(*host_, rank_, error);              // ranks of this host may wait for it inside
+    if (status == Status::kPeerLost) problem.clear();  // another rank's reason, and that one tells it
   }
   // Every rank learns of it alike.
   HostStore store(*host_);
   const auto problems = rendezvous::exchange(
       store, "inside", rank_, size_, {reinterpret_cast<const uint8_t*>(problem.data()), problem.size()},
       Deadline::at(args.deadline_ns));
-  for (const auto& text : problems) {
+  if (is_error(status) && !problem.empty()) fail(status, "{}", problem);
+  for (int other = 0; other < size_; ++other) {
+    const auto& text = problems[static_cast<size_t>(other)];
     if (text.empty()) continue;
     close_inside();
-    fail(is_error(status) ? status : Status::kPeerLost, "{}", std::string(text.begin(), text.end()));
+    fail(Status::kPeerLost, "rank {} failed: {}", other, std::string(text.begin(), text.end()));
   }
+  if (is_error(status)) fail(status, "a rank of this host failed");
 }
 
 void HostsBackend::open_inside(const towline_collective_open_args& args) {
@@ -133,6 +140,7 @@ void HostsBackend::open_inside(const towline_collective_open_args& args) {
   }
   layout_.staging = static_cast<uint8_t*>(memory);
   messages_ = std::make_unique<HostsMessages>(*cpu_, table_, *bytes / kLaneShare);
+  windows_ = std::make_unique<HostsWindows>(*cpu_, table_, *bytes / kLaneShare);
   const std::lock_guard lock(inside_mutex_);
   inside_ = made;
 }
@@ -141,6 +149,7 @@ HostsBackend::~HostsBackend() { close_inside(); }
 
 void HostsBackend::close_inside() {
   if (messages_ != nullptr) messages_->close();
+  if (windows_ != nullptr) windows_->close();
   towline_collective_backend* closing = nullptr;
   {
     const std::lock_guard lock(inside_mutex_);
@@ -179,6 +188,14 @@ void HostsBackend::issue(const towline_collective_t& call, uint64_t number, uint
                             : table_.issue_beside(inside_, &here, number, timeout_ns, stream, message));
   }
   put(steps_.cut(layout_, call, number, timeout_ns));
+}
+
+void HostsBackend::issue_norm(const towline_collective_norm_t& norm, uint64_t number, uint64_t timeout_ns,
+                              void* stream) {
+  if (breaker().broken()) fail(breaker().status(), "{}", breaker().breakage().text);
+  inside_text.clear();
+  const auto& steps = steps_.cut_norm(layout_, norm, number, timeout_ns);
+  check_inside(table_.issue_steps(inside_, steps.data(), steps.size(), number, timeout_ns, stream, nullptr));
 }
 
 Status HostsBackend::perform(const towline_collective_t& call, uint64_t number, Deadline deadline) {
@@ -344,11 +361,30 @@ std::string HostsBackend::describe() const {
   info["hosts"] = layout_.hosts;
   info["staging_bytes"] = 2 * layout_.half;
   info["message_lanes"] = messages_->lanes();
+  info["window_lanes"] = windows_->lanes();
+  info["on_this_host"] = describe_inside();
+  return info.dump();
+}
+
+nlohmann::json HostsBackend::describe_inside() const {
   std::string text(65536, 0);
   size_t needed = 0;
-  if (table_.describe(inside_, text.data(), text.size(), &needed) >= 0 && needed <= text.size())
-    info["on_this_host"] = nlohmann::json::parse(text.c_str(), nullptr, false);
-  return info.dump();
+  if (table_.describe(inside_, text.data(), text.size(), &needed) < 0 || needed > text.size()) return {};
+  return nlohmann::json::parse(text.c_str(), nullptr, false);
+}
+
+// ---- For windows
+
+int32_t HostsBackend::index_here(int32_t rank) const noexcept {
+  const auto i = static_cast<size_t>(rank);
+  return layout_.host_of[i] == layout_.mine ? static_cast<int32_t>(layout_.index_of[i]) : -1;
+}
+
+uint64_t HostsBackend::gpu() const {
+  const nlohmann::json said = describe_inside();
+  if (!said.is_object() || !said.contains("gpu"))
+    fail(Status::kUnsupported, "this backend of GPUs does not say which GPU it uses");
+  return said["gpu"].get<uint64_t>();
 }
 
 }  // namespace towline::collectives

@@ -9,12 +9,14 @@
 
 #include <memory>
 #include <mutex>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "collectives/cpu_backend.h"
 #include "collectives/hosts_messages.h"
 #include "collectives/hosts_steps.h"
+#include "collectives/hosts_windows.h"
 #include "collectives/tcp_group.h"
 #include "towline/plugin/collective.h"
 
@@ -32,6 +34,7 @@ class HostsBackend {
   // Throws Error for what this rank alone can see; message null: in the stream itself.
   void issue(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, void* stream,
              towline_collective_message** message);
+  void issue_norm(const towline_collective_norm_t& norm, uint64_t number, uint64_t timeout_ns, void* stream);
   Status perform(const towline_collective_t& call, uint64_t number, Deadline deadline);
   // A message. Any thread.
   towline_collective_message* start(const towline_collective_t& call);
@@ -46,10 +49,19 @@ class HostsBackend {
   // Checks the status of a call into inside(). Throws Error with its text, or with the reason why the communicator broke.
   void check_inside(int32_t status) const;
 
+  // For windows.
+  [[nodiscard]] CpuBackend& cpu() const noexcept { return *cpu_; }
+  [[nodiscard]] HostsWindows& windows() const noexcept { return *windows_; }
+  [[nodiscard]] size_t hosts() const noexcept { return layout_.hosts.size(); }
+  // A rank's index on this host; < 0: it is on another one.
+  [[nodiscard]] int32_t index_here(int32_t rank) const noexcept;
+  [[nodiscard]] uint64_t gpu() const;  // the number of this rank's. Throws Error
+
  private:
   void open_inside(const towline_collective_open_args& args);
   Status run(const Leg& leg);
   Status exchange(const Leg& leg);
+  [[nodiscard]] nlohmann::json describe_inside() const;
   void stop_inside(int32_t status, const char* text);
   void close_inside();
   [[nodiscard]] bool to_another_host(const towline_collective_t& call) const;
@@ -66,6 +78,7 @@ class HostsBackend {
   std::unique_ptr<CpuBackend> cpu_;
   std::unique_ptr<TcpGroup> column_;
   std::unique_ptr<HostsMessages> messages_;
+  std::unique_ptr<HostsWindows> windows_;
   Call leg_call_;  // of the thread that runs legs, as the next two
   std::vector<TcpMesh::Message> moved_;
   std::vector<const void*> sources_;

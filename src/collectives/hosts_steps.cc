@@ -1,9 +1,11 @@
 #include "collectives/hosts_steps.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "base/error.h"
+#include "collectives/calls/norm.h"
 #include "collectives/calls/types.h"
 #include "collectives/hosts_pipeline.h"
 
@@ -14,11 +16,18 @@ namespace {
 // one it is, so their time has to end first. The kernels that wait for legs give them longer than this (gpu_steps.cc).
 constexpr uint64_t kLegGraceNs = kSecondNs;
 
+// What ranks must agree on beyond an all_reduce. Columns compare it, in a header's place for roots, which all_reduce has not.
+int32_t agreement_of(const towline_collective_norm_t& norm) {
+  uint64_t hash = norm.width;
+  hash = hash * 0x9e3779b97f4a7c15 + std::bit_cast<uint32_t>(norm.epsilon);
+  hash = hash * 0x9e3779b97f4a7c15 + (norm.residual != nullptr ? 1 : 0) + (norm.weight != nullptr ? 2 : 0);
+  return static_cast<int32_t>(hash >> 33) | 1;
+}
+
 }  // namespace
 
-const std::vector<towline_collective_step_t>& HostsSteps::cut(const HostsLayout& layout,
-                                                              const towline_collective_t& call,
-                                                              uint64_t number, uint64_t timeout_ns) {
+void HostsSteps::begin(const HostsLayout& layout, const towline_collective_t& call, uint64_t number,
+                       uint64_t timeout_ns) {
   layout_ = &layout;
   call_ = &call;
   timeout_ns_ = timeout_ns;
@@ -28,6 +37,25 @@ const std::vector<towline_collective_step_t>& HostsSteps::cut(const HostsLayout&
   lists_.clear();
   const auto size = static_cast<int>(layout.host_of.size());
   take_apart(call, layout.here()[layout.index], size, number, Deadline::never(), parts_);
+}
+
+const std::vector<towline_collective_step_t>& HostsSteps::cut_norm(const HostsLayout& layout,
+                                                                   const towline_collective_norm_t& norm,
+                                                                   uint64_t number, uint64_t timeout_ns) {
+  norm_call_ = all_reduce_of(norm);
+  begin(layout, norm_call_, number, timeout_ns);
+  parts_.header.root = agreement_of(norm);
+  all_reduce();
+  towline_collective_step_t& step = steps_.emplace_back();
+  step.kind = TOWLINE_STEP_NORM;
+  step.from = &norm;
+  return steps_;
+}
+
+const std::vector<towline_collective_step_t>& HostsSteps::cut(const HostsLayout& layout,
+                                                              const towline_collective_t& call,
+                                                              uint64_t number, uint64_t timeout_ns) {
+  begin(layout, call, number, timeout_ns);
   switch (call.op) {
     case TOWLINE_COLLECTIVE_BARRIER:
       barrier();

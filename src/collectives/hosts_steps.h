@@ -85,6 +85,10 @@ class HostsSteps {
   const std::vector<towline_collective_step_t>& cut(const HostsLayout& layout,
                                                     const towline_collective_t& call, uint64_t number,
                                                     uint64_t timeout_ns);
+  // all_reduce, and then the rest on every rank for itself. `norm` must be valid as long as the steps.
+  const std::vector<towline_collective_step_t>& cut_norm(const HostsLayout& layout,
+                                                         const towline_collective_norm_t& norm,
+                                                         uint64_t number, uint64_t timeout_ns);
 
  private:
   // A chunk of an operation.
@@ -94,6 +98,8 @@ class HostsSteps {
     uint8_t* stage;
     uint32_t number;
   };
+  void begin(const HostsLayout& layout, const towline_collective_t& call, uint64_t number,
+             uint64_t timeout_ns);
   void all_reduce();
   void all_gather();
   void reduce_scatter();
@@ -144,6 +150,7 @@ class HostsSteps {
 
   const HostsLayout* layout_ = nullptr;
   const towline_collective_t* call_ = nullptr;
+  towline_collective_t norm_call_ = {};
   uint64_t timeout_ns_ = 0;
   Call parts_;
   std::vector<towline_collective_step_t> steps_;

@@ -1,5 +1,6 @@
 // HostsBackend behind a table. Messages are those of the backend inside.
 #include <cstring>
+#include <memory>
 
 #include "base/error.h"
 #include "collectives/calls/guarded.h"
@@ -45,12 +46,11 @@ int32_t issue_beside(towline_collective_backend* handle, const towline_collectiv
     return Status::kOk;
   });
 }
-int32_t issue_norm(towline_collective_backend* handle, const towline_collective_norm_t*, uint64_t, uint64_t,
-                   void*) {
-  return guarded(of(handle).host(), [&]() -> Status {
-    fail(
-        Status::kUnsupported,
-        "all_reduce is not fused with RMSNorm between hosts: issue the all_reduce, and normalise its result");
+int32_t issue_norm(towline_collective_backend* handle, const towline_collective_norm_t* norm, uint64_t number,
+                   uint64_t timeout_ns, void* stream) {
+  return guarded(of(handle).host(), [&] {
+    of(handle).issue_norm(*norm, number, timeout_ns, stream);
+    return Status::kOk;
   });
 }
 int32_t message_start(towline_collective_backend* handle, const towline_collective_t* call,
@@ -60,8 +60,10 @@ int32_t message_start(towline_collective_backend* handle, const towline_collecti
     return Status::kOk;
   });
 }
+// A failure inside breaks the communicator, but the hosts agree on the reason first: until then it is in progress.
 int32_t message_test(towline_collective_backend* handle, towline_collective_message* message) {
-  return tell(of(handle), of(handle).inside_table().message_test(of(handle).inside(), message));
+  const int32_t status = of(handle).inside_table().message_test(of(handle).inside(), message);
+  return status < 0 && !of(handle).breaker().broken() ? TOWLINE_IN_PROGRESS : tell(of(handle), status);
 }
 void message_release(towline_collective_backend* handle, towline_collective_message* message) {
   of(handle).inside_table().message_release(of(handle).inside(), message);
@@ -91,6 +93,62 @@ int32_t describe(towline_collective_backend* handle, char* json, size_t capacity
   });
 }
 
+// ---- Windows
+
+HostsWindow& window_of(towline_collective_window* handle) { return *reinterpret_cast<HostsWindow*>(handle); }
+
+template <class Call>
+int32_t with_window(towline_collective_window* handle, Call&& call) {
+  const HostsBackend& backend = window_of(handle).backend();
+  return tell(backend, guarded(backend.host(), [&] {
+                call(window_of(handle));
+                return Status::kOk;
+              }));
+}
+
+int32_t window_open(towline_collective_backend* handle, void* address, uint64_t bytes, uint64_t number,
+                    uint64_t deadline_ns, towline_collective_window** window) {
+  return guarded(of(handle).host(), [&] {
+    if (of(handle).inside_table().window_open == nullptr)
+      fail(Status::kUnsupported, "this backend of GPUs has no windows");
+    *window = reinterpret_cast<towline_collective_window*>(
+        new HostsWindow(of(handle), address, bytes, number, Deadline::at(deadline_ns)));
+    return Status::kOk;
+  });
+}
+int32_t window_close(towline_collective_window* handle, uint64_t number, uint64_t deadline_ns) {
+  const std::unique_ptr<HostsWindow> window(&window_of(handle));
+  return with_window(handle, [&](HostsWindow& mine) { mine.close(number, Deadline::at(deadline_ns)); });
+}
+int32_t window_map(towline_collective_window* handle, int32_t rank, void** address, uint64_t* bytes) {
+  window_of(handle).map(rank, *address, *bytes);
+  return TOWLINE_OK;
+}
+int32_t window_put(towline_collective_window* handle, int32_t rank, uint64_t offset, const void* from,
+                   uint64_t bytes) {
+  return with_window(handle, [&](HostsWindow& window) { window.put(rank, offset, from, bytes); });
+}
+int32_t window_get(towline_collective_window* handle, int32_t rank, uint64_t offset, void* to,
+                   uint64_t bytes) {
+  return with_window(handle, [&](HostsWindow& window) { window.get(rank, offset, to, bytes); });
+}
+int32_t window_signal(towline_collective_window* handle, int32_t rank) {
+  return with_window(handle, [&](HostsWindow& window) { window.signal(rank); });
+}
+int32_t window_wait_signal(towline_collective_window* handle, int32_t rank, uint64_t deadline_ns) {
+  Status status = Status::kOk;
+  const int32_t failed = with_window(
+      handle, [&](HostsWindow& window) { status = window.wait_signal(rank, Deadline::at(deadline_ns)); });
+  return failed < 0 ? failed : static_cast<int32_t>(status);
+}
+int32_t window_issue(towline_collective_window* handle, const towline_window_call_t* call,
+                     uint64_t timeout_ns, void* stream) {
+  return with_window(handle, [&](HostsWindow& window) { window.issue(*call, timeout_ns, stream); });
+}
+int32_t window_symmetric(towline_collective_window* handle, void* symmetric, size_t bytes) {
+  return with_window(handle, [&](HostsWindow& window) { window.symmetric(symmetric, bytes); });
+}
+
 }  // namespace
 }  // namespace hosts_slots
 
@@ -114,6 +172,15 @@ const towline_collective_table_v1_t& hosts_table() {
     made.issue_norm = hosts_slots::issue_norm;
     made.message_precede = hosts_slots::message_precede;
     made.messages_together = hosts_slots::messages_together;
+    made.window_open = hosts_slots::window_open;
+    made.window_close = hosts_slots::window_close;
+    made.window_map = hosts_slots::window_map;
+    made.window_put = hosts_slots::window_put;
+    made.window_get = hosts_slots::window_get;
+    made.window_signal = hosts_slots::window_signal;
+    made.window_wait_signal = hosts_slots::window_wait_signal;
+    made.window_issue = hosts_slots::window_issue;
+    made.window_symmetric = hosts_slots::window_symmetric;
     return made;
   }();
   return table;

@@ -35,9 +35,9 @@ class PipeSend {
   PipeStep step() noexcept;
 
  private:
-  Stream* const stream_;
+  Stream* stream_;
   PipePrefix prefix_;
-  const std::span<const uint8_t> data_;
+  std::span<const uint8_t> data_;
   size_t left_;
 };
 
@@ -52,9 +52,9 @@ class PipeReceive {
   PipeStep step() noexcept;
 
  private:
-  Stream* const stream_;
+  Stream* stream_;
   PipePrefix prefix_;
-  const std::span<uint8_t> data_;
+  std::span<uint8_t> data_;
   size_t left_;
 };
 

@@ -5,6 +5,7 @@
 
 #include "base/copy/copy.h"
 #include "base/copy/stream_copy.h"
+#include "collectives/calls/types.h"
 #include "collectives/reduce.h"
 
 namespace towline::collectives {
@@ -24,6 +25,8 @@ bool contains(std::span<const int> indices, int index) {
   return std::ranges::find(indices, index) != indices.end();
 }
 
+bool rounds_each_time(uint32_t datatype) { return is_floating(datatype) && datatype_bytes(datatype) < 4; }
+
 void copy_own(uint8_t* to, const uint8_t* from, uint64_t bytes) {
   if (bytes == 0 || to == from) return;
   if (bytes >= kStreamBytes)
@@ -34,8 +37,8 @@ void copy_own(uint8_t* to, const uint8_t* from, uint64_t bytes) {
 
 }  // namespace
 
-TcpGroup::TcpGroup(TcpMesh& mesh, int index, std::vector<int> ranks)
-    : mesh_(mesh), index_(index), ranks_(std::move(ranks)), sources_(ranks_.size()) {}
+TcpGroup::TcpGroup(TcpMesh& mesh, int index, std::vector<int> ranks, Arrivals& arrivals)
+    : mesh_(mesh), index_(index), ranks_(std::move(ranks)), arrivals_(arrivals), sources_(ranks_.size()) {}
 
 Status TcpGroup::swap(const Call& call, int step, std::span<const uint8_t> out, std::span<uint8_t> in) {
   return mesh_.exchange(call.header, ranks_[static_cast<size_t>(ahead(step))], out,
@@ -79,6 +82,8 @@ void TcpGroup::cut(const Call& call, uint8_t* base, Parts& parts) const {
 
 // Reduces this rank's part of all ranks, piece by piece, into `to`. `to` may be the place of the own part.
 Status TcpGroup::reduce_parts(const Call& call, const Parts& in, uint8_t* to) {
+  if (arrivals_.any_order && size() > 2 && !rounds_each_time(call.datatype))
+    return reduce_in_any_order(call, in, to);
   const auto me = static_cast<size_t>(index_);
   const uint64_t largest = *std::ranges::max_element(in.bytes);
   for (uint64_t begin = 0; begin == 0 || begin < largest; begin += kPieceBytes) {
@@ -100,6 +105,50 @@ Status TcpGroup::reduce_parts(const Call& call, const Parts& in, uint8_t* to) {
                          call.reduction, call.divisor, mine / call.element});
   }
   return Status::kOk;
+}
+
+// The pieces of each other rank go and come one after another, independently of those of the rest.
+Status TcpGroup::reduce_in_any_order(const Call& call, const Parts& in, uint8_t* to) {
+  const auto me = static_cast<size_t>(index_);
+  const uint64_t slot = std::min(kPieceBytes, in.bytes[me]);
+  received_.resize(static_cast<size_t>(size()) * slot);
+  moved_.assign(static_cast<size_t>(2 * (size() - 1)), 0);
+  absent_.assign((in.bytes[me] + kPieceBytes - 1) / kPieceBytes, static_cast<uint32_t>(size() - 1));
+  const auto message = [&](size_t place) -> TcpMesh::Message {
+    const int step = static_cast<int>(place / 2) + 1;
+    const bool sends = place % 2 == 0;
+    const auto part = static_cast<size_t>(sends ? ahead(step) : index_);
+    const uint64_t bytes = std::min(kPieceBytes, in.bytes[part] - moved_[place]);
+    if (sends)
+      return {rank(ahead(step)),
+              true,
+              bytes_at(const_cast<const uint8_t*>(in.at[part]) + moved_[place], bytes),
+              {}};
+    const auto from = static_cast<size_t>(back(step));
+    return {rank(back(step)), false, {}, bytes_at(received_.data() + from * slot, bytes)};
+  };
+  const auto add = [&](uint64_t begin, std::span<const uint8_t> piece) {
+    uint32_t& absent = absent_[begin / kPieceBytes];
+    const bool first = absent == static_cast<uint32_t>(size() - 1);
+    const bool last = --absent == 0;
+    const void* const both[] = {first ? in.at[me] + begin : to + begin, piece.data()};
+    const uint32_t reduction =
+        call.reduction == TOWLINE_REDUCE_AVG && !last ? uint32_t{TOWLINE_REDUCE_SUM} : call.reduction;
+    collectives::reduce(
+        {to + begin, both, 2, call.datatype, reduction, call.divisor, piece.size() / call.element});
+    if (!last) arrivals_.added_early.fetch_add(1, std::memory_order_relaxed);
+  };
+  for (size_t place = 0; place < moved_.size(); ++place) messages_.push_back(message(place));
+  const auto next = [&](size_t place, TcpMesh::Message& done) {
+    const TcpMesh::Message moved = message(place);
+    if (!moved.sends && !moved.in.empty()) add(moved_[place], moved.in);
+    moved_[place] += moved.sends ? moved.out.size() : moved.in.size();
+    done = message(place);
+    return !done.out.empty() || !done.in.empty();
+  };
+  const Status status = mesh_.exchange_all(call.header, messages_, call.deadline, next);
+  messages_.clear();
+  return status;
 }
 
 Status TcpGroup::share_parts(const Call& call, const uint8_t* mine, const Parts& out) {

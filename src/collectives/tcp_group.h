@@ -4,8 +4,13 @@
 // Reductions are pairwise: every rank sends each other rank the part that that rank reduces, in rank order;
 // then all ranks exchange the results. This moves no more bytes than a ring, rounds once and gives the same
 // bits on every rank. Small ones are gathered on all ranks, in log2(n) steps, and reduced by each.
+//
+// In any order (the hint `order`), a rank adds what other ranks send it as it comes, and no rank holds up another's pieces. An
+// element still has one rank that reduces it, so all ranks get the same bits, but not the same ones in every run. Floats of
+// fewer than 32 bits stay in rank order, since each addition would round.
 #pragma once
 
+#include <atomic>
 #include <span>
 #include <vector>
 
@@ -14,9 +19,16 @@
 
 namespace towline::collectives {
 
+// Of all groups of a communicator.
+struct Arrivals {
+  bool any_order = false;
+  std::atomic<uint64_t> added_early =
+      0;  // pieces that were added before another rank's of the same place had come
+};
+
 class TcpGroup {
  public:
-  TcpGroup(TcpMesh& mesh, int index, std::vector<int> ranks);
+  TcpGroup(TcpMesh& mesh, int index, std::vector<int> ranks, Arrivals& arrivals);
 
   int index() const noexcept { return index_; }
   int size() const noexcept { return static_cast<int>(ranks_.size()); }
@@ -51,16 +63,20 @@ class TcpGroup {
   int back(int step) const { return (index_ - step + size()) % size(); }
   Status collect(const Call& call, const uint8_t* mine, uint64_t bytes);
   Status reduce_parts(const Call& call, const Parts& in, uint8_t* to);
+  Status reduce_in_any_order(const Call& call, const Parts& in, uint8_t* to);
   Status share_parts(const Call& call, const uint8_t* mine, const Parts& out);
   void cut(const Call& call, uint8_t* base, Parts& parts) const;
 
   TcpMesh& mesh_;
   const int index_;
   const std::vector<int> ranks_;
+  Arrivals& arrivals_;
   std::vector<uint8_t> received_;
   std::vector<uint8_t> result_;
   std::vector<const void*> sources_;
   std::vector<TcpMesh::Message> messages_;
+  std::vector<uint64_t> moved_;   // of each message's part, in any order
+  std::vector<uint32_t> absent_;  // ranks whose piece has not come, of each piece of the own part
   Parts in_;
   Parts out_;
 };

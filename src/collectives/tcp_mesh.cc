@@ -420,24 +420,37 @@ Status TcpMesh::exchange(const Header& header, int to, std::span<const uint8_t> 
   return exchange_all(header, {messages, count}, deadline);
 }
 
-Status TcpMesh::exchange_all(const Header& header, std::span<const Message> messages, Deadline deadline) {
+TcpMesh::Moving TcpMesh::moving_of(Stream* pipe, const Header& header, const Message& message) noexcept {
+  return {message.peer,
+          pipe,
+          PipeSend(message.sends ? pipe : nullptr, header, message.out),
+          PipeReceive(message.sends ? nullptr : pipe, message.in),
+          message.in.size(),
+          message.sends};
+}
+
+Status TcpMesh::exchange_all(const Header& header, std::span<const Message> messages, Deadline deadline,
+                             const Next& next) {
   moving_.clear();
   for (const Message& message : messages) {
     Status status = Status::kOk;
     Stream* const pipe = pipe_to(message.peer, header, deadline, status);
     if (is_error(status)) return status;
-    moving_.push_back({message.peer, pipe, PipeSend(message.sends ? pipe : nullptr, header, message.out),
-                       PipeReceive(message.sends ? nullptr : pipe, message.in), message.in.size(),
-                       message.sends});
+    moving_.push_back(moving_of(pipe, header, message));
   }
   uint64_t idle_since_ns = 0;
   for (;;) {
     bool moved = false;
     bool may_write = false;
     const Moving* waiting = nullptr;  // waits for the first receive, else for a send
-    for (Moving& moving : moving_) {
+    for (size_t place = 0; place < moving_.size(); ++place) {
+      Moving& moving = moving_[place];
       if (moving.done()) continue;
       if (const Status status = step(header, moving, moved); is_error(status)) return status;
+      if (moving.done() && next) {
+        Message message = messages[place];
+        if (next(place, message)) moving = moving_of(moving.stream, header, message);
+      }
       if (moving.done()) continue;
       may_write = may_write || (moving.writable && !moving.sending.done());
       if (waiting == nullptr || (waiting->receiving.done() && !moving.receiving.done())) waiting = &moving;

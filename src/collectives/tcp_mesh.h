@@ -69,8 +69,11 @@ class TcpMesh {
     std::span<const uint8_t> out = {};
     std::span<uint8_t> in = {};
   };
+  // Called when the message at a place has moved. True: `message` is the next one there, of the same peer and direction.
+  using Next = std::function<bool(size_t place, Message& message)>;
   // Moves all messages at once, each as far as its connection allows: none waits while another could continue.
-  Status exchange_all(const Header& header, std::span<const Message> messages, Deadline deadline);
+  Status exchange_all(const Header& header, std::span<const Message> messages, Deadline deadline,
+                      const Next& next = {});
 
   // ---- The message engine. Null until the other side has dialled.
   std::unique_ptr<Channel> message_channel(int peer);
@@ -114,6 +117,7 @@ class TcpMesh {
     bool writable = true;
     bool done() const noexcept { return sending.done() && receiving.done(); }
   };
+  static Moving moving_of(Stream* pipe, const Header& header, const Message& message) noexcept;
   Status step(const Header& header, Moving& moving, bool& moved);
   Status interrupted(const Header& header);
   void tell(int peer, uint8_t type, const Breakage& reason) noexcept;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,6 +30,7 @@ struct World {
   std::string backend = "cpu";
   std::string warn = "30s";
   std::string single_copy = "auto";
+  std::map<std::string, std::string> hints = {};
 };
 
 inline std::shared_ptr<Communicator> join(const World& world, int rank,
@@ -41,6 +43,7 @@ inline std::shared_ptr<Communicator> join(const World& world, int rank,
   options.size = world.size;
   options.flags = world.flags;
   options.timeout_ns = world.timeout_ns;
+  options.hints = world.hints;
   auto config = std::make_shared<Config>();
   config->set("tuning.collectives.stage_bytes", world.stage_bytes);
   config->set("tuning.collectives.flat_bytes", "8KiB");

@@ -27,44 +27,24 @@ Window::Window(CpuBackend& backend, void* address, uint64_t bytes, uint64_t numb
   if (!backend.one_host()) reach_other_hosts(std::move(problem), number, deadline);
 }
 
-// Every rank offers its memory; after opening the others' memory it learns whether all ranks could.
 void Window::reach_other_hosts(std::string problem, uint64_t number, Deadline deadline) {
-  std::vector<uint8_t> mine;
   const auto size = static_cast<size_t>(backend_.size());
-  try {
-    if (problem.empty()) {
-      const int me = backend_.rank();
-      far_ = std::make_unique<AgentWindow>(backend_.window_agent(), backend_.breaker(),
-                                           static_cast<size_t>(me), size, address(me), bytes(me));
-      mine = far_->offer();
-    }
-  } catch (const Error& error) {
-    problem = error.message();
-    mine.clear();
-  }
-  const auto exchange = [&](uint8_t step, const void* data, size_t bytes) {
-    std::vector<std::vector<uint8_t>> all;
-    const Status status =
-        backend_.exchange(window_header(kOpenWindowOp, number, step), data, bytes, all, deadline);
-    if (is_error(status)) fail(status, "{}", backend_.breaker().breakage().text);
-    return all;
-  };
-  const auto offers = exchange(kOffers, mine.data(), mine.size());
-  for (size_t rank = 0; rank < size && problem.empty(); ++rank) {
-    try {
-      if (backend_.index_here(static_cast<int>(rank)) < 0 && !offers[rank].empty())
-        far_->open(rank, offers[rank]);
-    } catch (const Error& error) {
-      problem = fmt::format("it cannot reach rank {}'s: {}", rank, error.message());
-    }
-  }
-  if (problem.size() > 1000) problem.resize(1000);
-  const auto problems = exchange(kProblems, problem.data(), problem.size());
-  for (size_t rank = 0; rank < size; ++rank) {
-    if (!problems[rank].empty())
-      fail(Status::kUnsupported, "no window: rank {}: {}", rank,
-           std::string(problems[rank].begin(), problems[rank].end()));
-  }
+  far_ = AgentWindow::open_all(
+      std::move(problem),
+      [&] {
+        const int me = backend_.rank();
+        return std::make_unique<AgentWindow>(backend_.window_agent(false), backend_.breaker(),
+                                             static_cast<size_t>(me), size,
+                                             AgentWindow::Memory{address(me), bytes(me)});
+      },
+      [&](size_t rank) { return backend_.index_here(static_cast<int>(rank)) < 0; },
+      [&](int round, std::span<const uint8_t> mine) {
+        std::vector<std::vector<uint8_t>> all;
+        const Header header = window_header(kOpenWindowOp, number, round == 0 ? kOffers : kProblems);
+        const Status status = backend_.exchange(header, mine.data(), mine.size(), all, deadline);
+        if (is_error(status)) fail(status, "{}", backend_.breaker().breakage().text);
+        return all;
+      });
 }
 
 void Window::close(uint64_t number, Deadline deadline) {

@@ -71,7 +71,6 @@ TEST_P(Windows, WhatIsPutIsThereWhenItsSignalIs) {
     // Small, one piece and a bit, several pieces.
     for (const uint64_t bytes : {uint64_t{1}, uint64_t{70'001}, uint64_t{2'500'003}}) {
       TestWindow window(ranks, nullptr, bytes * static_cast<uint64_t>(n));
-      EXPECT_EQ(window.map(me)[0], 0) << "allocated memory is zeroed";
       do_barrier(ranks);
       for (int to = 0; to < n; ++to) {
         ASSERT_EQ(window.put(to, bytes * static_cast<uint64_t>(me), stamped(me, to, bytes)), TOWLINE_OK);
@@ -93,6 +92,17 @@ TEST_P(Windows, WhatIsPutIsThereWhenItsSignalIs) {
       EXPECT_EQ(window.wait_signal((me + 1) % n, kMillisecondNs), TOWLINE_NOT_YET) << "there was one each";
       window.close();
     }
+  });
+}
+
+// Nobody puts here: ThreadSanitizer does not see that a rank's look at its memory before a barrier of the host is ordered
+// before what a rank of another host puts after it.
+TEST_P(Windows, AllocatedMemoryIsZeroed) {
+  run_ranks(world(), [&](Communicator& ranks) {
+    TestWindow window(ranks, nullptr, 70'001);
+    const uint8_t* const mine = window.map(ranks.rank());
+    EXPECT_EQ(std::count(mine, mine + 70'001, 0), 70'001);
+    window.close();
   });
 }
 
@@ -144,7 +154,7 @@ TEST_P(Windows, SeveralLiveSideBySide) {
     EXPECT_EQ(std::memcmp(first.map(ranks.rank()) + 8, stamped(1, ranks.rank(), 100).data(), 100), 0);
     EXPECT_EQ(std::memcmp(second.map(ranks.rank()) + 8, stamped(2, ranks.rank(), 100).data(), 100), 0);
     first.close();
-    EXPECT_EQ(second.put(to, 8, stamped(3, to, 100)), TOWLINE_OK);
+    EXPECT_EQ(second.put(to, 4096, stamped(3, to, 100)), TOWLINE_OK);
     second.close();
   });
 }

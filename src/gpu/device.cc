@@ -6,8 +6,8 @@
 
 namespace towline::cuda {
 
-std::string uuid_text(const Uuid& uuid) {
-  std::string text = "GPU-";
+std::string uuid_text(const Uuid& uuid, bool partitioned) {
+  std::string text = partitioned ? "MIG-" : "GPU-";
   for (size_t i = 0; i < uuid.size(); ++i) {
     if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
     text += fmt::format("{:02x}", uuid[i]);

@@ -38,7 +38,7 @@ inline HostPages pages_around(uint64_t begin, uint64_t bytes) noexcept {
 
 // Names a GPU across processes: an ordinal depends on CUDA_VISIBLE_DEVICES.
 using Uuid = std::array<uint8_t, 16>;
-std::string uuid_text(const Uuid& uuid);  // "GPU-xxxxxxxx-xxxx-..."
+std::string uuid_text(const Uuid& uuid, bool partitioned = false);  // "GPU-xxxxxxxx-xxxx-...", "MIG-..."
 
 struct Gpu {
   Uuid uuid = {};
@@ -46,6 +46,9 @@ struct Gpu {
   uint32_t multiprocessors = 0;
   std::optional<uint32_t> host_node;  // of NUMA, the nearest
   std::string pci_address;            // "0000:04:00.0", as the kernel writes it; empty: not known
+  // 128 aligned bytes that a warp stores with one instruction arrive whole in the memory of every other GPU of this process.
+  bool whole_lines = false;
+  bool partitioned = false;  // an instance that MIG made of a GPU, which reaches no other one's memory
 };
 
 enum class Where : uint8_t {

@@ -25,6 +25,22 @@ using driver::kSuccess;
 
 class Nvidia;
 
+// Gpu::whole_lines. Where atomics reach other GPUs, NVLink joins them; over PCIe a store is cut. Of GPUs of compute capability 9
+// alone it was tried, and GPUs that are hidden from this process can't be asked.
+bool stores_whole_lines(const Api& api, int gpu, int count) {
+  constexpr int kTried = 9;
+  int major = 0;
+  if (api.device_get_attribute(&major, driver::kAttributeMajor, gpu) != kSuccess || major != kTried)
+    return false;
+  for (int other = 0; other < count; ++other) {
+    if (other == gpu) continue;
+    int atomics = 0;
+    if (api.device_get_p2p_attribute(&atomics, driver::kPeerAtomics, gpu, other) != kSuccess || atomics == 0)
+      return false;
+  }
+  return count > 1;
+}
+
 // Peers' GPU memory: by descriptor, in one reserved range.
 class DescriptorMapping : public Mapped {
  public:
@@ -85,9 +101,8 @@ class Nvidia final : public Device {
       Gpu& gpu = gpus_[static_cast<size_t>(i)];
       char name[128] = "";
       int multiprocessors = 0;
-      driver::Uuid uuid{};
       api_.check(api_.device_get_name(name, sizeof name, i), "cuDeviceGetName");
-      api_.check(api_.device_get_uuid(&uuid, i), "cuDeviceGetUuid");
+      identify(api_, i, gpu);
       api_.check(api_.device_get_attribute(&multiprocessors, driver::kAttributeMultiprocessors, i),
                  "cuDeviceGetAttribute");
       gpu.name = name;
@@ -98,8 +113,8 @@ class Nvidia final : public Device {
       int node = -1;
       if (api_.device_get_attribute(&node, driver::kAttributeHostNode, i) == kSuccess && node >= 0)
         gpu.host_node = static_cast<uint32_t>(node);
-      std::memcpy(gpu.uuid.data(), uuid.bytes, gpu.uuid.size());
       gpu.pci_address = pci_address_of(api_, i);
+      gpu.whole_lines = stores_whole_lines(api_, i, count);
     }
     started_ = true;
   }
@@ -521,5 +536,15 @@ Device& nvidia_device() { return nvidia(); }
 const driver::Api& nvidia_api() { return nvidia().api(); }
 driver::Context nvidia_context(uint32_t gpu) { return nvidia().primary(gpu); }
 driver::GreenContext nvidia_green(uint32_t gpu, const ReserveWish& wish) { return nvidia().green(gpu, wish); }
+
+void identify(const driver::Api& api, driver::Device device, Gpu& gpu) {
+  driver::Uuid uuid{};
+  driver::Uuid whole{};
+  api.check(api.device_get_uuid(&uuid, device), "cuDeviceGetUuid");
+  std::memcpy(gpu.uuid.data(), uuid.bytes, gpu.uuid.size());
+  gpu.partitioned = api.device_get_whole_uuid != nullptr &&
+                    api.device_get_whole_uuid(&whole, device) == driver::kSuccess &&
+                    std::memcmp(whole.bytes, uuid.bytes, sizeof whole.bytes) != 0;
+}
 
 }  // namespace towline::cuda

@@ -15,6 +15,8 @@ Device& nvidia_device();
 // The driver's functions for that device, and a GPU's primary context, which stays for good.
 const driver::Api& nvidia_api();
 driver::Context nvidia_context(uint32_t gpu);
+// Sets the GPU's UUID, and whether it is an instance of MIG. Throws Error.
+void identify(const driver::Api& api, driver::Device device, Gpu& gpu);
 // The multiprocessors that a wish reserves there; null: none.
 driver::GreenContext nvidia_green(uint32_t gpu, const ReserveWish& wish);
 

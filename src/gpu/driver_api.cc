@@ -6,7 +6,8 @@ namespace towline::cuda::driver {
 
 namespace {
 
-constexpr int kWanted = 12000;  // 12.0
+constexpr int kWanted = 12000;      // 12.0
+constexpr int kOfWholeGpus = 9020;  // functions that knew no MIG yet
 constexpr int kWithGreen = 12050;
 constexpr int kWithBatches = 12080;
 constexpr int kWithoutFailIndex = 13000;  // of a batch
@@ -39,6 +40,7 @@ Api::Api(const char* file) : library(file) {
   load(device_get_uuid, "cuDeviceGetUuid");
   load(device_get_attribute, "cuDeviceGetAttribute");
   load(device_can_access_peer, "cuDeviceCanAccessPeer");
+  load(device_get_p2p_attribute, "cuDeviceGetP2PAttribute");
   load(primary_get_state, "cuDevicePrimaryCtxGetState");
   load(primary_retain, "cuDevicePrimaryCtxRetain");
   load(context_push, "cuCtxPushCurrent");
@@ -103,6 +105,7 @@ Api::Api(const char* file) : library(file) {
     if (version >= from && find(name, &address, from, 0, &found) == kSuccess)
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address);
   };
+  load_from(kOfWholeGpus, device_get_whole_uuid, "cuDeviceGetUuid");
   load_from(kWanted, pointer_set_attribute, "cuPointerSetAttribute");
   load_from(kWanted, range_handle, "cuMemGetHandleForAddressRange");
   load_from(kWithGreen, function_load, "cuFuncLoad");

@@ -34,6 +34,8 @@ inline constexpr Result kPeerAccessAlreadyEnabled = 704;
 inline constexpr Result kHostMemoryAlreadyRegistered = 712;
 
 inline constexpr int kAttributeMultiprocessors = 16;
+inline constexpr int kAttributeMajor = 75;  // of the compute capability
+inline constexpr int kPeerAtomics = 3;      // attribute of two GPUs: atomics work on each other's memory
 inline constexpr int kAttributePciBus = 33;
 inline constexpr int kAttributePciDevice = 34;
 inline constexpr int kAttributePciDomain = 50;
@@ -172,8 +174,11 @@ struct Api {
   Result (*device_get)(Device*, int) = nullptr;
   Result (*device_get_name)(char*, int, Device) = nullptr;
   Result (*device_get_uuid)(Uuid*, Device) = nullptr;
+  Result (*device_get_whole_uuid)(Uuid*,
+                                  Device) = nullptr;  // with MIG: of the GPU that the instance is part of
   Result (*device_get_attribute)(int*, int, Device) = nullptr;
   Result (*device_can_access_peer)(int*, Device, Device) = nullptr;
+  Result (*device_get_p2p_attribute)(int*, int, Device, Device) = nullptr;
   Result (*primary_get_state)(Device, unsigned*, int*) = nullptr;
   Result (*primary_retain)(Context*, Device) = nullptr;
   Result (*context_push)(Context) = nullptr;

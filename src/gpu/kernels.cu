@@ -3,8 +3,11 @@
 //
 // A group of `threads` threads takes a chunk, then the chunk a grid further on. Each thread has up to eight loads
 // of 16 bytes under way before the first store, also where source and target lie differently in their 16 bytes
-// (shifted_copy.h); what the next chunk is gets looked up before this one is copied. The block that arrives last orders everything before its release of the flag, which lies in pinned
-// memory.
+// (shifted_copy.h); what the next chunk is gets looked up before this one is copied. The block that arrives last orders everything
+// before its release of the flag, which lies in pinned memory.
+//
+// On H200 a multiprocessor sends 42 GB/s over NVLink and takes in 50. Bulk copies through shared memory (cp.async.bulk,
+// rings of 4 to 32 KiB, one to 16 a block) reach the same 42 and 50, so only more multiprocessors make a copy faster.
 #include "copy_job.h"
 #include "shifted_copy.h"
 

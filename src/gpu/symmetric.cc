@@ -50,6 +50,18 @@ bool of_this_user(int socket) noexcept try {
   return false;
 }
 
+constexpr const char* kThroughHost =
+    "With a value of collectives.host for each rank data goes through processors' memory";
+
+std::string name_of(const PieceNotice& notice) { return uuid_text(notice.gpu, notice.partitioned); }
+
+// How this rank fared: an empty text is a success.
+void tell(const Noticeboard& board, const std::string& prefix, uint32_t rank, std::string_view failure) {
+  const std::string_view text = failure.substr(0, kLongestFailure);
+  board.set(fmt::format("{}{}/in", prefix, rank),
+            {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+}
+
 }  // namespace
 
 PieceNotice SymmetricMemory::describe(uint32_t gpu) const {
@@ -61,15 +73,16 @@ PieceNotice SymmetricMemory::describe(uint32_t gpu) const {
   mine.lent = pieces_[rank_]->lent();
   mine.host = read_host_identity();
   mine.gpu = device_.gpus()[gpu].uuid;
+  mine.partitioned = device_.gpus()[gpu].partitioned;
   mine.socket = name_;
   return mine;
 }
 
-SymmetricMemory::SymmetricMemory(KernelDevice& device, uint32_t gpu, uint64_t bytes,
-                                 std::shared_ptr<Words> words, uint32_t rank, uint32_t size,
+SymmetricMemory::SymmetricMemory(KernelDevice& device, uint32_t gpu, std::shared_ptr<SharedPiece> piece,
+                                 uint64_t bytes, std::shared_ptr<Words> words, uint32_t rank, uint32_t size,
                                  const Noticeboard& board, Deadline deadline)
-    : SymmetricMemory(device, gpu, Part{device.allocate(gpu, bytes), 0, bytes}, std::move(words), rank, size,
-                      board, deadline, "gpu/") {
+    : SymmetricMemory(device, gpu, Part{std::move(piece), 0, bytes}, std::move(words), rank, size, board,
+                      deadline, kOwn) {
   for (uint32_t other = 0; other < size_; ++other)
     if (bytes_[other] != bytes)
       fail(Status::kMismatch, "gpu: rank {} has other settings, or another build of Towline", other);
@@ -91,34 +104,39 @@ SymmetricMemory::SymmetricMemory(KernelDevice& device, uint32_t gpu, Part part, 
     all.pieces[key_] = {pieces_[rank_], words_[rank_]};
   }
   listen();
-  std::string failure;  // of this rank
-  const auto tell = [&] {
-    const std::string_view text = std::string_view(failure).substr(0, kLongestFailure);
-    board.set(fmt::format("{}{}/in", prefix, rank),
-              {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
-  };
   try {
     exchange(gpu, board, deadline, prefix);
   } catch (const core::Error& error) {
-    failure = error.message();
     try {
-      tell();
+      tell(board, prefix, rank, error.message());
     } catch (const core::Error&) {  // the others time out; this rank's own failure is what counts here
     }
     throw;
   }
-  tell();
+  tell(board, prefix, rank, "");
   end_together(board, deadline, prefix);
+}
+
+void SymmetricMemory::refuse(const Noticeboard& board, const std::string& prefix, uint32_t rank,
+                             const std::string& reason) noexcept {
+  try {
+    tell(board, prefix, rank, reason.empty() ? "no reason given" : reason);
+    board.set(fmt::format("{}{}", prefix, rank), {});  // in place of its notice
+  } catch (const std::exception&) {                    // the others time out
+  }
 }
 
 // A rank that is through could otherwise leave at once, and take its memory along before another one has mapped it.
 void SymmetricMemory::end_together(const Noticeboard& board, Deadline deadline, const std::string& prefix) {
-  for (uint32_t other = 0; other < size_; ++other) {
-    if (other == rank_) continue;
-    const std::vector<uint8_t> failure = board.get(fmt::format("{}{}/in", prefix, other), deadline);
-    if (!failure.empty())
-      fail(Status::kPeerLost, "rank {} failed: {}", other, std::string(failure.begin(), failure.end()));
-  }
+  for (uint32_t other = 0; other < size_; ++other)
+    if (other != rank_) check_joined(other, board, deadline, prefix);
+}
+
+void SymmetricMemory::check_joined(uint32_t other, const Noticeboard& board, Deadline deadline,
+                                   const std::string& prefix) {
+  const std::vector<uint8_t> failure = board.get(fmt::format("{}{}/in", prefix, other), deadline);
+  if (!failure.empty())
+    fail(Status::kPeerLost, "rank {} failed: {}", other, std::string(failure.begin(), failure.end()));
 }
 
 void SymmetricMemory::exchange(uint32_t gpu, const Noticeboard& board, Deadline deadline,
@@ -128,7 +146,9 @@ void SymmetricMemory::exchange(uint32_t gpu, const Noticeboard& board, Deadline 
   board.set(fmt::format("{}{}", prefix, rank_), encode(notices[rank_]));
   for (uint32_t other = 0; other < size_; ++other) {
     if (other == rank_) continue;
-    auto notice = decode_piece_notice(board.get(fmt::format("{}{}", prefix, other), deadline));
+    const std::vector<uint8_t> said = board.get(fmt::format("{}{}", prefix, other), deadline);
+    if (said.empty()) check_joined(other, board, deadline, prefix);  // it refused
+    auto notice = decode_piece_notice(said);
     if (!notice) fail(Status::kMismatch, "gpu: rank {} runs another build of Towline", other);
     if (!notice->host.same_host(notices[rank_].host))
       fail(Status::kUnsupported, "gpu: rank {} is on another host: ranks on GPUs must share one", other);
@@ -145,7 +165,30 @@ void SymmetricMemory::exchange(uint32_t gpu, const Noticeboard& board, Deadline 
              "gpu: the memory of rank {} can't be shared with rank {}: allocate it from Towline's pool "
              "(towline_gpu_malloc), or let the window allocate it",
              one, other);
+  check_instances(notices);
   swap(gpu, notices, deadline);
+}
+
+// Every rank sees this alike, too.
+void SymmetricMemory::check_instances(std::span<const PieceNotice> notices) {
+  for (size_t one = 0; one < notices.size(); ++one)
+    for (size_t other = one + 1; other < notices.size(); ++other)
+      if (notices[one].gpu != notices[other].gpu && (notices[one].partitioned || notices[other].partitioned))
+        fail(Status::kUnsupported,
+             "gpu: rank {} is on {} and rank {} on {}: an instance of MIG reaches no other GPU's memory. {}",
+             one, name_of(notices[one]), other, name_of(notices[other]), kThroughHost);
+}
+
+// step() makes the memory of that rank reachable. If the two have different GPUs, there may be no path between them.
+template <class Step>
+void SymmetricMemory::reach(uint32_t other, std::span<const PieceNotice> notices, Step&& step) {
+  try {
+    step();
+  } catch (const core::Error& error) {
+    if (notices[other].gpu == notices[rank_].gpu || error.code() == Status::kOutOfMemory) throw;
+    fail(Status::kUnsupported, "gpu: rank {} on {} can't reach the memory of rank {} on {}: {}. {}", rank_,
+         name_of(notices[rank_]), other, name_of(notices[other]), error.message(), kThroughHost);
+  }
 }
 
 void SymmetricMemory::listen() {
@@ -184,7 +227,7 @@ void SymmetricMemory::swap(uint32_t gpu, std::span<const PieceNotice> notices, D
     }
     if (pieces_[other] == nullptr || words_[other] == nullptr)
       fail(Status::kPeerLost, "gpu: rank {} of this process has freed its memory already", other);
-    if (!same_gpu) pieces_[other]->let_reach(gpu);
+    if (!same_gpu) reach(other, notices, [&] { pieces_[other]->let_reach(gpu); });
   }
   receive(gpu, notices, elsewhere, deadline);
   listener_.reset();
@@ -228,7 +271,8 @@ bool SymmetricMemory::take_piece(uint32_t gpu, std::span<const PieceNotice> noti
   if (!hello || packet.fd_count != 1 || hello->rank >= size_ || pieces_[hello->rank] != nullptr ||
       hello->key != notices[hello->rank].key)
     return false;
-  pieces_[hello->rank] = device_.import(gpu, packet.fds[0], notices[hello->rank].bytes);
+  reach(hello->rank, notices,
+        [&] { pieces_[hello->rank] = device_.import(gpu, packet.fds[0], notices[hello->rank].bytes); });
   visitors_.push_back(std::move(visitor));
   return true;
 }

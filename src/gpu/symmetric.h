@@ -29,12 +29,15 @@ struct Noticeboard {
 
 class SymmetricMemory {
  public:
+  // The start of the keys of memory that a communicator has for itself.
+  static constexpr const char* kOwn = "gpu/";
   // Collective: returns when every rank has mapped the memory of all. Throws Error: kUnsupported if a rank is on
   // another host; kPeerLost, with its words, if another rank failed.
   // `words` are this rank's, which ranks of its process may use as long as they have its memory.
-  SymmetricMemory(KernelDevice& device, uint32_t gpu, uint64_t bytes, std::shared_ptr<Words> words,
-                  uint32_t rank, uint32_t size, const Noticeboard& board, Deadline deadline);
-  // The same with a part of a piece that exists, of any size. Keys on the board begin with `prefix`.
+  SymmetricMemory(KernelDevice& device, uint32_t gpu, std::shared_ptr<SharedPiece> piece, uint64_t bytes,
+                  std::shared_ptr<Words> words, uint32_t rank, uint32_t size, const Noticeboard& board,
+                  Deadline deadline);
+  // The same with a part of a piece, of any size. Keys on the board begin with `prefix`.
   struct Part {
     std::shared_ptr<SharedPiece> piece;
     uint64_t offset = 0;
@@ -42,6 +45,9 @@ class SymmetricMemory {
   };
   SymmetricMemory(KernelDevice& device, uint32_t gpu, Part part, std::shared_ptr<Words> words, uint32_t rank,
                   uint32_t size, const Noticeboard& board, Deadline deadline, const std::string& prefix);
+  // Tells the other ranks, which wait for this one's memory, that it failed before it had any: they fail with the reason.
+  static void refuse(const Noticeboard& board, const std::string& prefix, uint32_t rank,
+                     const std::string& reason) noexcept;
   SymmetricMemory(const SymmetricMemory&) = delete;
   SymmetricMemory& operator=(const SymmetricMemory&) = delete;
   ~SymmetricMemory();
@@ -62,7 +68,12 @@ class SymmetricMemory {
  private:
   [[nodiscard]] PieceNotice describe(uint32_t gpu) const;
   void listen();
+  static void check_instances(std::span<const PieceNotice> notices);
+  template <class Step>
+  void reach(uint32_t other, std::span<const PieceNotice> notices, Step&& step);
   void exchange(uint32_t gpu, const Noticeboard& board, Deadline deadline, const std::string& prefix);
+  static void check_joined(uint32_t other, const Noticeboard& board, Deadline deadline,
+                           const std::string& prefix);
   void end_together(const Noticeboard& board, Deadline deadline, const std::string& prefix);
   void swap(uint32_t gpu, std::span<const PieceNotice> notices, Deadline deadline);
   void send_to(uint32_t rank, const PieceNotice& notice, Deadline deadline);

@@ -8,7 +8,7 @@
 namespace towline::cuda {
 namespace {
 
-constexpr uint64_t kNoticeMagic = 0x7473796d6d000003;
+constexpr uint64_t kNoticeMagic = 0x7473796d6d000004;
 constexpr uint64_t kHelloMagic = 0x7473796d68000001;
 constexpr std::size_t kMaxSocketBytes = 96;
 
@@ -25,6 +25,7 @@ std::vector<uint8_t> encode(const PieceNotice& notice) {
   out.u8(notice.lent ? 1 : 0);
   put(out, notice.host);
   out.raw(std::span<const uint8_t>{reinterpret_cast<const uint8_t*>(notice.gpu.data()), notice.gpu.size()});
+  out.u8(notice.partitioned ? 1 : 0);
   out.string16(notice.socket);
   return bytes;
 }
@@ -42,8 +43,11 @@ std::optional<PieceNotice> decode_piece_notice(std::span<const uint8_t> bytes) {
   notice.host = decode_host_identity(in);
   if (const auto uuid = in.raw(notice.gpu.size()); uuid.size() == notice.gpu.size())
     std::memcpy(notice.gpu.data(), uuid.data(), uuid.size());
+  const uint8_t partitioned = in.u8();
+  notice.partitioned = partitioned != 0;
   const std::string_view socket = in.string16(kMaxSocketBytes);
-  if (!in.finished() || lent > 1 || socket.empty() || socket.find('\0') != std::string_view::npos)
+  if (!in.finished() || lent > 1 || partitioned > 1 || socket.empty() ||
+      socket.find('\0') != std::string_view::npos)
     return std::nullopt;
   if (notice.offset > notice.bytes || notice.length > notice.bytes - notice.offset) return std::nullopt;
   notice.socket = socket;

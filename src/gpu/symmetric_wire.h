@@ -23,7 +23,8 @@ struct PieceNotice {
   bool lent = false;  // only ranks of its process and GPU can use it
   HostIdentity host;
   Uuid gpu = {};
-  std::string socket;  // the name in the abstract namespace where it takes hellos
+  bool partitioned = false;  // Gpu::partitioned
+  std::string socket;        // the name in the abstract namespace where it takes hellos
 };
 std::vector<uint8_t> encode(const PieceNotice& notice);
 // Null: another build's, or none. The part lies in the piece.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda_fixture.h"
+#include "support/directed.h"
 
 namespace towline::conformance {
 namespace {
@@ -45,10 +46,10 @@ class CudaBesideTest : public CudaTest {
     const Blocks here = Blocks::at(host_memory_.data() + shift, page).repeat(pages, page);
     if (op == Op::write)
       move_.emplace(
-          left_->transfer(op, left_->block_list(there), on_gpu_, peer_->block_list(here), on_host_));
+          directed(*left_, op, left_->block_list(there)[on_gpu_], peer_->block_list(here)[on_host_]));
     else
       move_.emplace(
-          left_->transfer(op, left_->block_list(here), on_host_, peer_->block_list(there), on_gpu_));
+          directed(*left_, op, left_->block_list(here)[on_host_], peer_->block_list(there)[on_gpu_]));
   }
   void TearDown() override {
     if (command_ != nullptr) gpu("reset");

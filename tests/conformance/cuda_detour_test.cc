@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "cuda_fixture.h"
-#include "towline/gpu.hpp"
 
 namespace towline::conformance {
 namespace {
@@ -52,7 +51,7 @@ TEST_F(CudaDetourTest, WhatTurnsOutToHaveNoPathWhenItIsMappedGoesThatWayToo) {
   gpu("place", reinterpret_cast<uint64_t>(ours.data()), ours.size(), 1);
   const Region here = left_->register_memory(vram(ours, 1), {.access = Access::kAll});
   const Transfer move =
-      left_->transfer(Op::read, left_->block_list(pages(ours, 1)), peer_->block_list(pages(right_memory_)));
+      left_->transfer(peer_->block_list(pages(right_memory_)), left_->block_list(pages(ours, 1)));
   EXPECT_NE(move.route().find("no path between the GPUs"), std::string::npos) << move.route();
   stamp(right_memory_.data(), right_memory_.size(), 2);
   ASSERT_EQ(run(move), Status::kOk) << last_error();
@@ -95,7 +94,7 @@ TEST_F(CudaDetourTest, PrivateHostMemoryOfAPeerIsCopiedByItsOwner) {
   const Region there = right_->register_memory(dram(theirs.data(), theirs.size()), {.access = Access::kAll});
   const Peer peer = left_->add_peer(right_->metadata());
   stamp(left_memory_.data(), left_memory_.size(), 3);
-  const Transfer write = left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
+  const Transfer write = left_->transfer(left_->block_list(pages(left_memory_)),
                                          peer.block_list(blocks_of(theirs.data(), theirs.size(), kPage)));
   EXPECT_NE(write.route().find("the owner can't share it"), std::string::npos) << write.route();
   ASSERT_EQ(run(write), Status::kOk) << last_error();
@@ -119,8 +118,7 @@ TEST_F(CudaDetourTest, RegionsOnSeveralGpusOfTheOwnerGoInOneTransfer) {
   const BlockList theirs = peer.block_list(std::vector{pages(right_memory_), pages(second, 1)});
   std::vector<uint32_t> picks;
   for (uint32_t i = 0; i < kPages; ++i) picks.push_back(i % 2 == 0 ? i : kPages + i);
-  ASSERT_EQ(run(left_->transfer(Op::write, left_->block_list(pages(left_memory_)), all, theirs, picks)),
-            Status::kOk)
+  ASSERT_EQ(run(left_->transfer(left_->block_list(pages(left_memory_)), theirs[picks])), Status::kOk)
       << last_error();
   for (uint32_t i = 0; i < kPages; ++i)
     ASSERT_EQ(std::memcmp(left_memory_.data() + i * kPage,
@@ -145,14 +143,14 @@ TEST_F(CudaDetourTest, MuchMoreThanTheMemoryInBetweenAndOddPiecesArriveWhole) {
     };
     std::vector<uint32_t> picks(count);
     for (uint32_t i = 0; i < count; ++i) picks[i] = static_cast<uint32_t>(count - 1 - i);
-    const Transfer write = left_->transfer(Op::write, left_->block_list(blocks(mine)), picks,
-                                           peer.block_list(blocks(theirs)), all);
+    const Transfer write =
+        left_->transfer(left_->block_list(blocks(mine))[picks], peer.block_list(blocks(theirs)));
     ASSERT_EQ(run(write), Status::kOk) << last_error();
     for (uint64_t i = 0; i < count; ++i)
       ASSERT_EQ(std::memcmp(theirs.data() + i * piece, mine.data() + picks[i] * piece, piece), 0) << i;
     stamp(theirs.data(), kBytes, piece + 1);
-    const Transfer read = left_->transfer(Op::read, left_->block_list(blocks(mine)), picks,
-                                          peer.block_list(blocks(theirs)), all);
+    const Transfer read =
+        left_->transfer(peer.block_list(blocks(theirs)), left_->block_list(blocks(mine))[picks]);
     ASSERT_EQ(run(read), Status::kOk) << last_error();
     for (uint64_t i = 0; i < count; ++i)
       ASSERT_EQ(std::memcmp(theirs.data() + i * piece, mine.data() + picks[i] * piece, piece), 0) << i;
@@ -218,7 +216,7 @@ TEST_F(CudaDetourTest, AnOwnerThatGoesEndsWhatItWasAskedFor) {
 TEST_F(CudaDetourTest, StreamsAreRefusedWithTheReason) {
   gpu("separate", 1);
   const Transfer move = make_move();
-  EXPECT_EQ(post_on(move, nullptr), Status::kUnsupported);
+  EXPECT_EQ(move.post_on(nullptr), Status::kUnsupported);
   EXPECT_NE(std::string(last_error()).find("host memory"), std::string::npos) << last_error();
 }
 

@@ -76,8 +76,8 @@ class CudaTest : public ::testing::Test {
   // The same, and the transfer between them.
   Transfer make_move(TransferOptions transfer_options = {}) {
     connect();
-    return left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
-                           peer_->block_list(pages(right_memory_)), transfer_options);
+    return left_->transfer(left_->block_list(pages(left_memory_)), peer_->block_list(pages(right_memory_)),
+                           transfer_options);
   }
   [[nodiscard]] bool arrived() const {
     return std::memcmp(left_memory_.data(), right_memory_.data(), left_memory_.size()) == 0;
@@ -98,12 +98,12 @@ class CudaTest : public ::testing::Test {
     const BlockList mine = left_->block_list(blocks_of(ours.data(), ours.size(), kPage));
     const BlockList far = peer.block_list(pages(theirs));
     stamp(ours.data(), bytes, 11);
-    const Transfer write = left_->transfer(Op::write, mine, far);
+    const Transfer write = left_->transfer(mine, far);
     EXPECT_EQ(run(write), Status::kOk) << last_error();
     EXPECT_EQ(std::memcmp(ours.data(), theirs.data(), bytes), 0);
     const std::string written = write.route();  // tells of the connection as it is now
     stamp(theirs.data(), bytes, 12);
-    const Transfer read = left_->transfer(Op::read, mine, far);
+    const Transfer read = left_->transfer(far, mine);
     EXPECT_EQ(run(read), Status::kOk) << last_error();
     EXPECT_EQ(std::memcmp(ours.data(), theirs.data(), bytes), 0);
     return written + "\n" + read.route();

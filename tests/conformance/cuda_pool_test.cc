@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cuda_fixture.h"
-#include "towline/gpu.hpp"
+#include "support/directed.h"
 
 namespace towline::conformance {
 namespace {
@@ -25,7 +25,7 @@ class CudaPoolTest : public CudaTest {
     right_region_ =
         std::make_unique<Region>(right_->register_memory(vram(*theirs_), {.access = Access::kAll}));
     peer_ = std::make_unique<Peer>(left_->add_peer(right_->metadata()));
-    write_ = left_->transfer(Op::write, left_->block_list(blocks_of(ours_->data(), bytes, kPage)),
+    write_ = left_->transfer(left_->block_list(blocks_of(ours_->data(), bytes, kPage)),
                              peer_->block_list(pages(*theirs_)));
   }
   void TearDown() override {
@@ -93,8 +93,8 @@ TEST_F(CudaPoolTest, WhatIsMovedAgainIsPinnedMeanwhileAndThenGoesDirectly) {
     before = chunks();
     write_anew();
   } while (chunks() != before);
-  const Transfer read = left_->transfer(Op::read, left_->block_list(blocks_of(ours_->data(), kLarge, kPage)),
-                                        peer_->block_list(pages(*theirs_)));
+  const Transfer read = left_->transfer(peer_->block_list(pages(*theirs_)),
+                                        left_->block_list(blocks_of(ours_->data(), kLarge, kPage)));
   stamp(theirs_->data(), kLarge, 99);
   EXPECT_EQ(run(read), Status::kOk) << last_error();
   EXPECT_TRUE(arrived());
@@ -195,7 +195,7 @@ TEST_F(CudaPoolTest, OddPiecesGoThroughThePoolWhole) {
     const BlockList far = peer.block_list(Blocks::at(theirs.data(), piece, Kind::kVram).repeat(count, piece));
     for (const Op op : {Op::write, Op::read}) {
       stamp((op == Op::write ? mine : theirs).data(), kLarge, piece);
-      ASSERT_EQ(run(left_->transfer(op, near, picks, far, all)), Status::kOk) << last_error();
+      ASSERT_EQ(run(directed(*left_, op, near[picks], far)), Status::kOk) << last_error();
       for (uint64_t i = 0; i < count; ++i)
         ASSERT_EQ(std::memcmp(theirs.data() + i * piece, mine.data() + picks[i] * piece, piece), 0) << i;
     }
@@ -234,13 +234,13 @@ TEST_F(CudaPoolTest, APostOnAStreamPinsAndAStreamCannotWaitForThePool) {
   gpu("hold", 1);
   ASSERT_EQ(write_->post(), Status::kInProgress);
   while (!command_("held", 0, 0, 0)) std::this_thread::yield();
-  EXPECT_EQ(wait_on(*write_, stream), Status::kAgain);
+  EXPECT_EQ(write_->wait_on(stream), Status::kAgain);
   gpu("hold", 0);
   EXPECT_EQ(write_->wait(20s), Status::kOk);
-  EXPECT_EQ(wait_on(*write_, stream), Status::kOk) << last_error();
+  EXPECT_EQ(write_->wait_on(stream), Status::kOk) << last_error();
   stamp(ours_->data(), kLarge, 5);
   const uint64_t before = chunks();
-  ASSERT_EQ(post_on(*write_, stream), Status::kInProgress) << last_error();
+  ASSERT_EQ(write_->post_on(stream), Status::kInProgress) << last_error();
   EXPECT_TRUE(pinned());
   EXPECT_EQ(write_->wait(20s), Status::kOk);
   EXPECT_TRUE(arrived());

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "cuda_fixture.h"
-#include "towline/gpu.hpp"
 
 namespace towline::conformance {
 namespace {
@@ -38,7 +37,7 @@ class CudaStreamsTest : public CudaTest {
   // Like a graph of one post.
   uint64_t recorded(const Transfer& move) {
     stream("record");
-    EXPECT_EQ(post_on(move, stream_), Status::kOk) << last_error();
+    EXPECT_EQ(move.post_on(stream_), Status::kOk) << last_error();
     graphs_.push_back(stream_command_("end", stream_, 0, 0, 0));
     return graphs_.back();
   }
@@ -62,9 +61,9 @@ TEST_F(CudaStreamsTest, APostOnAStreamComesAfterWhatTheStreamHolds) {
   stamp(made.data(), made.size(), 2);
   stream("hold", 1);
   copy_in_stream(left_memory_, made);
-  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << last_error();
+  ASSERT_EQ(move.post_on(stream_), Status::kInProgress) << last_error();
   EXPECT_EQ(move.wait(5ms), Status::kNotYet);
-  EXPECT_EQ(post_on(move, stream_), Status::kBusy);
+  EXPECT_EQ(move.post_on(stream_), Status::kBusy);
   Buffer seen(left_memory_.size(), false);
   copy_in_stream(seen, right_memory_);
   stream("hold", 0);
@@ -84,15 +83,15 @@ TEST_F(CudaStreamsTest, AFreshTransfersListIsThereBeforeAStreamReadsIt) {
   for (const bool in_graph : {false, true}) {
     stamp(left_memory_.data(), left_memory_.size(), in_graph ? 5 : 4);
     gpu("hold lists", 1);
-    const Transfer move = left_->transfer(Op::write, left_->block_list(pages(left_memory_)), picks,
-                                          peer_->block_list(pages(right_memory_)), picks);
+    const Transfer move = left_->transfer(left_->block_list(pages(left_memory_))[picks],
+                                          peer_->block_list(pages(right_memory_))[picks]);
     if (in_graph) {
       std::thread letting_go([&] { gpu("hold lists", 0); });
       const uint64_t graph = recorded(move);
       letting_go.join();
       replay(graph);
     } else {
-      ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << last_error();
+      ASSERT_EQ(move.post_on(stream_), Status::kInProgress) << last_error();
       EXPECT_EQ(move.wait(5ms), Status::kNotYet);
       gpu("hold lists", 0);
       ASSERT_EQ(move.wait(20s), Status::kOk);
@@ -108,7 +107,7 @@ TEST_F(CudaStreamsTest, TheDefaultStreamServesAsWellAndPostsFollowOneAnother) {
   const Transfer move = make_move();
   for (uint64_t i = 0; i < 200; ++i) {
     stamp(left_memory_.data(), left_memory_.size(), i);
-    ASSERT_EQ(post_on(move, i % 2 == 0 ? nullptr : stream_), Status::kInProgress) << last_error();
+    ASSERT_EQ(move.post_on(i % 2 == 0 ? nullptr : stream_), Status::kInProgress) << last_error();
     ASSERT_EQ(move.wait(20s), Status::kOk);
     ASSERT_TRUE(arrived()) << i;
     if (i % 3 == 0) {
@@ -119,7 +118,7 @@ TEST_F(CudaStreamsTest, TheDefaultStreamServesAsWellAndPostsFollowOneAnother) {
 
 TEST_F(CudaStreamsTest, AStreamCanWaitForAnyPost) {
   const Transfer move = make_move();
-  EXPECT_EQ(wait_on(move, stream_), Status::kNotFound);
+  EXPECT_EQ(move.wait_on(stream_), Status::kNotFound);
   ASSERT_EQ(run(move), Status::kOk) << last_error();
   Buffer seen(left_memory_.size(), false);
   for (const bool in_stream : {false, true}) {
@@ -127,10 +126,10 @@ TEST_F(CudaStreamsTest, AStreamCanWaitForAnyPost) {
     void* const other = make_stream(0);
     gpu("hold", 1);
     if (in_stream)
-      ASSERT_EQ(post_on(move, other), Status::kInProgress);
+      ASSERT_EQ(move.post_on(other), Status::kInProgress);
     else
       ASSERT_EQ(move.post(), Status::kInProgress);
-    ASSERT_EQ(wait_on(move, stream_), Status::kOk) << last_error();
+    ASSERT_EQ(move.wait_on(stream_), Status::kOk) << last_error();
     copy_in_stream(seen, right_memory_);
     gpu("hold", 0);
     ASSERT_EQ(move.wait(20s), Status::kOk);
@@ -143,24 +142,24 @@ TEST_F(CudaStreamsTest, OnceCancelledOrLateTheStreamMovesNothingAndItsFenceIsThe
   const Transfer move = make_move();
   ASSERT_EQ(run(move), Status::kOk) << last_error();  // connected
   std::memset(right_memory_.data(), 0, right_memory_.size());
-  const Transfer late = left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
+  const Transfer late = left_->transfer(left_->block_list(pages(left_memory_)),
                                         peer_->block_list(pages(right_memory_)), {.timeout = 1s});
   const Buffer before(right_memory_.size(), false);
   stream("hold", 1);
-  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << last_error();
+  ASSERT_EQ(move.post_on(stream_), Status::kInProgress) << last_error();
   move.cancel();
   EXPECT_EQ(move.wait(20s), Status::kCancelled);
   EXPECT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk) << "although the stream has not come to it";
-  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << "with a valve of its own";
+  ASSERT_EQ(move.post_on(stream_), Status::kInProgress) << "with a valve of its own";
   move.cancel();
-  ASSERT_EQ(post_on(late, stream_), Status::kInProgress) << last_error();
+  ASSERT_EQ(late.post_on(stream_), Status::kInProgress) << last_error();
   EXPECT_EQ(late.wait(20s), Status::kTimedOut);
   EXPECT_EQ(late.wait_fenced(Fence::kBoth, 20s), Status::kOk);
   EXPECT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk);
   stream("hold", 0);
   stream("drain");
   EXPECT_EQ(std::memcmp(right_memory_.data(), before.data(), before.size()), 0);
-  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << last_error();
+  ASSERT_EQ(move.post_on(stream_), Status::kInProgress) << last_error();
   EXPECT_EQ(move.wait(20s), Status::kOk);
   EXPECT_TRUE(arrived());
 }
@@ -168,7 +167,7 @@ TEST_F(CudaStreamsTest, OnceCancelledOrLateTheStreamMovesNothingAndItsFenceIsThe
 TEST_F(CudaStreamsTest, ACopyThatTheStreamHasBegunIsWaitedFor) {
   const Transfer move = make_move();
   gpu("hold", 1);
-  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << last_error();
+  ASSERT_EQ(move.post_on(stream_), Status::kInProgress) << last_error();
   while (!command_("held", 0, 0, 0)) std::this_thread::yield();
   move.cancel();
   EXPECT_EQ(move.wait(20s), Status::kCancelled);
@@ -188,13 +187,13 @@ TEST_F(CudaStreamsTest, AGraphMovesEachTimeItIsReplayed) {
     ASSERT_TRUE(arrived()) << i;
     ASSERT_EQ(run(move), Status::kOk) << "beside it";
   }
-  const Replays fared = replays(move);
+  const Replays fared = move.replays();
   EXPECT_EQ(fared.begun, 5u);
   EXPECT_EQ(fared.ended, 5u);
   EXPECT_EQ(fared.refused, 0u);
   EXPECT_EQ(fared.status, TOWLINE_OK);
   stream("record");
-  EXPECT_EQ(wait_on(move, stream_), Status::kUnsupported) << "captured in another graph";
+  EXPECT_EQ(move.wait_on(stream_), Status::kUnsupported) << "captured in another graph";
   EXPECT_NE(std::string(last_error()).find("records a graph"), std::string::npos) << last_error();
   graphs_.push_back(stream_command_("end", stream_, 0, 0, 0));
 }
@@ -207,16 +206,16 @@ TEST_F(CudaStreamsTest, AReplayAgainstAPeerThatIsGoneIsAnErrorAndMovesNothing) {
   right_region_.reset();
   right_.reset();
   const auto until = std::chrono::steady_clock::now() + 20s;
-  while (replays(move).status == TOWLINE_OK && std::chrono::steady_clock::now() < until) (void)move.poll();
+  while (move.replays().status == TOWLINE_OK && std::chrono::steady_clock::now() < until) (void)move.poll();
   const std::vector<std::byte> before(right_memory_.data(), right_memory_.data() + right_memory_.size());
   stamp(left_memory_.data(), left_memory_.size(), 30);
   replay(graph);
   EXPECT_EQ(std::memcmp(right_memory_.data(), before.data(), before.size()), 0);
-  const Replays fared = replays(move);
+  const Replays fared = move.replays();
   EXPECT_EQ(fared.ended, 2u);
   EXPECT_EQ(fared.refused, 1u);
   EXPECT_NE(fared.status, TOWLINE_OK);
-  EXPECT_LT(static_cast<int32_t>(post_on(move, stream_)), 0);
+  EXPECT_LT(static_cast<int32_t>(move.post_on(stream_)), 0);
 }
 
 TEST_F(CudaStreamsTest, AGraphMayOutliveItsTransferAndTheAgents) {
@@ -242,25 +241,25 @@ TEST_F(CudaStreamsTest, AGraphMayOutliveItsTransferAndTheAgents) {
 TEST_F(CudaStreamsTest, WhatCannotBeOrderedInAStreamSaysWhy) {
   const Transfer with_notice = make_move({.notice = "moved"});
   stream("record");
-  EXPECT_EQ(post_on(with_notice, stream_), Status::kUnsupported);
+  EXPECT_EQ(with_notice.post_on(stream_), Status::kUnsupported);
   EXPECT_NE(std::string(last_error()).find("notice"), std::string::npos) << last_error();
   graphs_.push_back(stream_command_("end", stream_, 0, 0, 0));
-  const Transfer move = left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
-                                        peer_->block_list(pages(right_memory_)));
-  EXPECT_EQ(post_on(move, make_stream(1)), Status::kInvalidArgument);
+  const Transfer move =
+      left_->transfer(left_->block_list(pages(left_memory_)), peer_->block_list(pages(right_memory_)));
+  EXPECT_EQ(move.post_on(make_stream(1)), Status::kInvalidArgument);
   EXPECT_NE(std::string(last_error()).find("not of GPU 0"), std::string::npos) << last_error();
   gpu("refuse", 1, 701);
-  EXPECT_EQ(post_on(move, stream_), Status::kIo);
+  EXPECT_EQ(move.post_on(stream_), Status::kIo);
   EXPECT_NE(std::string(last_error()).find("701"), std::string::npos) << last_error();
-  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << "the refusal had no other effect";
+  ASSERT_EQ(move.post_on(stream_), Status::kInProgress) << "the refusal had no other effect";
   EXPECT_EQ(move.wait(20s), Status::kOk);
 
   const Agent plain("plain", {.listen = "none", .backends = "memory"});
   const Memory memory(kPage);
   const Region region = plain.register_memory(dram(memory), {.access = Access::kAll});
   const BlockList list = plain.block_list(blocks_of(memory.data(), kPage, kPage));
-  const Transfer other = plain.transfer(Op::write, list, list);
-  EXPECT_EQ(post_on(other, stream_), Status::kUnsupported);
+  const Transfer other = plain.transfer(list, list);
+  EXPECT_EQ(other.post_on(stream_), Status::kUnsupported);
   EXPECT_NE(std::string(last_error()).find("'memory'"), std::string::npos) << last_error();
   EXPECT_EQ(towline_transfer_post_on(nullptr, stream_), TOWLINE_INVALID_ARGUMENT);
   EXPECT_EQ(towline_transfer_wait_on(nullptr, stream_), TOWLINE_INVALID_ARGUMENT);
@@ -270,22 +269,22 @@ TEST_F(CudaStreamsTest, WhatCannotBeOrderedInAStreamSaysWhy) {
 TEST_F(CudaStreamsTest, AValveWhoseCopyWasRefusedIsNotUsedAgain) {
   const Transfer move = make_move();
   gpu("refuse behind valves", 1, 701);
-  EXPECT_EQ(post_on(move, stream_), Status::kIo);
+  EXPECT_EQ(move.post_on(stream_), Status::kIo);
   stream("drain");
   gpu("hold", 1);
-  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << last_error();
+  ASSERT_EQ(move.post_on(stream_), Status::kInProgress) << last_error();
   while (!command_("held", 0, 0, 0)) std::this_thread::yield();
   move.cancel();
   EXPECT_EQ(move.wait_fenced(Fence::kBoth, 50ms), Status::kNotYet) << "while the copy runs";
   gpu("hold", 0);
   EXPECT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk);
-  EXPECT_EQ(wait_on(move, stream_), Status::kOk) << last_error();
+  EXPECT_EQ(move.wait_on(stream_), Status::kOk) << last_error();
 }
 
 TEST_F(CudaStreamsTest, AnAgentThatEndsLeavesNothingToItsStreams) {
   const Transfer move = make_move();
   stream("hold", 1);
-  ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << last_error();
+  ASSERT_EQ(move.post_on(stream_), Status::kInProgress) << last_error();
   left_.reset();
   EXPECT_EQ(move.poll(), Status::kClosed);
   stream("hold", 0);

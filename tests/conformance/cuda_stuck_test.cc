@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "cuda_fixture.h"
-#include "towline/gpu.hpp"
 
 namespace towline::conformance {
 namespace {
@@ -34,7 +33,7 @@ class CudaStuckTest : public CudaStreamTest {
   void lose_the_peer_while_it_moves(const Transfer& move, bool in_stream) {
     get_stuck();
     if (in_stream)
-      ASSERT_EQ(post_on(move, stream_), Status::kInProgress) << last_error();
+      ASSERT_EQ(move.post_on(stream_), Status::kInProgress) << last_error();
     else
       ASSERT_EQ(move.post(), Status::kInProgress) << last_error();
     wait_until_stuck();
@@ -85,8 +84,8 @@ TEST_F(CudaStuckTest, AnOwnersRegionWaitsForACopyThatALostPeerAskedFor) {
       std::make_unique<Region>(right_->register_memory(vram(right_memory_), {.access = Access::kAll}));
   peer_ = std::make_unique<Peer>(left_->add_peer(right_->metadata()));
   {
-    const Transfer read = left_->transfer(Op::read, left_->block_list(pages(left_memory_)),
-                                          peer_->block_list(pages(right_memory_)));
+    const Transfer read =
+        left_->transfer(peer_->block_list(pages(right_memory_)), left_->block_list(pages(left_memory_)));
     get_stuck();
     ASSERT_EQ(read.post(), Status::kInProgress) << last_error();
     wait_until_stuck();  // the owner fills
@@ -102,7 +101,7 @@ TEST_F(CudaStuckTest, DeregisteringWaitsForACopyThatAGraphHasBegun) {
   const Transfer move = make_move();
   add_onlooker();
   (void)stream_command_("record", stream_, 0, 0, 0);
-  ASSERT_EQ(post_on(move, stream_), Status::kOk) << last_error();
+  ASSERT_EQ(move.post_on(stream_), Status::kOk) << last_error();
   graph_ = stream_command_("end", stream_, 0, 0, 0);
   get_stuck();
   (void)stream_command_("replay", stream_, graph_, 0, 0);

@@ -56,8 +56,7 @@ TEST_F(CudaTest, MemoryTakenAwayUnderARegionIsFoundBeforeItIsUsed) {
   const Peer peer = left_->add_peer(right_->metadata());
   gpu("forget", reinterpret_cast<uint64_t>(right_memory_.data()), right_memory_.size());
   const auto attempt = [&] {
-    (void)left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
-                          peer.block_list(pages(right_memory_)));
+    (void)left_->transfer(left_->block_list(pages(left_memory_)), peer.block_list(pages(right_memory_)));
   };
   EXPECT_NE(text_of(attempt).find("the owner says: cuda: no GPU memory"), std::string::npos)
       << text_of(attempt);
@@ -90,7 +89,7 @@ TEST_F(CudaTest, ARegionOverSeveralAllocationsIsMappedAsOne) {
                                                  {.access = Access::kAll});
     const Peer peer = left_->add_peer(right_->metadata());
     const Transfer move =
-        left_->transfer(Op::write, left_->block_list(Blocks::at(left_memory_.data(), kBytes, Kind::kVram)),
+        left_->transfer(left_->block_list(Blocks::at(left_memory_.data(), kBytes, Kind::kVram)),
                         peer.block_list(Blocks::at(data, kBytes, Kind::kVram)));
     ASSERT_EQ(run(move), Status::kOk) << last_error();
     EXPECT_EQ(std::memcmp(data, left_memory_.data(), kBytes), 0);
@@ -105,7 +104,7 @@ TEST_F(CudaTest, PlainHostMemoryIsPinnedForTheGpu) {
   const Buffer host(kPage * kPages, false);
   stamp(host.data(), host.size(), 4);
   const Region here = left_->register_memory(dram(host.data(), host.size()), {.access = Access::kAll});
-  ASSERT_EQ(run(left_->transfer(Op::write, left_->block_list(blocks_of(host.data(), host.size(), kPage)),
+  ASSERT_EQ(run(left_->transfer(left_->block_list(blocks_of(host.data(), host.size(), kPage)),
                                 peer.block_list(pages(right_memory_)))),
             Status::kOk)
       << last_error();
@@ -136,7 +135,7 @@ TEST_F(CudaTest, ABrokenGpuIsNoticedAndNamed) {
 
 TEST_F(CudaTest, TheFenceWaitsForACopyThatCannotBeCalledBack) {
   ASSERT_EQ(run(make_move()), Status::kOk) << last_error();  // connected
-  const Transfer move = left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
+  const Transfer move = left_->transfer(left_->block_list(pages(left_memory_)),
                                         peer_->block_list(pages(right_memory_)), {.timeout = 1s});
   stamp(left_memory_.data(), left_memory_.size(), 6);
   gpu("hold", 1);
@@ -154,9 +153,8 @@ TEST_F(CudaTest, WhatIsUnderWayIsBoundedAndAllOfItEnds) {
   ASSERT_EQ(run(first), Status::kOk) << last_error();
   std::vector<Transfer> moves;
   for (uint32_t i = 0; i < 300; ++i)
-    moves.push_back(left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
-                                    Range{i % kPages, 1, 1}, peer_->block_list(pages(right_memory_)),
-                                    Range{i % kPages, 1, 1}));
+    moves.push_back(left_->transfer(left_->block_list(pages(left_memory_))[Range{i % kPages, 1, 1}],
+                                    peer_->block_list(pages(right_memory_))[Range{i % kPages, 1, 1}]));
   gpu("hold", 1);
   std::vector<Status> posted;
   for (const Transfer& move : moves) posted.push_back(move.post());
@@ -204,8 +202,8 @@ TEST_F(CudaTest, AnotherGpusMemoryIsReachedWhicheverWayItWasMade) {
     const Region here = one.register_memory(vram(left_memory_), {.access = Access::kAll});
     const Region there = two.register_memory(vram(right_memory_, 1), {.access = Access::kAll});
     const Peer peer = one.add_peer(two.metadata());
-    const Transfer move = one.transfer(Op::write, one.block_list(pages(left_memory_)),
-                                       peer.block_list(pages(right_memory_, 1)));
+    const Transfer move =
+        one.transfer(one.block_list(pages(left_memory_)), peer.block_list(pages(right_memory_, 1)));
     EXPECT_EQ(run(move), Status::kOk) << made << ": " << last_error();
     EXPECT_EQ(std::memcmp(left_memory_.data(), right_memory_.data(), right_memory_.size()), 0) << made;
     const bool narrowed = std::string(made) == "make readable";
@@ -229,7 +227,7 @@ TEST_F(CudaTest, RegionsThatShareAPageAreBothPinnedAndMoved) {
       regions.push_back(left_->register_memory(dram(at, kBytes), {.access = Access::kAll}));
       std::memset(right_memory_.data(), 0, right_memory_.size());
       moves.push_back(
-          left_->transfer(Op::write, left_->block_list(Blocks::at(at, kBytes)),
+          left_->transfer(left_->block_list(Blocks::at(at, kBytes)),
                           peer.block_list(Blocks::at(right_memory_.data(), kBytes, Kind::kVram))));
       ASSERT_EQ(run(moves.back()), Status::kOk) << engine << i << ": " << last_error();
       ASSERT_EQ(moves.back().route().find("have pinned a part"), std::string::npos) << moves.back().route();

@@ -53,6 +53,39 @@ void meet(Rank& rank) {
   EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_OK) << towline_last_error();
 }
 
+std::vector<Opened> open_ranks(const std::vector<std::string>& configs) {
+  MapStore store;
+  const auto table = store.table();
+  std::string why_not;
+  Platform* const gpu = platform(why_not);
+  std::vector<Opened> all(configs.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < configs.size(); ++rank)
+    threads.emplace_back([&, rank] {
+      towline_communicator_options_t options = {};
+      options.struct_size = sizeof options;
+      options.backend = gpu->backend();
+      options.rank = static_cast<int32_t>(rank);
+      options.size = static_cast<int32_t>(configs.size());
+      options.store = &table;
+      options.timeout_ns = 60'000'000'000;
+      options.config = configs[rank].c_str();
+      towline_communicator_t* made = nullptr;
+      all[rank].status = towline_communicator_create(&options, &made);
+      if (all[rank].status < 0) all[rank].text = towline_last_error();
+      if (made != nullptr) towline_communicator_destroy(made);
+    });
+  for (std::thread& thread : threads) thread.join();
+  return all;
+}
+
+std::string communicator_info(towline_communicator_t* communicator) {
+  std::string json(65536, 0);
+  size_t needed = 0;
+  EXPECT_EQ(towline_communicator_info(communicator, json.data(), json.size(), &needed), TOWLINE_OK);
+  return json.c_str();
+}
+
 std::string communicator_error(const towline_communicator_t* communicator) {
   char text[1024] = "";
   size_t needed = 0;

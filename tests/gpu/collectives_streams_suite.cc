@@ -231,19 +231,12 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CollectivesBeside,
                                               info.param.reserved ? "_reserved" : "");
                          });
 
-std::string info_of(towline_communicator_t* communicator) {
-  std::string json(4096, 0);
-  size_t needed = 0;
-  EXPECT_EQ(towline_communicator_info(communicator, json.data(), json.size(), &needed), TOWLINE_OK);
-  return json.c_str();
-}
-
 TEST(CollectivesReserve, MultiprocessorsLimitAnOperationsBlocks) {
   const uint32_t reserved = some_multiprocessors();
   Ranks ranks;
   ranks.config = reserving(reserved);
   run_on_gpus(ranks, false, [reserved](Rank& rank) {
-    const std::string info = info_of(rank.on_gpu);
+    const std::string info = communicator_info(rank.on_gpu);
     const uint32_t each = rank.gpu.spread() ? reserved : reserved / 2;
     EXPECT_NE(info.find(fmt::format("\"reserved_sms\":{},", reserved)), std::string::npos) << info;
     EXPECT_NE(info.find("\"none_reserved\":\"\""), std::string::npos) << info;
@@ -255,7 +248,7 @@ TEST(CollectivesReserve, WithoutThemTheReasonIsShownAndOperationsRunAsBefore) {
   Ranks ranks;
   ranks.config = "[tuning.collectives]\ngpu_application_sms = \"1000\"\n";
   run_on_gpus(ranks, false, [](Rank& rank) {
-    const std::string info = info_of(rank.on_gpu);
+    const std::string info = communicator_info(rank.on_gpu);
     EXPECT_NE(info.find("\"reserved_sms\":0,"), std::string::npos) << info;
     EXPECT_NE(info.find("\"none_reserved\":\""), std::string::npos) << info;
     EXPECT_EQ(info.find("\"none_reserved\":\"\""), std::string::npos) << info;

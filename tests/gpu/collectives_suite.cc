@@ -236,6 +236,7 @@ TEST_P(CollectivesOnGpu, MessagesGoRoundARing) {
 }
 
 #define PUSHED "[tuning.collectives]\ngpu_direct = 0\ngpu_push = 1\n"
+#define LINES "gpu_lines = 1\n"
 #define NO_MARKS "gpu_marked_bytes = 0\ngpu_marked_parts_bytes = 0\n"
 INSTANTIATE_TEST_SUITE_P(
     Ranks, CollectivesOnGpu,
@@ -254,6 +255,13 @@ INSTANTIATE_TEST_SUITE_P(
         Setup{"ThreeMarkedParts", 3, PUSHED "gpu_marked_parts_bytes = 500000\n"},
         Setup{"FourMarkedPartsOfOneBlock", 4, PUSHED "gpu_marked_parts_bytes = 4096\ngpu_blocks = 1\n"},
         Setup{"EightMarkedParts", 8, PUSHED "gpu_marked_parts_bytes = 500000\n"},
+        // The same in lines.
+        Setup{"TwoInLines", 2, PUSHED LINES "gpu_marked_bytes = 900000\ngpu_marked_parts_bytes = 900000\n"},
+        Setup{"ThreeInLines", 3, PUSHED LINES "gpu_marked_bytes = 500000\ngpu_marked_parts_bytes = 500000\n"},
+        Setup{"FourInLinesInTwoShots", 4,
+              PUSHED LINES "gpu_marked_bytes = 128\ngpu_marked_two_bytes = 2000000\n"},
+        Setup{"FourInLinesOfOneBlock", 4, PUSHED LINES "gpu_blocks = 1\n"},
+        Setup{"EightInLines", 8, PUSHED LINES "gpu_marked_two_bytes = 1000000\n"},
         Setup{"EightPushed", 8, PUSHED}),
     [](const auto& setup) { return setup.param.name; });
 
@@ -296,8 +304,10 @@ TEST(CollectivesOnGpuFail, RanksThatDisagreeAreNamedWithTheirOperations) {
       {{64, 64}, {0, 0}, {TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_COLLECTIVE_REDUCE_SCATTER}},
       {{64, 64}, {0, 0}, {TOWLINE_COLLECTIVE_REDUCE_SCATTER, TOWLINE_COLLECTIVE_ALL_TO_ALL}},
       {{100000, 100000}, {0, 0}, {TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_COLLECTIVE_BARRIER}}};
-  for (const Pair& pair : pairs) {
-    run_on_gpus({2, "", 60'000'000'000}, false, [&](Rank& rank) {
+  const char* const lines = PUSHED LINES;
+  for (uint32_t i = 0; i < 2 * std::size(pairs); ++i) {
+    const Pair& pair = pairs[i / 2];
+    run_on_gpus({2, i % 2 == 0 ? "" : lines, 60'000'000'000}, false, [&](Rank& rank) {
       const auto mine = static_cast<size_t>(rank.rank);
       Buffer buffer(rank.gpu, 400000);
       towline_collective_t call = reduce_call(buffer, buffer, pair.counts[mine]);

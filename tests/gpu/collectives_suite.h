@@ -113,7 +113,15 @@ void run_on_gpus(const Ranks& ranks, bool with_cpu, const std::function<void(Ran
 // (allocating, instantiating) may wait for the kernels of those that are ahead.
 void meet(Rank& rank);
 
+// What ranks with a configuration each get when they make a communicator, which is destroyed again.
+struct Opened {
+  int32_t status = TOWLINE_OK;
+  std::string text;  // of a failure
+};
+std::vector<Opened> open_ranks(const std::vector<std::string>& configs);
+
 std::string communicator_error(const towline_communicator_t* communicator);
+std::string communicator_info(towline_communicator_t* communicator);  // JSON
 
 // Small numbers, whose sums and products round.
 std::vector<uint8_t> values(uint32_t datatype, int rank, uint64_t count, uint64_t seed);

@@ -33,7 +33,7 @@ TEST_P(Detour, AKilledOwnerEndsTheTransfer) {
   const Region region = agent.register_memory(view(memory), {.access = Access::kAll});
   const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
   const Transfer write =
-      agent.transfer(Op::write, agent.block_list(at(memory.address(), kBytes, 0)),
+      agent.transfer(agent.block_list(at(memory.address(), kBytes, 0)),
                      peer.block_list(at(target.address(), kBytes, target.gpu())), {.timeout = 30s});
   ASSERT_EQ(run(write), Status::kOk) << last_error();
   target.kill_it();
@@ -78,12 +78,12 @@ TEST_F(Gpu, HostMemoryMovesWhetherItCanBePinnedOrNot) {
       const BlockList theirs =
           peer.block_list(at(target.address(), 32768, target.gpu()).repeat(kBytes / 32768, 32768));
       target.stamp(2);
-      const Transfer write = agent.transfer(Op::write, mine, theirs);
+      const Transfer write = agent.transfer(mine, theirs);
       EXPECT_EQ(run(write), Status::kOk) << one.name << ": " << last_error();
       EXPECT_TRUE(target.get() == sent) << one.name << ' ' << write.route();
       if (writable) {
         target.stamp(3);
-        EXPECT_EQ(run(agent.transfer(Op::read, mine, theirs)), Status::kOk) << one.name << last_error();
+        EXPECT_EQ(run(agent.transfer(theirs, mine)), Status::kOk) << one.name << last_error();
         EXPECT_EQ(std::memcmp(host, stamped(kBytes, 3).data(), kBytes), 0) << one.name;
         std::memcpy(host, sent.data(), kBytes);
       }
@@ -104,7 +104,7 @@ TEST_F(Gpu, HostMemoryThatIsMovedAgainIsPinnedMeanwhile) {
   const BlockList mine = agent.block_list(blocks_of(host.data(), kBytes, kPage));
   const BlockList theirs =
       peer.block_list(at(target.address(), kPage, target.gpu()).repeat(kBytes / kPage, kPage));
-  const Transfer write = agent.transfer(Op::write, mine, theirs);
+  const Transfer write = agent.transfer(mine, theirs);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
   // The part of a route that tells how much went through the pool.
   const auto chunks = [&] {
@@ -132,7 +132,7 @@ class Files : public Gpu {
     return options;
   }
   static Region open(const Agent& agent, const support::TemporaryFolder& folder) {
-    return register_storage(agent, "file:" + (folder / "pages"), {.create = true, .bytes = kBytes});
+    return agent.register_storage("file:" + (folder / "pages"), {.create = true, .bytes = kBytes});
   }
   static std::vector<uint8_t> contents(const support::TemporaryFolder& folder) {
     std::ifstream file(folder / "pages", std::ios::binary);
@@ -146,13 +146,13 @@ TEST_F(Files, OurGpusMemoryGoesToAFileAndComesBack) {
   const Agent agent("owner", options());
   const Region region = agent.register_memory(view(memory), {.access = Access::kAll});
   const Region file = open(agent, folder);
-  const BlockList stored = agent.block_list(storage_blocks(file, 0, kBytes));
+  const BlockList stored = agent.block_list(file.blocks(0, kBytes));
   const BlockList ours = agent.block_list(at(memory.address(), kBytes, 0));
   memory.put(stamped(kBytes, 1));
-  ASSERT_EQ(run(agent.transfer(Op::write, ours, stored)), Status::kOk) << last_error();
+  ASSERT_EQ(run(agent.transfer(ours, stored)), Status::kOk) << last_error();
   EXPECT_TRUE(contents(folder) == stamped(kBytes, 1));
   memory.put(std::vector<uint8_t>(kBytes));
-  ASSERT_EQ(run(agent.transfer(Op::read, ours, stored)), Status::kOk) << last_error();
+  ASSERT_EQ(run(agent.transfer(stored, ours)), Status::kOk) << last_error();
   EXPECT_TRUE(memory.get() == stamped(kBytes, 1));
 }
 
@@ -164,13 +164,13 @@ TEST_F(Files, APeersGpuMemoryGoesToAFileAndComesBack) {
   const Region region = agent.register_memory(view(memory), {.access = Access::kAll});
   const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
   const Region file = open(agent, folder);
-  const BlockList stored = agent.block_list(storage_blocks(file, 0, kBytes));
+  const BlockList stored = agent.block_list(file.blocks(0, kBytes));
   const BlockList theirs = peer.block_list(at(target.address(), kBytes, target.gpu()));
   target.stamp(2);
-  ASSERT_EQ(run(agent.transfer(Op::read, stored, theirs)), Status::kOk) << last_error();
+  ASSERT_EQ(run(agent.transfer(theirs, stored)), Status::kOk) << last_error();
   EXPECT_TRUE(contents(folder) == stamped(kBytes, 2));
   target.stamp(3);
-  ASSERT_EQ(run(agent.transfer(Op::write, stored, theirs)), Status::kOk) << last_error();
+  ASSERT_EQ(run(agent.transfer(stored, theirs)), Status::kOk) << last_error();
   EXPECT_TRUE(target.get() == stamped(kBytes, 2));
 }
 

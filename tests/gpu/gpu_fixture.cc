@@ -31,15 +31,14 @@ std::string Gpu::move_pages(const AgentOptions& options, Sort sort) const {
     memory.put(stamped(kBytes, page));
     target.stamp(page + 1);
     const Transfer write =
-        agent.transfer(Op::write, mine, std::span(from).first(half), theirs, std::span(to).first(half));
+        agent.transfer(mine[std::span(from).first(half)], theirs[std::span(to).first(half)]);
     EXPECT_EQ(run(write), Status::kOk) << last_error();
     std::vector<uint8_t> expected = stamped(kBytes, page + 1);
     const std::vector<uint8_t> sent = stamped(kBytes, page);
     for (uint32_t i = 0; i < half; ++i)
       std::memcpy(expected.data() + to[i] * page, sent.data() + from[i] * page, page);
     EXPECT_TRUE(target.get() == expected) << "written, pages of " << page;
-    const Transfer read =
-        agent.transfer(Op::read, mine, std::span(from).first(half), theirs, std::span(to).last(half));
+    const Transfer read = agent.transfer(theirs[std::span(to).last(half)], mine[std::span(from).first(half)]);
     EXPECT_EQ(run(read), Status::kOk) << last_error();
     std::vector<uint8_t> here = sent;
     for (uint32_t i = 0; i < half; ++i)

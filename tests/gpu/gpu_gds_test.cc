@@ -28,7 +28,7 @@ class Gds : public Gpu {
     Gpu::SetUp();
     if (IsSkipped()) return;
     try {
-      (void)query_storage(Agent("probe", over_gds()), "gds:/");
+      (void)Agent("probe", over_gds()).query_storage("gds:/");
     } catch (const Error& error) {
       if (error.code() == Status::kUnsupported &&
           std::string(error.what()).find("gds") != std::string::npos &&
@@ -68,19 +68,19 @@ TEST_F(Gds, FilesReachGpuMemoryInOneStep) {
   const Agent agent("gds", over_gds());
   GpuMemory memory(*cuda_, 0, kBytes, Sort::kPlain);
   const Region region = agent.register_memory(view(memory), {.access = Access::kAll});
-  const Region file = register_storage(agent, "gds:" + (folder_ / "file"), {.create = true, .bytes = kBytes});
+  const Region file = agent.register_storage("gds:" + (folder_ / "file"), {.create = true, .bytes = kBytes});
   memory.put(stamped(1));
   const auto mine = agent.block_list(at(memory.address(), 4096, 0).repeat(kBytes / 4096, 4096));
-  const auto theirs = agent.block_list(storage_blocks(file, 0, 4096).repeat(kBytes / 4096, 4096));
+  const auto theirs = agent.block_list(file.blocks(0, 4096).repeat(kBytes / 4096, 4096));
   // Backwards, so that nothing merges.
   std::vector<uint64_t> back(kBytes / 4096);
   for (uint64_t i = 0; i < back.size(); ++i) back[i] = back.size() - 1 - i;
-  const Transfer write = agent.transfer(Op::write, mine, back, theirs, back);
+  const Transfer write = agent.transfer(mine[back], theirs[back]);
   EXPECT_NE(write.route().find("gds"), std::string::npos) << write.route();
   EXPECT_EQ(write.route().find("staged"), std::string::npos) << write.route();
   ASSERT_EQ(run(write), Status::kOk);
   memory.put(std::vector<uint8_t>(kBytes));
-  ASSERT_EQ(run(agent.transfer(Op::read, mine, theirs)), Status::kOk);
+  ASSERT_EQ(run(agent.transfer(theirs, mine)), Status::kOk);
   const std::vector<uint8_t> found = memory.get();
   EXPECT_EQ(first_difference(reinterpret_cast<const std::byte*>(found.data()), kBytes, 1), kBytes);
 }
@@ -91,11 +91,11 @@ TEST_F(Gds, ReadsTakeWhatCuFilesOwnCallsTake) {
   GpuMemory memory(*cuda_, 0, kBytes, Sort::kPlain);
   const Region region = agent.register_memory(view(memory), {.access = Access::kAll});
   const std::string path = folder_ / "file";
-  const Region file = register_storage(agent, "gds:" + path, {.create = true, .bytes = kBytes});
+  const Region file = agent.register_storage("gds:" + path, {.create = true, .bytes = kBytes});
   const auto mine = agent.block_list(at(memory.address(), kBytes, 0));
-  const auto theirs = agent.block_list(storage_blocks(file, 0, kBytes));
-  ASSERT_EQ(run(agent.transfer(Op::write, mine, theirs)), Status::kOk);
-  const Transfer read = agent.transfer(Op::read, mine, theirs);
+  const auto theirs = agent.block_list(file.blocks(0, kBytes));
+  ASSERT_EQ(run(agent.transfer(mine, theirs)), Status::kOk);
+  const Transfer read = agent.transfer(theirs, mine);
 
   cuda_->use(0);
   const gds::Api api = gds::Api::load("libcufile.so.0");

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "gpu/gpu_fixture.h"
-#include "towline/gpu.hpp"
+#include "support/directed.h"
 
 namespace towline::gpu_test {
 namespace {
@@ -34,9 +34,9 @@ class Streams : public Gpu, public ::testing::WithParamInterface<Sort> {
 
   [[nodiscard]] Transfer make_move(Op op, TransferOptions options = {}) {
     constexpr uint64_t kPages = kBytes / kPage;
-    return agent_->transfer(
-        op, agent_->block_list(at(memory_->address(), kPage, 0).repeat(kPages, kPage)),
-        peer_->block_list(at(target_->address(), kPage, target_->gpu()).repeat(kPages, kPage)), options);
+    return directed(*agent_, op, agent_->block_list(at(memory_->address(), kPage, 0).repeat(kPages, kPage)),
+                    peer_->block_list(at(target_->address(), kPage, target_->gpu()).repeat(kPages, kPage)),
+                    options);
   }
   // Work that keeps the stream busy for some milliseconds and ends with `seed` in our memory.
   void fill_late(uint64_t seed) {
@@ -58,7 +58,7 @@ TEST_P(Streams, APostOnAStreamComesAfterWhatItHoldsAndBeforeWhatItGetsLater) {
   const Transfer move = make_move(Op::write, {.notice = "moved"});
   for (uint64_t round = 0; round < 20; ++round) {
     fill_late(round);
-    ASSERT_EQ(post_on(move, stream_->native()), Status::kInProgress) << last_error();
+    ASSERT_EQ(move.post_on(stream_->native()), Status::kInProgress) << last_error();
     stream_->fill(memory_->address(), 0xdead, kBytes);
     ASSERT_EQ(move.wait(60s), Status::kOk) << last_error();
     ASSERT_TRUE(target_->get() == stamped(kBytes, round)) << round;
@@ -74,8 +74,8 @@ TEST_P(Streams, AStreamWaitsForAPost) {
     if (round % 2 == 0)
       ASSERT_EQ(move.post(), Status::kInProgress);
     else
-      ASSERT_EQ(post_on(move, other.native()), Status::kInProgress);
-    ASSERT_EQ(wait_on(move, stream_->native()), Status::kOk) << last_error();
+      ASSERT_EQ(move.post_on(other.native()), Status::kInProgress);
+    ASSERT_EQ(move.wait_on(stream_->native()), Status::kOk) << last_error();
     stream_->copy(spare_->address(), memory_->address(), kBytes);
     stream_->fill(memory_->address(), 0xdead, kBytes);
     stream_->drain();
@@ -89,8 +89,8 @@ TEST_P(Streams, AGraphMovesEachTimeWhileOthersPost) {
   const Transfer beside = make_move(Op::read);
   stream_->record();
   stream_->copy(memory_->address(), spare_->address(), kBytes);
-  ASSERT_EQ(post_on(move, stream_->native()), Status::kOk) << last_error();
-  ASSERT_EQ(wait_on(move, stream_->native()), Status::kOk) << last_error();
+  ASSERT_EQ(move.post_on(stream_->native()), Status::kOk) << last_error();
+  ASSERT_EQ(move.wait_on(stream_->native()), Status::kOk) << last_error();
   // Neither a post nor a first queue, list or pinned page of another thread spoils what is being recorded.
   std::thread([&] {
     ASSERT_EQ(run(beside), Status::kOk) << last_error();
@@ -99,7 +99,7 @@ TEST_P(Streams, AGraphMovesEachTimeWhileOthersPost) {
         peer_->block_list(at(target_->address(), 512, target_->gpu()).repeat(1000, 4096));
     std::vector<uint32_t> picks;
     for (uint32_t i = 0; i < 1000; ++i) picks.push_back((i * 37) % 1000);
-    ASSERT_EQ(run(agent_->transfer(Op::read, mine, picks, theirs, picks)), Status::kOk) << last_error();
+    ASSERT_EQ(run(agent_->transfer(theirs[picks], mine[picks])), Status::kOk) << last_error();
   }).join();
   stream_->fill(memory_->address(), 0xdead, kBytes);
   stream_->end_record();
@@ -108,7 +108,7 @@ TEST_P(Streams, AGraphMovesEachTimeWhileOthersPost) {
     stream_->replay();
     ASSERT_TRUE(target_->get() == stamped(kBytes, 100 + round)) << round;
   }
-  const Replays fared = replays(move);
+  const Replays fared = move.replays();
   EXPECT_EQ(fared.begun, 10u);
   EXPECT_EQ(fared.ended, 10u);
   EXPECT_EQ(fared.refused, 0u);
@@ -117,16 +117,16 @@ TEST_P(Streams, AGraphMovesEachTimeWhileOthersPost) {
 TEST_P(Streams, AReplayAgainstAKilledPeerIsAnErrorAndTheGpuGoesOn) {
   const Transfer move = make_move(Op::write);
   stream_->record();
-  ASSERT_EQ(post_on(move, stream_->native()), Status::kOk) << last_error();
+  ASSERT_EQ(move.post_on(stream_->native()), Status::kOk) << last_error();
   stream_->end_record();
   stream_->replay();
   target_->kill_it();
   const auto until = std::chrono::steady_clock::now() + 30s;
-  while (replays(move).status == TOWLINE_OK && std::chrono::steady_clock::now() < until) stream_->replay();
-  EXPECT_EQ(replays(move).status, TOWLINE_PEER_LOST);
-  const uint64_t refused = replays(move).refused;
+  while (move.replays().status == TOWLINE_OK && std::chrono::steady_clock::now() < until) stream_->replay();
+  EXPECT_EQ(move.replays().status, TOWLINE_PEER_LOST);
+  const uint64_t refused = move.replays().refused;
   stream_->replay();
-  EXPECT_EQ(replays(move).refused, refused + 1);
+  EXPECT_EQ(move.replays().refused, refused + 1);
   peer_.reset();
   target_ = std::make_unique<Target>(other_, kBytes, GetParam());
   stream_->replay();
@@ -138,13 +138,13 @@ TEST_P(Streams, WhatIsCancelledBeforeItsTurnMovesNothing) {
   const Transfer move = make_move(Op::write);
   target_->stamp(1);
   fill_late(2);
-  ASSERT_EQ(post_on(move, stream_->native()), Status::kInProgress) << last_error();
+  ASSERT_EQ(move.post_on(stream_->native()), Status::kInProgress) << last_error();
   move.cancel();
   ASSERT_EQ(move.wait_fenced(Fence::kBoth, 60s), Status::kOk);
   const bool begun = target_->get() == stamped(kBytes, 2);
   stream_->drain();
   EXPECT_TRUE(begun || target_->get() == stamped(kBytes, 1));
-  ASSERT_EQ(post_on(move, stream_->native()), Status::kInProgress) << last_error();
+  ASSERT_EQ(move.post_on(stream_->native()), Status::kInProgress) << last_error();
   ASSERT_EQ(move.wait(60s), Status::kOk);
   EXPECT_TRUE(target_->get() == stamped(kBytes, 2));
 }
@@ -153,7 +153,7 @@ TEST_P(Streams, AGraphOutlivesEverything) {
   {
     const Transfer move = make_move(Op::write);
     stream_->record();
-    ASSERT_EQ(post_on(move, stream_->native()), Status::kOk) << last_error();
+    ASSERT_EQ(move.post_on(stream_->native()), Status::kOk) << last_error();
     stream_->end_record();
     stream_->replay();
   }

@@ -28,7 +28,7 @@ TEST_P(OverTcp, AKilledOwnerEndsTheTransfer) {
   const Region region = agent.register_memory(view(memory), {.access = Access::kAll});
   const Peer peer = agent.add_peer(std::as_bytes(std::span(target.metadata())));
   const Transfer write =
-      agent.transfer(Op::write, agent.block_list(at(memory.address(), kBytes, 0)),
+      agent.transfer(agent.block_list(at(memory.address(), kBytes, 0)),
                      peer.block_list(at(target.address(), kBytes, target.gpu())), {.timeout = 30s});
   ASSERT_EQ(run(write), Status::kOk) << last_error();
   target.kill_it();

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "gpu/gpu_fixture.h"
+#include "support/directed.h"
 
 namespace towline::gpu_test {
 namespace {
@@ -36,7 +37,7 @@ TEST_P(Processes, AnyAddressAndLengthMovesExactly) {
       const BlockList mine = agent.block_list(at(memory.address() + 16 + shift, length, 0).repeat(100, here));
       const BlockList theirs =
           peer.block_list(at(target.address() + 32, length, target.gpu()).repeat(100, there));
-      ASSERT_EQ(run(agent.transfer(Op::write, mine, theirs)), Status::kOk) << last_error();
+      ASSERT_EQ(run(agent.transfer(mine, theirs)), Status::kOk) << last_error();
       for (uint64_t i = 0; i < 100; ++i)
         std::memcpy(expected.data() + 32 + i * there, sent.data() + 16 + shift + i * here, length);
       ASSERT_TRUE(target.get() == expected) << length << " bytes, shifted by " << shift;
@@ -65,7 +66,7 @@ TEST_P(Processes, HeadsAreRecutOnTheWay) {
   const BlockList here =
       agent.block_list(at(memory.address(), kHead, 0).repeat(kPages * kHeads * kTokens, kHead));
   memory.put(std::vector<uint8_t>(kBytes));
-  ASSERT_EQ(run(agent.transfer(Op::read, here, there)), Status::kOk) << last_error();
+  ASSERT_EQ(run(agent.transfer(there, here)), Status::kOk) << last_error();
   const std::vector<uint8_t> now = memory.get();
   for (uint64_t p = 0; p < kPages; ++p)
     for (uint64_t h = 0; h < kHeads; ++h)
@@ -91,14 +92,13 @@ TEST_P(Processes, HostMemoryMovesToAPeersGpuAndBackWithoutIt) {
     const std::vector<uint8_t> sent = stamped(kBytes, 5);
     std::memcpy(host.data(), sent.data(), kBytes);
     target.stamp(6);
-    ASSERT_EQ(
-        run(agent.transfer(Op::write, mine, Range{0, 2, kBytes / 8192}, theirs, Range{0, 2, kBytes / 8192})),
-        Status::kOk)
+    ASSERT_EQ(run(agent.transfer(mine[Range{0, 2, kBytes / 8192}], theirs[Range{0, 2, kBytes / 8192}])),
+              Status::kOk)
         << last_error();
     std::vector<uint8_t> expected = stamped(kBytes, 6);
     for (uint64_t i = 0; i < kBytes; i += 8192) std::memcpy(expected.data() + i, sent.data() + i, 4096);
     ASSERT_TRUE(target.get() == expected);
-    ASSERT_EQ(run(agent.transfer(Op::read, mine, theirs)), Status::kOk) << last_error();
+    ASSERT_EQ(run(agent.transfer(theirs, mine)), Status::kOk) << last_error();
     ASSERT_EQ(std::memcmp(host.data(), expected.data(), kBytes), 0);
   }
 }
@@ -113,7 +113,7 @@ TEST_P(Processes, AKilledPeerEndsTransfersAndTheGpuGoesOn) {
     const BlockList mine = agent.block_list(at(memory.address(), 4096, 0).repeat(kBytes / 4096, 4096));
     const BlockList theirs =
         peer.block_list(at(target.address(), 4096, target.gpu()).repeat(kBytes / 4096, 4096));
-    const Transfer move = agent.transfer(Op::write, mine, theirs, {.timeout = 10s});
+    const Transfer move = agent.transfer(mine, theirs, {.timeout = 10s});
     ASSERT_EQ(run(move), Status::kOk) << last_error();
     target.kill_it();
     Status status = Status::kOk;
@@ -125,8 +125,7 @@ TEST_P(Processes, AKilledPeerEndsTransfersAndTheGpuGoesOn) {
   Target again(other_, kBytes, GetParam());
   const Peer peer = agent.add_peer(std::as_bytes(std::span(again.metadata())));
   const BlockList mine = agent.block_list(at(memory.address(), kBytes, 0));
-  EXPECT_EQ(run(agent.transfer(Op::write, mine, peer.block_list(at(again.address(), kBytes, again.gpu())))),
-            Status::kOk)
+  EXPECT_EQ(run(agent.transfer(mine, peer.block_list(at(again.address(), kBytes, again.gpu())))), Status::kOk)
       << last_error();
 }
 
@@ -146,9 +145,9 @@ TEST_F(Gpu, AgentsOfOneProcessMoveBetweenGpusAndLeaveTheContextAlone) {
   const Region region = one.register_memory(view(left), {.access = Access::kAll});
   const Region target = two.register_memory(view(right), {.access = Access::kAll});
   const Peer peer = one.add_peer(two.metadata());
-  const Transfer move = one.transfer(
-      Op::write, one.block_list(at(left.address(), 65536, 0).repeat(256, 65536)),
-      peer.block_list(at(right.address(), 65536, other_).repeat(256, 131072)), {.notice = "moved"});
+  const Transfer move = one.transfer(one.block_list(at(left.address(), 65536, 0).repeat(256, 65536)),
+                                     peer.block_list(at(right.address(), 65536, other_).repeat(256, 131072)),
+                                     {.notice = "moved"});
   ASSERT_EQ(run(move), Status::kOk) << last_error();
   EXPECT_EQ(cuda_->current(), before);
   Notice notice;
@@ -174,7 +173,7 @@ TEST_F(Gpu, MemoryOfThisProcessIsReachedWhicheverWayItWasMade) {
     const Region target = two.register_memory(view(right), {.access = Access::kAll});
     const Peer peer = one.add_peer(two.metadata());
     const Transfer move =
-        one.transfer(Op::write, one.block_list(at(left.address(), 65536, 0).repeat(kBytes / 65536, 65536)),
+        one.transfer(one.block_list(at(left.address(), 65536, 0).repeat(kBytes / 65536, 65536)),
                      peer.block_list(at(right.address(), 65536, other_).repeat(kBytes / 65536, 65536)));
     ASSERT_EQ(run(move), Status::kOk) << static_cast<int>(sort) << ": " << last_error();
     EXPECT_EQ(move.route().find("through_host_memory\": {"), std::string::npos) << move.route();
@@ -213,8 +212,8 @@ TEST_F(Gpu, LargeListsToTheHostAreGatheredAndSent) {
       from.resize(to.size());
       std::memset(host.data(), 0, host.size());
       const Transfer move =
-          one.transfer(Op::write, one.block_list(at(memory.address(), page, 0).repeat(count, page)), from,
-                       peer.block_list(Blocks::at(host.data() + 100, page).repeat(count, page)), to);
+          one.transfer(one.block_list(at(memory.address(), page, 0).repeat(count, page))[from],
+                       peer.block_list(Blocks::at(host.data() + 100, page).repeat(count, page))[to]);
       for (int post = 0; post < 3; ++post) ASSERT_EQ(run(move), Status::kOk) << settings << last_error();
       for (size_t i = 0; i < to.size(); ++i)
         ASSERT_EQ(std::memcmp(host.data() + 100 + to[i] * page, sent.data() + from[i] * page, page), 0)
@@ -244,7 +243,7 @@ TEST_F(Gpu, RegionsThatShareAPageAreBothPinnedAndMoved) {
       std::byte* const begin = host.data() + 100 + i * kPart;
       memory.put(std::vector<uint8_t>(kBytes));
       regions.push_back(one.register_memory(dram(begin, kPart), {.access = Access::kAll}));
-      const Transfer move = one.transfer(Op::write, one.block_list(Blocks::at(begin, kPart)),
+      const Transfer move = one.transfer(one.block_list(Blocks::at(begin, kPart)),
                                          peer.block_list(at(memory.address(), kPart, 0)));
       ASSERT_EQ(run(move), Status::kOk) << engine << i << ": " << last_error();
       EXPECT_EQ(move.route().find("have pinned a part"), std::string::npos) << move.route();
@@ -278,7 +277,7 @@ TEST_F(Gpu, EveryGpuWritesToEveryOtherAtOnce) {
       const auto pages = [&](const GpuMemory& side) {
         return at(side.address() + i * part, kPage, side.gpu()).repeat(part / kPage, kPage);
       };
-      moves.push_back(agents[i]->transfer(Op::write, agents[i]->block_list(pages(*memory[i])),
+      moves.push_back(agents[i]->transfer(agents[i]->block_list(pages(*memory[i])),
                                           peers.back()->block_list(pages(*memory[j]))));
     }
   }
@@ -308,7 +307,7 @@ TEST_F(Gpu, ACopyCanBeOrderedAfterTheDefaultStream) {
   const Region region = one.register_memory(view(left), {.access = Access::kAll});
   const Region target = two.register_memory(view(right), {.access = Access::kAll});
   const Peer peer = one.add_peer(two.metadata());
-  const Transfer move = one.transfer(Op::write, one.block_list(at(left.address(), kLarge, 0)),
+  const Transfer move = one.transfer(one.block_list(at(left.address(), kLarge, 0)),
                                      peer.block_list(at(right.address(), kLarge, other_)));
   ASSERT_EQ(run(move), Status::kOk) << last_error();
   const auto& api = cuda_->api();

@@ -1,8 +1,12 @@
-// Faults of messages between hosts that only the model of GPUs can have.
+// Faults of messages and windows between hosts that only the model of GPUs can have.
 #include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <thread>
 
 #include "gpu/collectives_suite.h"
 #include "gpu/fake/fake_device.h"
+#include "gpu/fake/fake_kernels.h"
 
 namespace towline::gpu_test {
 namespace {
@@ -26,6 +30,57 @@ TEST(MessagesBetweenHostsFail, ARefusedOneFailsOnBothRanks) {
         << communicator_error(rank.on_gpu);
   });
   cuda::fake::faults().reset();  // what is allocated there next is well
+}
+
+// Agents that have no plugin for memory of GPUs can't give it to other hosts. The window is of all ranks or of none.
+TEST(WindowsBetweenHostsFail, WithoutAPluginForMemoryOfGpusEveryRankIsTold) {
+  const std::string plugins = ::getenv("TOWLINE_PLUGINS");
+  ::unsetenv("TOWLINE_PLUGINS");
+  Ranks ranks;
+  ranks.config = "collectives.on_gpu = \"gpu\"\n";
+  ranks.hosts = {"a", "b"};
+  run_on_gpus(ranks, false, [](Rank& rank) {
+    towline_window_t* window = nullptr;
+    EXPECT_EQ(towline_window_create(rank.on_gpu, nullptr, 64, &window), TOWLINE_UNSUPPORTED);
+    EXPECT_NE(std::string(towline_last_error()).find("no window: rank 0: "), std::string::npos)
+        << towline_last_error();
+    Buffer buffer(rank.gpu, 64);
+    const towline_collective_t call = reduce_call(buffer, buffer, 4);
+    EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_OK) << towline_last_error();
+  });
+  ::setenv("TOWLINE_PLUGINS", plugins.c_str(), 1);
+}
+
+// A stream that still has an operation of a window when that is closed does not reach memory that is gone.
+TEST(WindowsBetweenHostsFail, AnOperationOfAClosedWindowIsAnError) {
+  Ranks ranks;
+  ranks.config = "collectives.on_gpu = \"gpu\"\n";
+  ranks.hosts = {"a", "b"};
+  run_on_gpus(ranks, false, [](Rank& rank) {
+    towline_window_t* window = nullptr;
+    ASSERT_EQ(towline_window_create(rank.on_gpu, nullptr, 64, &window), TOWLINE_OK) << towline_last_error();
+    Buffer buffer(rank.gpu, 64);
+    auto* const stream = static_cast<cuda::fake::FakeStream*>(rank.gpu.make_stream());
+    if (rank.rank == 0) {
+      stream->hold(true);
+      towline_window_call_t call = {};
+      call.struct_size = sizeof call;
+      call.op = TOWLINE_WINDOW_PUT;
+      call.rank = 1;
+      call.address = buffer.at();
+      call.bytes = 64;
+      ASSERT_EQ(towline_window_issue(window, &call, 0, stream), TOWLINE_OK) << towline_last_error();
+    }
+    ASSERT_EQ(towline_window_destroy(window, 60'000'000'000), TOWLINE_OK) << towline_last_error();
+    stream->hold(false);
+    while (communicator_error(rank.on_gpu).empty()) std::this_thread::yield();
+    EXPECT_NE(
+        communicator_error(rank.on_gpu).find("rank 0 closed a window before its streams had done with it"),
+        std::string::npos)
+        << communicator_error(rank.on_gpu);
+    rank.gpu.drain(stream);
+    rank.gpu.free_stream(stream);
+  });
 }
 
 }  // namespace

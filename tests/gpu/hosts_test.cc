@@ -2,6 +2,7 @@
 // on different hosts.
 #include <fmt/format.h>
 
+#include <array>
 #include <atomic>
 #include <thread>
 
@@ -80,6 +81,40 @@ TEST(CollectivesBetweenManyHosts, WhatOneLegHasNoRoomForGoesInSeveral) {
   });
 }
 
+// By the communicators of all ranks, which run on threads of one process.
+TEST(CollectivesBetweenHosts, InAnyOrderALateHostDoesNotHoldUpTheOthersParts) {
+  Ranks ranks = on_hosts({"a", "b", "c"});
+  ranks.config += "tuning.collectives.order = \"any\"\n";
+  std::array<std::atomic<towline_communicator_t*>, 2> others = {};
+  std::atomic<int> ended{0};
+  run_on_gpus(ranks, true, [&](Rank& rank) {
+    if (rank.rank < 2) others[static_cast<size_t>(rank.rank)] = rank.on_gpu;
+    if (rank.rank == 2) {
+      for (std::atomic<towline_communicator_t*>& other : others) {
+        const auto has_added = [&] {
+          return other != nullptr && communicator_info(other).find("\"added_early\":1,") != std::string::npos;
+        };
+        while (!has_added() && !testing::Test::HasFailure()) std::this_thread::yield();
+      }
+    }
+    Buffer buffer(rank.gpu, 4 * 10'000);
+    buffer.put(std::vector<uint8_t>(4 * 10'000));  // zeros, which any order sums alike
+    const towline_collective_t call = reduce_call(buffer, buffer, 10'000);
+    EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_OK) << towline_last_error();
+    EXPECT_NE(communicator_info(rank.on_gpu).find("\"order\":\"any\""), std::string::npos);
+    Try what;
+    what.datatype = TOWLINE_INT32;
+    what.count = 150'001;
+    for (const uint32_t op : {TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_COLLECTIVE_REDUCE,
+                              TOWLINE_COLLECTIVE_REDUCE_SCATTER, TOWLINE_COLLECTIVE_REDUCE_SCATTER_V}) {
+      what.op = op;
+      try_one(rank, what);
+    }
+    ++ended;
+    while (ended < 3 && !testing::Test::HasFailure()) std::this_thread::yield();
+  });
+}
+
 int32_t sum_four(Rank& rank, Buffer& buffer) {
   const towline_collective_t call = reduce_call(buffer, buffer, 4);
   return towline_collective(rank.on_gpu, &call, nullptr, nullptr);
@@ -97,6 +132,33 @@ TEST(CollectivesBetweenHostsFail, ARankThatDoesNotComeEndsTheOperationOnAllHosts
       EXPECT_NE(communicator_error(rank.on_gpu).find("rank"), std::string::npos);
       EXPECT_NE(communicator_error(rank.on_gpu).find("#0"), std::string::npos)
           << communicator_error(rank.on_gpu);
+      ++ended;
+    }
+    while (ended < 3) std::this_thread::yield();
+  });
+}
+
+// A rank's own GPU ends its kernels before all hosts have agreed on the reason: works have that reason all the same.
+TEST(CollectivesBetweenHostsFail, WorksSayWhatTheHostsAgreedOn) {
+  std::atomic<int> ended{0};
+  run_on_gpus(on_hosts({"a", "a", "b", "b"}), false, [&](Rank& rank) {
+    Buffer buffer(rank.gpu, 16);
+    buffer.put(values(TOWLINE_FLOAT32, rank.rank, 4, 1));
+    if (rank.rank != 3) {
+      towline_collective_options_t options = {};
+      options.struct_size = sizeof options;
+      options.timeout_ns = 500'000'000;
+      void* const stream = rank.gpu.make_stream();
+      const towline_collective_t call = reduce_call(buffer, buffer, 4);
+      towline_work_t* work = nullptr;
+      ASSERT_EQ(towline_collective_issue_beside(rank.on_gpu, &call, &options, stream, &work), TOWLINE_OK);
+      EXPECT_EQ(towline_work_wait(work, TOWLINE_FOREVER), TOWLINE_TIMED_OUT);
+      EXPECT_EQ(towline_work_error(work), communicator_error(rank.on_gpu));
+      EXPECT_NE(std::string(towline_work_error(work)).find("rank"), std::string::npos)
+          << towline_work_error(work);
+      towline_work_release(work);
+      rank.gpu.drain(stream);
+      rank.gpu.free_stream(stream);
       ++ended;
     }
     while (ended < 3) std::this_thread::yield();

@@ -14,9 +14,13 @@ TOWLINE_API const void* towline_gpu_model_table() {
   return &towline::collectives::gpu::table_over(towline::cuda::fake::fake_kernel_device);
 }
 TOWLINE_API void* towline_gpu_model_stream() { return new FakeStream(0); }
-// From the pool; never freed.
-TOWLINE_API void* towline_gpu_model_malloc(uint64_t bytes) {
-  return towline::collectives::gpu::pool_allocate(towline::cuda::fake::fake_kernel_device(), 0, bytes);
+// The pool: as towline_gpu_malloc and towline_gpu_free.
+TOWLINE_API void* towline_gpu_model_malloc(int64_t bytes, int gpu, void* /*stream*/) {
+  return towline::collectives::gpu::pool_allocate(towline::cuda::fake::fake_kernel_device(),
+                                                  static_cast<uint32_t>(gpu), static_cast<uint64_t>(bytes));
+}
+TOWLINE_API void towline_gpu_model_free(void* address, int64_t /*bytes*/, int /*gpu*/, void* /*stream*/) {
+  towline::collectives::gpu::pool_free(address);
 }
 // Carries out everything in the stream.
 TOWLINE_API void towline_gpu_model_drain(void* stream) { static_cast<FakeStream*>(stream)->drain(); }

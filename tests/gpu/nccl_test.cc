@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include "collectives/nccl/nccl_table.h"
@@ -204,19 +204,9 @@ TEST(NcclCommunicators, AskForTheOtherBackendWhereNcclCannot) {
 }
 
 std::string create_fails(const char* config, int32_t expected) {
-  MapStore store;
-  const auto table = store.table();
-  std::string why_not;
-  Platform* const gpu = platform(why_not);
-  towline_communicator_options_t options = {};
-  options.struct_size = sizeof options;
-  options.backend = gpu->backend();
-  options.size = 1;
-  options.store = &table;
-  options.config = config;
-  towline_communicator_t* made = nullptr;
-  EXPECT_EQ(towline_communicator_create(&options, &made), expected);
-  return towline_last_error();
+  const Opened opened = open_ranks({config}).front();
+  EXPECT_EQ(opened.status, expected);
+  return opened.text;
 }
 
 TEST(NcclCommunicators, SayHowToGetALibraryThatIsMissing) {
@@ -226,6 +216,21 @@ TEST(NcclCommunicators, SayHowToGetALibraryThatIsMissing) {
   EXPECT_NE(text.find("collectives.nccl_library"), std::string::npos) << text;
 }
 
+// The others are in the middle of forming, or in NCCL's own start.
+TEST(NcclCommunicators, NameARankThatCannotFormAtOnce) {
+  const auto begun = std::chrono::steady_clock::now();
+  const auto opened =
+      open_ranks({kLibrary, "[collectives]\nnccl_library = \"/nowhere/libnccl.so.2\"\n", kLibrary});
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20));
+  EXPECT_EQ(opened[1].status, TOWLINE_NOT_FOUND);
+  for (const Opened& one : opened)
+    EXPECT_NE(one.text.find("/nowhere/libnccl.so.2"), std::string::npos) << one.text;
+  for (const size_t other : {0, 2}) {
+    EXPECT_EQ(opened[other].status, TOWLINE_PEER_LOST);
+    EXPECT_NE(opened[other].text.find("rank 1 failed: "), std::string::npos) << opened[other].text;
+  }
+}
+
 TEST(NcclCommunicators, RefuseAnOldLibrary) {
   const std::string text =
       create_fails("[collectives]\nnccl_library = \"" TOWLINE_OLD_NCCL "\"\n", TOWLINE_UNSUPPORTED);
@@ -233,33 +238,13 @@ TEST(NcclCommunicators, RefuseAnOldLibrary) {
 }
 
 TEST(NcclCommunicators, NameRanksThatShareAGpu) {
-  MapStore store;
-  const auto table = store.table();
-  std::string why_not;
-  Platform* const gpu = platform(why_not);
-  std::vector<std::thread> threads;
-  std::mutex mutex;
-  std::vector<std::string> texts;
   ::unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  for (int rank = 0; rank < 2; ++rank) {
-    threads.emplace_back([&, rank] {
-      towline_communicator_options_t options = {};
-      options.struct_size = sizeof options;
-      options.backend = gpu->backend();
-      options.rank = rank;
-      options.size = 2;
-      options.store = &table;
-      options.config = kLibrary;
-      towline_communicator_t* made = nullptr;
-      EXPECT_EQ(towline_communicator_create(&options, &made), TOWLINE_UNSUPPORTED);
-      const std::lock_guard lock(mutex);
-      texts.emplace_back(towline_last_error());
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  const auto opened = open_ranks({kLibrary, kLibrary});
   ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
-  for (const std::string& text : texts)
-    EXPECT_NE(text.find("ranks 0 and 1 both use GPU 0 of one host"), std::string::npos) << text;
+  for (const Opened& one : opened) {
+    EXPECT_EQ(one.status, TOWLINE_UNSUPPORTED);
+    EXPECT_NE(one.text.find("ranks 0 and 1 both use GPU 0 of one host"), std::string::npos) << one.text;
+  }
 }
 
 // ---- In the place of the backend gpu

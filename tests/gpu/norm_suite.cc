@@ -9,6 +9,7 @@
 
 #include "collectives/small_floats.h"
 #include "gpu/collectives_suite.h"
+#include "gpu/hosts_ranks.h"
 
 namespace towline::gpu_test {
 namespace {
@@ -263,6 +264,56 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Combine(testing::Values(1, 2, 3, 8),
                      testing::Values("", "[tuning.collectives]\ngpu_direct = 0\n",
                                      "[tuning.collectives]\ngpu_direct = 0\ngpu_marked_bytes = 0\n")));
+
+// ---- Between hosts
+
+class CollectivesNormBetweenHosts : public testing::TestWithParam<std::vector<std::string>> {};
+
+TEST_P(CollectivesNormBetweenHosts, IsTheStepsOneByOneAndReplays) {
+  run_on_gpus(on_hosts(GetParam()), true, [](Rank& rank) {
+    void* const stream = rank.gpu.make_stream();
+    std::vector<std::unique_ptr<Tried>> all;
+    for (const Norm& norm : shapes()) all.push_back(std::make_unique<Tried>(rank, norm));
+    all.push_back(std::make_unique<Tried>(rank, Norm{.rows = 200, .width = 2048}));  // several chunks
+    meet(rank);
+    for (const auto& one : all) one->issue(stream);
+    rank.gpu.drain(stream);
+    for (const auto& one : all) one->check();
+
+    const Tried replayed(rank, {.rows = 40, .width = 2048, .adds = false});
+    rank.gpu.record(stream);
+    replayed.issue(stream);
+    void* const graph = rank.gpu.end_record(stream);
+    meet(rank);
+    for (int i = 0; i < 3; ++i) rank.gpu.replay(graph, stream);
+    rank.gpu.drain(stream);
+    replayed.check();
+    meet(rank);
+    rank.gpu.free_graph(graph);
+    rank.gpu.free_stream(stream);
+  });
+}
+
+TEST_P(CollectivesNormBetweenHosts, RanksThatDisagreeAreTold) {
+  run_on_gpus(on_hosts(GetParam()), true, [](Rank& rank) {
+    void* const stream = rank.gpu.make_stream();
+    const Tried tried(rank, {.rows = 2, .width = 256});
+    towline_collective_norm_t call = tried.call();
+    if (rank.rank == 0) call.epsilon = 1e-6f;
+    ASSERT_EQ(towline_collective_issue_norm(rank.on_gpu, &call, nullptr, stream), TOWLINE_OK);
+    rank.gpu.drain(stream);
+    std::string text;
+    while ((text = communicator_error(rank.on_gpu)).empty()) std::this_thread::yield();
+    EXPECT_NE(text.find("ranks disagree"), std::string::npos) << text;
+    EXPECT_NE(text.find("all_reduce #0 of 512 bfloat16"), std::string::npos) << text;
+    rank.gpu.free_stream(stream);
+  });
+}
+
+using Hosts = std::vector<std::string>;
+INSTANTIATE_TEST_SUITE_P(Layouts, CollectivesNormBetweenHosts,
+                         testing::Values(Hosts{"a", "b"}, Hosts{"a", "a", "b", "b"}, Hosts{"a", "b", "b"},
+                                         Hosts{"a", "b", "c"}));
 
 Ranks two() {
   Ranks made;

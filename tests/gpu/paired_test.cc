@@ -159,30 +159,16 @@ TEST(NcclBySizeOpens, OnlyWhereItWasMeasuredToBeFaster) {
 
 // Creates a communicator of two ranks that fails on both, and gives what rank 1 is told.
 std::string create_fails(const std::array<std::string, 2>& shapes, int32_t expected) {
-  MapStore store;
-  const auto table = store.table();
-  std::string why_not;
-  Platform* const gpu = platform(why_not);
-  std::array<std::string, 2> texts;
-  std::array<std::thread, 2> threads;
+  auto opened = open_ranks({from(2, shapes[0]).config, from(2, shapes[1]).config});
   for (size_t rank = 0; rank < 2; ++rank) {
-    threads[rank] = std::thread([&, rank] {
-      const std::string config = from(2, shapes[rank]).config;
-      towline_communicator_options_t options = {};
-      options.struct_size = sizeof options;
-      options.backend = gpu->backend();
-      options.rank = static_cast<int32_t>(rank);
-      options.size = 2;
-      options.store = &table;
-      options.config = config.c_str();
-      towline_communicator_t* made = nullptr;
-      EXPECT_EQ(towline_communicator_create(&options, &made), expected) << towline_last_error();
-      texts[rank] = towline_last_error();
-    });
+    std::string& text = opened[rank].text;
+    EXPECT_EQ(opened[rank].status, expected) << text;
+    // A rank puts its number before its own reason.
+    const std::string own = fmt::format("form: rank {}: ", rank);
+    if (const size_t at = text.find(own); at != std::string::npos) text.erase(at, own.size());
   }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(texts[0], texts[1]);
-  return texts[1];
+  EXPECT_EQ(opened[0].text, opened[1].text);
+  return opened[1].text;
 }
 
 TEST(NcclBySizeOpens, NamesRanksWhoseTablesDiffer) {

@@ -58,13 +58,13 @@ class SymmetricMemoryTest : public testing::Test {
     notice_.bytes = notice_.length = kBytes;
     notice_.host = read_host_identity();
     notice_.host.pid += 1;  // another process
-    notice_.gpu = device_.gpus()[0].uuid;
+    notice_.gpu = device_.gpus()[other_gpu_ ? 1 : 0].uuid;
     notice_.socket = name_;
     board_.set("gpu/1", encode(notice_));
     rank0_ = std::thread([this] {
       try {
-        memory_.emplace(device_, 0, kBytes, device_.make_words(0, 4096), 0, 2, board_.noticeboard(),
-                        in_time());
+        memory_.emplace(device_, 0, device_.allocate(0, kBytes), kBytes, device_.make_words(0, 4096), 0, 2,
+                        board_.noticeboard(), in_time());
       } catch (const std::exception& error) {
         failure_ = error.what();
       }
@@ -100,6 +100,7 @@ class SymmetricMemoryTest : public testing::Test {
   PieceNotice theirs_;
   std::optional<SymmetricMemory> memory_;
   std::string failure_;
+  bool other_gpu_ = false;
   std::thread rank0_;
 };
 
@@ -127,6 +128,19 @@ TEST_F(SymmetricMemoryTest, StrangersNeitherHoldUpTheRanksNorAreTakenForOne) {
   EXPECT_EQ(memory_->lost(), std::nullopt);
 }
 
+// Descriptors could be swapped, but neither GPU reaches the other's memory.
+TEST_F(SymmetricMemoryTest, RanksOnInstancesOfMigAreToldWhy) {
+  notice_.partitioned = true;
+  other_gpu_ = true;
+  start();
+  rank0_.join();
+  EXPECT_NE(failure_.find("gpu: rank 0 is on GPU-f0f0f0f0"), std::string::npos) << failure_;
+  EXPECT_NE(failure_.find("and rank 1 on MIG-f1f1f1f1"), std::string::npos) << failure_;
+  EXPECT_NE(failure_.find("an instance of MIG reaches no other GPU's memory"), std::string::npos) << failure_;
+  const std::vector<uint8_t> told = board_.get("gpu/0/in");
+  EXPECT_NE(std::string(told.begin(), told.end()).find("an instance of MIG"), std::string::npos);
+}
+
 // The board is gone when the rank wants to tell the others why it failed.
 TEST_F(SymmetricMemoryTest, ARankThatCannotTellItsFailureStillGivesIt) {
   device_.start();
@@ -137,7 +151,8 @@ TEST_F(SymmetricMemoryTest, ARankThatCannotTellItsFailureStillGivesIt) {
     board_.set(key, value);
   };
   try {
-    const SymmetricMemory memory(device_, 0, kBytes, device_.make_words(0, 4096), 0, 2, board, in_time());
+    const SymmetricMemory memory(device_, 0, device_.allocate(0, kBytes), kBytes, device_.make_words(0, 4096),
+                                 0, 2, board, in_time());
     FAIL() << "it took a notice of another build";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Status::kMismatch);

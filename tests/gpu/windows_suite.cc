@@ -1,11 +1,14 @@
 // Windows in memory of GPUs: the host's calls, calls in streams and graphs, and an application's own kernels.
+#include <fmt/format.h>
+
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <thread>
 
-#include "gpu/collectives_suite.h"
 #include "gpu/device_image.h"
 #include "gpu/device_kernels.h"
+#include "gpu/hosts_ranks.h"
 #include "gpu/kernel_device.h"
 
 namespace towline::gpu_test {
@@ -47,10 +50,24 @@ class Window {
   towline_window_t* window_ = nullptr;
 };
 
-class GpuWindows : public testing::TestWithParam<int> {
- protected:
-  static Ranks ranks(uint64_t timeout_ns = 60'000'000'000) { return {GetParam(), "", timeout_ns}; }
+struct Where {
+  const char* name;
+  int size;
+  std::vector<std::string> hosts = {};  // of each rank; empty: one
 };
+
+class GpuWindows : public testing::TestWithParam<Where> {
+ protected:
+  static Ranks ranks(uint64_t timeout_ns = 60'000'000'000) {
+    if (!GetParam().hosts.empty()) return on_hosts(GetParam().hosts, timeout_ns);
+    return {GetParam().size, "", timeout_ns};
+  }
+};
+class GpuWindowsOfOneHost : public GpuWindows {};
+class GpuWindowsBetweenHosts : public GpuWindows {};
+
+// Agents reach other hosts, which load the plugin for memory of GPUs by this.
+const int agents_have_gpus = ::setenv("TOWLINE_PLUGINS", TOWLINE_CUDA_PLUGIN, 0);
 
 int next(const Rank& rank) { return (rank.rank + 1) % rank.size; }
 int before(const Rank& rank) { return (rank.rank + rank.size - 1) % rank.size; }
@@ -143,8 +160,51 @@ TEST_P(GpuWindows, CallsInAStreamAndInGraphsKeepItsOrder) {
   });
 }
 
+TEST_P(GpuWindows, SignalsOfChannelsDoNotMeet) {
+  run_on_gpus(ranks(), false, [](Rank& rank) {
+    const Window window(rank, nullptr, kBytes);
+    Buffer mine(rank.gpu, kBytes);
+    void* const stream = rank.gpu.make_stream();
+    void* const other = rank.gpu.make_stream();
+    towline_window_call_t call = {};
+    call.struct_size = sizeof call;
+    const auto issue = [&](uint32_t op, int peer, uint64_t channel, void* where) {
+      call.op = op;
+      call.rank = peer;
+      call.channel = channel;
+      return towline_window_issue(window.get(), &call, 0, where);
+    };
+    // Only what comes after the wait for channel 63 may see the second put.
+    ASSERT_EQ(issue(TOWLINE_WINDOW_WAIT_SIGNAL, before(rank), 63, other), TOWLINE_OK) << towline_last_error();
+    ASSERT_EQ(issue(TOWLINE_WINDOW_SIGNAL, next(rank), 0, stream), TOWLINE_OK);
+    ASSERT_EQ(issue(TOWLINE_WINDOW_SIGNAL, next(rank), 1, stream), TOWLINE_OK);
+    ASSERT_EQ(issue(TOWLINE_WINDOW_WAIT_SIGNAL, before(rank), 1, stream), TOWLINE_OK);
+    ASSERT_EQ(issue(TOWLINE_WINDOW_WAIT_SIGNAL, before(rank), 0, stream), TOWLINE_OK);
+    rank.gpu.drain(stream);
+    meet(rank);  // all others' signals came: those of channel 63 have not been sent
+    mine.put(bytes_of(rank.rank));
+    window.issue(TOWLINE_WINDOW_PUT, next(rank), mine.at(), kBytes, stream);
+    ASSERT_EQ(issue(TOWLINE_WINDOW_SIGNAL, next(rank), 63, stream), TOWLINE_OK);
+    rank.gpu.drain(other);
+    std::vector<uint8_t> got(kBytes);
+    rank.gpu.get(got.data(), towline_window_address(window.get()), kBytes);
+    EXPECT_TRUE(got == bytes_of(before(rank)));
+    EXPECT_EQ(issue(TOWLINE_WINDOW_SIGNAL, next(rank), 64, stream), TOWLINE_OUT_OF_RANGE);
+    EXPECT_NE(std::string(towline_last_error()).find("channel 64 is out of range"), std::string::npos)
+        << towline_last_error();
+    // As a program gives it that was compiled before there were channels.
+    call.struct_size = offsetof(towline_window_call_t, channel);
+    EXPECT_EQ(issue(TOWLINE_WINDOW_SIGNAL, next(rank), 64, stream), TOWLINE_OK) << towline_last_error();
+    EXPECT_EQ(issue(TOWLINE_WINDOW_WAIT_SIGNAL, before(rank), 64, stream), TOWLINE_OK);
+    rank.gpu.drain(stream);
+    meet(rank);
+    rank.gpu.free_stream(other);
+    rank.gpu.free_stream(stream);
+  });
+}
+
 TEST_P(GpuWindows, ASignalThatAStreamAwaitsForeverIsNamed) {
-  run_on_gpus(ranks(300'000'000), false, [](Rank& rank) {
+  run_on_gpus(ranks(GetParam().hosts.empty() ? 300'000'000 : 4'000'000'000), false, [](Rank& rank) {
     towline_window_t* window = nullptr;
     ASSERT_EQ(towline_window_create(rank.on_gpu, nullptr, 64, &window), TOWLINE_OK) << towline_last_error();
     void* const stream = rank.gpu.make_stream();
@@ -156,10 +216,12 @@ TEST_P(GpuWindows, ASignalThatAStreamAwaitsForeverIsNamed) {
     rank.gpu.drain(stream);
     while (towline_communicator_error(rank.on_gpu, nullptr, 0, nullptr) == TOWLINE_OK)
       std::this_thread::yield();
-    const char* const said =
-        rank.size == 1 ? "rank 0 timed out" : " timed out in waiting for a signal of rank ";
-    EXPECT_NE(communicator_error(rank.on_gpu).find(said), std::string::npos)
-        << communicator_error(rank.on_gpu);
+    const std::string said = communicator_error(rank.on_gpu);
+    bool named = rank.size == 1 && said == "rank 0 timed out";
+    for (int one = 0; one < rank.size; ++one)
+      named = named || said.find(fmt::format("rank {} timed out in waiting for a signal of rank {}", one,
+                                             (one + 1) % rank.size)) != std::string::npos;
+    EXPECT_TRUE(named) << said;
     EXPECT_EQ(towline_window_issue(window, &call, 0, stream), TOWLINE_TIMED_OUT);
     (void)towline_window_destroy(window, 1'000'000'000);
     rank.gpu.free_stream(stream);
@@ -173,7 +235,7 @@ constexpr cuda::KernelModel kModels[] = {
     [](const void* what, uint32_t, uint32_t) { go_round(*static_cast<const DeviceTry*>(what)); },
     [](const void* what, uint32_t, uint32_t) { wait_in_vain(*static_cast<const DeviceTry*>(what)); }};
 
-TEST_P(GpuWindows, KernelsPutSignalWaitMeetAndGet) {
+TEST_P(GpuWindowsOfOneHost, KernelsPutSignalWaitMeetAndGet) {
   run_on_gpus(ranks(), false, [](Rank& rank) {
     cuda::KernelDevice& device = rank.gpu.device();
     device.start();
@@ -217,7 +279,24 @@ TEST_P(GpuWindows, KernelsPutSignalWaitMeetAndGet) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, GpuWindows, testing::Values(1, 2, 4));
+TEST_P(GpuWindowsBetweenHosts, KernelsAreRefusedWithTheReason) {
+  run_on_gpus(ranks(), false, [](Rank& rank) {
+    const Window window(rank, nullptr, kBytes);
+    device::Symmetric group = {};
+    EXPECT_EQ(towline_window_symmetric(window.get(), &group, 8), TOWLINE_INVALID_ARGUMENT);
+    EXPECT_EQ(towline_window_symmetric(window.get(), &group, sizeof group), TOWLINE_UNSUPPORTED);
+    EXPECT_NE(std::string(towline_last_error()).find("this window is of 2 hosts"), std::string::npos)
+        << towline_last_error();
+  });
+}
+
+const auto kName = [](const auto& made) { return std::string(made.param.name); };
+const Where kOfOneHost[] = {{"One", 1}, {"Two", 2}, {"Four", 4}};
+const Where kBetweenHosts[] = {{"OneOnEach", 2, {"a", "b"}}, {"TwoOnEach", 4, {"a", "a", "b", "b"}}};
+INSTANTIATE_TEST_SUITE_P(OfOneHost, GpuWindows, testing::ValuesIn(kOfOneHost), kName);
+INSTANTIATE_TEST_SUITE_P(OfOneHost, GpuWindowsOfOneHost, testing::ValuesIn(kOfOneHost), kName);
+INSTANTIATE_TEST_SUITE_P(BetweenHosts, GpuWindows, testing::ValuesIn(kBetweenHosts), kName);
+INSTANTIATE_TEST_SUITE_P(BetweenHosts, GpuWindowsBetweenHosts, testing::ValuesIn(kBetweenHosts), kName);
 
 }  // namespace
 }  // namespace towline::gpu_test

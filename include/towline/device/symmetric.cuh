@@ -94,7 +94,12 @@ TOWLINE_DEVICE void store_release_here(uint64_t* word, uint64_t value) {
 TOWLINE_DEVICE bool claim(uint64_t* word) {
   return atomicCAS_system(reinterpret_cast<unsigned long long*>(word), 0ull, 1ull) == 0;
 }
+// After all that this thread has written, or has seen written.
+TOWLINE_DEVICE void add_release(uint64_t* word, uint64_t value) {
+  asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
 #elif !defined(__CUDACC__)
+inline void add_release(uint64_t* word, uint64_t value) { __atomic_fetch_add(word, value, __ATOMIC_RELEASE); }
 inline uint64_t load_acquire(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 inline void store_release(uint64_t* word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
 inline uint64_t load_relaxed(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
@@ -108,6 +113,7 @@ inline bool claim(uint64_t* word) {
   return __atomic_compare_exchange_n(word, &none, 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 #else  // nvcc's pass for the host, which calls none of them
+inline void add_release(uint64_t* word, uint64_t value) { *word += value; }
 inline uint64_t load_acquire(const uint64_t* word) { return *word; }
 inline void store_release(uint64_t* word, uint64_t value) { *word = value; }
 inline uint64_t load_relaxed(const uint64_t* word) { return *word; }
@@ -163,34 +169,38 @@ inline void store_unit(uint64_t address, Unit value) {
 #endif
 
 template <class Unit>
-TOWLINE_DEVICE void copy_units(uint64_t to, uint64_t from, uint64_t units) {
-  for (uint64_t i = thread(); i < units; i += threads())
+TOWLINE_DEVICE void copy_units(uint64_t to, uint64_t from, uint64_t units, uint64_t me, uint64_t of) {
+  for (uint64_t i = me; i < units; i += of)
     store_unit<Unit>(to + i * sizeof(Unit), load_unit<Unit>(from + i * sizeof(Unit)));
 }
 
-// Any addresses and any length; by the threads of one block.
-TOWLINE_DEVICE_CALL void copy(uint64_t to, uint64_t from, uint64_t bytes) {
+// Any addresses and any length; the share of thread `me` of the `of` threads that copy.
+TOWLINE_DEVICE_CALL void copy_share(uint64_t to, uint64_t from, uint64_t bytes, uint64_t me, uint64_t of) {
   const uint64_t apart = to | from;
-  if ((apart & 3) != 0) return copy_units<uint8_t>(to, from, bytes);
+  if ((apart & 3) != 0) return copy_units<uint8_t>(to, from, bytes, me, of);
   uint64_t done = 0;
   if ((apart & 15) == 0) {
     constexpr uint32_t kUnroll = 4;
     const uint64_t packs = bytes / 16;
-    uint64_t i = thread();
-    for (; i + (kUnroll - 1) * threads() < packs; i += kUnroll * threads()) {
+    uint64_t i = me;
+    for (; i + (kUnroll - 1) * of < packs; i += kUnroll * of) {
       Pack data[kUnroll];
       TOWLINE_UNROLL
-      for (uint32_t k = 0; k < kUnroll; ++k) data[k] = load_pack(from + (i + k * threads()) * 16);
+      for (uint32_t k = 0; k < kUnroll; ++k) data[k] = load_pack(from + (i + k * of) * 16);
       TOWLINE_UNROLL
-      for (uint32_t k = 0; k < kUnroll; ++k) store_pack(to + (i + k * threads()) * 16, data[k]);
+      for (uint32_t k = 0; k < kUnroll; ++k) store_pack(to + (i + k * of) * 16, data[k]);
     }
-    for (; i < packs; i += threads()) store_pack(to + i * 16, load_pack(from + i * 16));
+    for (; i < packs; i += of) store_pack(to + i * 16, load_pack(from + i * 16));
     done = packs * 16;
   } else {
-    copy_units<uint32_t>(to, from, bytes / 4);
+    copy_units<uint32_t>(to, from, bytes / 4, me, of);
     done = bytes / 4 * 4;
   }
-  copy_units<uint8_t>(to + done, from + done, bytes - done);
+  copy_units<uint8_t>(to + done, from + done, bytes - done, me, of);
+}
+// The same by the threads of one block.
+TOWLINE_DEVICE void copy(uint64_t to, uint64_t from, uint64_t bytes) {
+  copy_share(to, from, bytes, thread(), threads());
 }
 
 // ---- Groups of ranks

@@ -39,8 +39,10 @@ GpuBackend::GpuBackend(const towline_collective_open_args& args, cuda::KernelDev
   orders_ = reinterpret_cast<Orders*>(static_cast<uint8_t*>(words_->host()) + 2048);
 
   reserve();
-  memory_ = std::make_unique<cuda::SymmetricMemory>(device_, gpu_, segment_bytes(size_), words_, rank_, size_,
-                                                    board(), Deadline::at(args.deadline_ns));
+  const uint64_t bytes = segment_bytes(size_);
+  std::shared_ptr<cuda::SharedPiece> piece = device_.allocate(gpu_, bytes);
+  memory_ = std::make_unique<cuda::SymmetricMemory>(device_, gpu_, std::move(piece), bytes, words_, rank_,
+                                                    size_, board(), Deadline::at(args.deadline_ns));
   settle_ways(args);
 
   for (uint32_t rank = 0; rank < size_; ++rank) base_.segment[rank] = memory_->address(rank);
@@ -72,22 +74,25 @@ void GpuBackend::reserve() {
   if (reserved_sms_ != 0) wish_ = wish;
 }
 
-// The least of any rank: GPUs may differ, and ranks may be spread unevenly over them.
-uint32_t GpuBackend::least_share(Deadline deadline) const {
-  const uint32_t usable = reserved_sms_ != 0 ? reserved_sms_ : device_.gpus()[gpu_].multiprocessors;
-  const uint32_t mine = std::max(1u, usable / memory_->ranks_on_gpu());
+// GPUs may differ, and ranks may be spread unevenly over them.
+GpuBackend::GpuShare GpuBackend::least_share(Deadline deadline) const {
+  const cuda::Gpu& mine = device_.gpus()[gpu_];
+  const uint32_t usable = reserved_sms_ != 0 ? reserved_sms_ : mine.multiprocessors;
+  GpuShare least{std::max(1u, usable / memory_->ranks_on_gpu()),
+                 mine.whole_lines && memory_->ranks_on_gpu() == 1 ? 1u : 0u};
   const cuda::Noticeboard all = board();
-  std::array<uint8_t, 4> said;
-  std::memcpy(said.data(), &mine, said.size());
+  std::array<uint8_t, sizeof least> said;
+  std::memcpy(said.data(), &least, said.size());
   all.set(fmt::format("gpu/share/{}", rank_), said);
-  uint32_t least = mine;
   for (uint32_t rank = 0; rank < size_; ++rank) {
     if (rank == rank_) continue;
     const std::vector<uint8_t> heard = all.get(fmt::format("gpu/share/{}", rank), deadline);
-    uint32_t share = 0;
+    GpuShare share{};
     if (heard.size() == sizeof share) std::memcpy(&share, heard.data(), sizeof share);
-    if (share == 0) fail(Status::kMismatch, "gpu: rank {} runs another build of Towline", rank);
-    least = std::min(least, share);
+    if (share.multiprocessors == 0)
+      fail(Status::kMismatch, "gpu: rank {} runs another build of Towline", rank);
+    least.multiprocessors = std::min(least.multiprocessors, share.multiprocessors);
+    least.whole_lines = std::min(least.whole_lines, share.whole_lines);
   }
   return least;
 }
@@ -292,12 +297,22 @@ void GpuBackend::build(const towline_collective_t& call, uint64_t number, uint64
 }
 
 std::string GpuBackend::describe() const {
-  return fmt::format(
-      R"({{"gpu":{},"ranks_on_gpu":{},"reserved_sms":{},"none_reserved":{},"direct":{},"push":{},"max_blocks":{},"marked_bytes":{},"marked_parts_bytes":{},"marked_two_bytes":{},"two_shot_bytes":{},"segment_bytes":{}}})",
-      gpu_, memory_->ranks_on_gpu(), reserved_sms_,
-      nlohmann::json(none_reserved_).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), direct_,
-      push_, max_blocks_, marked_bytes_, marked_parts_bytes_, marked_two_bytes_, two_shot_bytes_,
-      segment_bytes(size_));
+  const auto marked = [](const MarkedLimits& limits) {
+    return nlohmann::ordered_json{
+        {"all_reduce", limits.bytes}, {"parts", limits.parts}, {"two_shot", limits.two}};
+  };
+  nlohmann::ordered_json said = {{"gpu", gpu_},
+                                 {"ranks_on_gpu", memory_->ranks_on_gpu()},
+                                 {"reserved_sms", reserved_sms_},
+                                 {"none_reserved", none_reserved_},
+                                 {"direct", direct_},
+                                 {"push", push_},
+                                 {"max_blocks", max_blocks_},
+                                 {"marked_bytes", marked(in_slots_)}};
+  if (lines_) said["marked_bytes_in_lines"] = marked(in_lines_);
+  said["two_shot_bytes"] = two_shot_bytes_;
+  said["segment_bytes"] = segment_bytes(size_);
+  return said.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace towline::collectives::gpu

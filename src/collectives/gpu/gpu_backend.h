@@ -24,6 +24,13 @@
 
 namespace towline::collectives::gpu {
 
+// Up to these sizes data carries marks.
+struct MarkedLimits {
+  uint64_t bytes = 0;  // of an all_reduce
+  uint64_t parts = 0;  // of all_gather, reduce_scatter and all_to_all
+  uint64_t two = 0;    // of an all_reduce in two steps
+};
+
 class GpuBackend final : public StreamBackend {
  public:
   // Collective. Throws Error.
@@ -60,7 +67,8 @@ class GpuBackend final : public StreamBackend {
   };
 
   void build(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, Launch& launch);
-  // True: in one kernel. Else `launch` is the all_reduce, and a kernel of kNorm must follow.
+  void build_rows(const towline_collective_norm_t& norm, Launch& launch) const;
+  // True: in one kernel. Else `launch` is the all_reduce, and build_rows()'s kernel must follow.
   bool build_norm(const towline_collective_norm_t& norm, uint64_t number, uint64_t timeout_ns,
                   Launch& launch);
   void build_message(const towline_collective_t& call, uint64_t timeout_ns, Launch& launch) const;
@@ -74,10 +82,17 @@ class GpuBackend final : public StreamBackend {
   [[nodiscard]] Channel& channel_of(std::span<const towline_collective_step_t> steps);
   void launch_steps(std::span<const towline_collective_step_t> steps, const std::vector<Launch>& launches,
                     void* stream, uint64_t graph, cuda::Moment* ended);
-  [[nodiscard]] uint32_t least_share(Deadline deadline) const;
+  // The means that a rank has on its GPU. least_share() gives the least of any rank.
+  struct GpuShare {
+    uint32_t multiprocessors;
+    uint32_t whole_lines;  // lines that it stores arrive whole (Gpu::whole_lines)
+  };
+  [[nodiscard]] GpuShare least_share(Deadline deadline) const;
   void settle_ways(const towline_collective_open_args& args);
   void reserve();
-  void mark(Launch& launch, uint64_t bytes) const;
+  [[nodiscard]] uint32_t marking_blocks() const noexcept;
+  [[nodiscard]] MarkedLimits limited(const MarkedLimits& usual, uint64_t most) const;
+  void mark(Launch& launch, uint64_t bytes, bool lines) const;
   void choose(Launch& launch) const;
   void push(Launch& launch) const;
   [[nodiscard]] uint32_t blocks_for(uint64_t bytes) const noexcept;
@@ -104,9 +119,9 @@ class GpuBackend final : public StreamBackend {
   void order_stop(Failure failure, uint32_t peer) noexcept;
   void watch();
 
-  uint64_t marked_bytes_ = 0;
-  uint64_t marked_parts_bytes_ = 0;
-  uint64_t marked_two_bytes_ = 0;
+  MarkedLimits in_slots_;
+  MarkedLimits in_lines_;
+  bool lines_ = false;  // sums of floats, and what is moved
   uint64_t two_shot_bytes_ = 0;
   bool direct_ = false;
   bool push_ = false;

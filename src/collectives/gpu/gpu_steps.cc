@@ -62,7 +62,12 @@ std::vector<GpuBackend::Launch> GpuBackend::build_steps(std::span<const towline_
     job.timeout_ns = timeout_ns > UINT64_MAX - kLegGraceNs ? UINT64_MAX : timeout_ns + kLegGraceNs;
     launch.kernel = kMovingKernel;
     launch.blocks = 1;
-    if (step.kind == TOWLINE_STEP_POST) {
+    if (step.kind == TOWLINE_STEP_NORM) {
+      const auto& norm = *static_cast<const towline_collective_norm_t*>(step.from);
+      check_address(norm.residual, "residual");
+      check_address(norm.weight, "weight");
+      build_rows(norm, launch);
+    } else if (step.kind == TOWLINE_STEP_POST) {
       legs_of(step.lane).make_post(job, step.words);
     } else if (step.kind == TOWLINE_STEP_AWAIT) {
       legs_of(step.lane).make_await(job);

@@ -2,6 +2,8 @@
 
 #include <cstring>
 #include <memory>
+#include <span>
+#include <string>
 
 #include "base/error.h"
 #include "collectives/gpu/gpu_backend.h"
@@ -27,6 +29,11 @@ void small_model(const void* argument, uint32_t block, uint32_t blocks) {
   run_small<E>(*static_cast<const Job*>(argument), block, blocks);
 }
 
+template <class E, uint32_t kRanks>
+void line_model(const void* argument, uint32_t block, uint32_t blocks) {
+  run_in_lines<E, kRanks>(*static_cast<const Job*>(argument), block, blocks);
+}
+
 template <class E>
 void norm_model(const void* argument, uint32_t block, uint32_t blocks) {
   Scratch scratch;
@@ -47,14 +54,18 @@ void small_norm_model(const void* argument, uint32_t block, uint32_t blocks) {
 #define TOWLINE_NORM_MODEL(name, element) norm_model<element>,
 #define TOWLINE_SMALL_NORM_NAME(name, element) "towline_collective_small_norm_" #name,
 #define TOWLINE_SMALL_NORM_MODEL(name, element) small_norm_model<element>,
+#define TOWLINE_LINE_NAME(name, element, ranks) "towline_collective_lines_" #name "_" #ranks,
+#define TOWLINE_LINE_MODEL(name, element, ranks) line_model<element, ranks>,
 constexpr const char* kNames[] = {
     TOWLINE_COLLECTIVE_KERNELS(TOWLINE_KERNEL_NAME) "towline_collective_moving",
     TOWLINE_COLLECTIVE_KERNELS(TOWLINE_SMALL_NAME) "towline_collective_small_moving",
-    TOWLINE_NORM_KERNELS(TOWLINE_NORM_NAME) TOWLINE_NORM_KERNELS(TOWLINE_SMALL_NORM_NAME)};
+    TOWLINE_FLOAT_KERNELS(TOWLINE_NORM_NAME) TOWLINE_FLOAT_KERNELS(TOWLINE_SMALL_NORM_NAME)
+        TOWLINE_LINE_KERNELS(TOWLINE_LINE_NAME)};
 constexpr cuda::KernelModel kModels[] = {
     TOWLINE_COLLECTIVE_KERNELS(TOWLINE_KERNEL_MODEL) model<NoElement>,
     TOWLINE_COLLECTIVE_KERNELS(TOWLINE_SMALL_MODEL) small_model<NoElement>,
-    TOWLINE_NORM_KERNELS(TOWLINE_NORM_MODEL) TOWLINE_NORM_KERNELS(TOWLINE_SMALL_NORM_MODEL)};
+    TOWLINE_FLOAT_KERNELS(TOWLINE_NORM_MODEL) TOWLINE_FLOAT_KERNELS(TOWLINE_SMALL_NORM_MODEL)
+        TOWLINE_LINE_KERNELS(TOWLINE_LINE_MODEL)};
 static_assert(std::size(kNames) == kKernels && std::size(kModels) == kKernels);
 
 std::unique_ptr<StreamBackend> make_backend(const towline_collective_open_args& args,

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "collectives/gpu/gpu_backend.h"
+#include "collectives/gpu/lines.h"
 #include "collectives/gpu/operations.h"
 
 namespace towline::collectives::gpu {
@@ -10,36 +11,53 @@ namespace {
 
 // Staged kernels move so much with a block before another one pays.
 constexpr uint64_t kBytesPerBlock = 8 << 10;
+// A block's threads store so many lines with one instruction each.
+constexpr uint64_t kLinesPerBlock = kThreads / kGpuLineThreads;
+
+// About the same bytes out of a GPU, whatever the number of ranks.
+MarkedLimits slot_limits(bool spread, uint32_t size) {
+  if (!spread) return {64 << 10, 64 << 10, 0};
+  if (size <= 2) return {512 << 10, 512 << 10, 0};
+  if (size <= 4) return {256 << 10, 128 << 10, 1 << 20};
+  return {32 << 10, 64 << 10, 512 << 10};
+}
+MarkedLimits line_limits(uint32_t size) {
+  if (size <= 2) return {2 << 20, 2 << 20, 0};
+  if (size <= 4) return {256 << 10, 512 << 10, 2 << 20};
+  return {64 << 10, 128 << 10, 1 << 20};
+}
 
 }  // namespace
 
 // Ranks must settle alike: from settings, and from what all know.
 void GpuBackend::settle_ways(const towline_collective_open_args& args) {
   // A multiprocessor runs two blocks of 512 threads; half of the GPU is left to another communicator.
-  const uint32_t share = share_ = least_share(Deadline::at(args.deadline_ns));
+  const GpuShare share = least_share(Deadline::at(args.deadline_ns));
+  share_ = share.multiprocessors;
   max_blocks_ = static_cast<uint32_t>(
-      number_setting("tuning.collectives.gpu_blocks", std::min(share, kMaxBlocks), kMaxBlocks));
+      number_setting("tuning.collectives.gpu_blocks", std::min(share_, kMaxBlocks), kMaxBlocks));
   if (max_blocks_ == 0)
     fail(Status::kInvalidArgument, "tuning.collectives.gpu_blocks is 0: expected 1 to {}", kMaxBlocks);
   direct_ = memory_->together() && number_setting("tuning.collectives.gpu_direct", 1, 1) != 0;
   const bool spread = memory_->ranks_on_gpu() != size_;
   push_ = number_setting("tuning.collectives.gpu_push", spread ? 1 : 0, 1) != 0;
-  // Blocks of small kernels fill a multiprocessor.
-  const uint64_t most =
-      marked_capacity(std::clamp(std::min(share / 2, max_blocks_), 1u, marked_blocks(size_)), size_);
-  const uint64_t marked = !spread ? 64 << 10 : size_ <= 2 ? 512 << 10 : size_ <= 4 ? 256 << 10 : 32 << 10;
-  marked_bytes_ =
-      std::min(number_setting("tuning.collectives.gpu_marked_bytes", marked, marked_capacity(64, 2)), most);
-  // About the same bytes out of a GPU, whatever the number of ranks.
-  const uint64_t parts = !spread ? 64 << 10 : size_ <= 2 ? 512 << 10 : size_ <= 4 ? 128 << 10 : 64 << 10;
-  marked_parts_bytes_ = std::min(
-      number_setting("tuning.collectives.gpu_marked_parts_bytes", parts, marked_capacity(64, 2)), most);
-  const uint64_t two = !spread || size_ <= 2 ? 0 : size_ <= 4 ? 1 << 20 : 512 << 10;
-  marked_two_bytes_ =
-      std::min(number_setting("tuning.collectives.gpu_marked_two_bytes", two, 16 << 20), most * size_);
+  in_slots_ = limited(slot_limits(spread, size_), marked_capacity(marking_blocks(), size_));
+  in_lines_ = limited(line_limits(size_), lines_capacity(marking_blocks(), size_));
+  const bool whole = spread && share.whole_lines != 0;
+  lines_ = number_setting("tuning.collectives.gpu_lines", whole ? 1 : 0, 1) != 0;
   // Two ranks send the same bytes either way: one wait less, or less work on what came.
   two_shot_bytes_ =
       number_setting("tuning.collectives.gpu_two_shot_bytes", size_ <= 2 ? 4 << 20 : 0, UINT64_MAX);
+}
+
+// `most` go from one rank to another.
+MarkedLimits GpuBackend::limited(const MarkedLimits& usual, uint64_t most) const {
+  const auto limit = [&](const char* key, uint64_t value, uint64_t room) {
+    return std::min(number_setting(key, value, 16 << 20), room);
+  };
+  return {limit("tuning.collectives.gpu_marked_bytes", usual.bytes, most),
+          limit("tuning.collectives.gpu_marked_parts_bytes", usual.parts, most),
+          limit("tuning.collectives.gpu_marked_two_bytes", usual.two, most * size_)};
 }
 
 uint32_t GpuBackend::blocks_for(uint64_t bytes) const noexcept {
@@ -57,17 +75,21 @@ void GpuBackend::choose(Launch& launch) const {
   const bool marks = (all_reduce || gives_parts || job.mark.op == TOWLINE_COLLECTIVE_ALL_GATHER) &&
                      size_ > 1 && size_ <= kMarkedRanks;
   const bool direct = direct_ && !scaled;
+  const bool adds = job.mark.reduction == TOWLINE_REDUCE_SUM && float_type(job.mark.datatype) != kFloatTypes;
+  // The last 8 bytes of a line are loaded whole: pieces of them take longer than slots do.
+  const bool lines = lines_ && job.bytes % 8 == 0 && (job.reduces == 0 || adds);
+  const MarkedLimits& marked = lines ? in_lines_ : in_slots_;
   if (job.mark.op == TOWLINE_COLLECTIVE_BARRIER ||
       (job.compare == 0 && largest_part(job) == 0 && job.bytes == 0)) {
     job.way = Way::kBarrier;
     launch.kernel = kMovingKernel;
     launch.blocks = 1;
-  } else if (marks && job.bytes <= (all_reduce ? marked_bytes_ : marked_parts_bytes_)) {
+  } else if (marks && job.bytes <= (all_reduce ? marked.bytes : marked.parts)) {
     job.way = gives_parts ? Way::kMarkedParts : Way::kMarked;
-    mark(launch, job.bytes);
-  } else if (marks && all_reduce && job.bytes <= marked_two_bytes_) {
+    mark(launch, job.bytes, lines);
+  } else if (marks && all_reduce && job.bytes <= marked.two) {
     job.way = Way::kMarkedTwo;
-    mark(launch, ((job.bytes + 7) / 8 + size_ - 1) / size_ * 8);
+    mark(launch, (job.bytes + size_ - 1) / size_, lines);
   } else if (direct) {
     job.way = all_reduce ? Way::kTwoShot : Way::kDirect;
     launch.blocks = blocks_for(all_reduce ? job.bytes / size_ : largest_part(job));
@@ -80,13 +102,21 @@ void GpuBackend::choose(Launch& launch) const {
   if (job.compare != 0) launch.blocks = std::min(16u, max_blocks_);
 }
 
-// With marked stores; `bytes` go from one rank to another. A block of such a kernel fills a multiprocessor.
-void GpuBackend::mark(Launch& launch, uint64_t bytes) const {
-  const uint64_t units = (bytes + 7) / 8;
-  const uint32_t most = std::clamp(std::min(share_ / 2, max_blocks_), 1u, marked_blocks(size_));
-  launch.kernel += kSmallKernels;
+// A block of a kernel with marks fills a multiprocessor.
+uint32_t GpuBackend::marking_blocks() const noexcept {
+  return std::clamp(std::min(share_ / 2, max_blocks_), 1u, marked_blocks(size_));
+}
+
+// With marks; `bytes` go from one rank to another.
+void GpuBackend::mark(Launch& launch, uint64_t bytes, bool lines) const {
+  const uint64_t unit = lines ? kLineBytes : 8;
+  const uint64_t units = (bytes + unit - 1) / unit;
+  const uint64_t of_block = lines ? kLinesPerBlock : kMarkedSlots;
+  launch.kernel = !lines                           ? launch.kernel + kSmallKernels
+                  : launch.kernel == kMovingKernel ? line_kernel(size_, kFloatTypes)
+                                                   : line_kernel(size_, float_type(launch.job.mark.datatype));
   launch.blocks =
-      static_cast<uint32_t>(std::clamp<uint64_t>((units + kMarkedSlots - 1) / kMarkedSlots, 1, most));
+      static_cast<uint32_t>(std::clamp<uint64_t>((units + of_block - 1) / of_block, 1, marking_blocks()));
   launch.job.slot = (units + launch.blocks - 1) / launch.blocks;
 }
 

@@ -7,17 +7,23 @@
 #include "base/error.h"
 #include "collectives/gpu/marks.h"
 #include "collectives/gpu/memory_pool.h"
+#include "collectives/gpu/operations.h"
 #include "collectives/gpu/window_operations.h"
 
 namespace towline::collectives::gpu {
 namespace {
 
-// Slots of each pair of ranks; the last is the host's.
+// Slots of each pair of ranks for kernels. Applications were told that the last is not theirs.
 constexpr uint32_t kSlots = 64;
-constexpr uint32_t kHostSlot = kSlots - 1;
-
-// Then one word for each rank: the host's signals that were waited for.
-uint64_t taken_at(uint32_t size) { return uint64_t{size} * kSlots * sizeof(uint64_t); }
+// The signals of the host's calls have as many channels. Behind the slots lie a word for each rank and channel, which that
+// rank counts up, and then as many that count the signals that were waited for.
+constexpr uint32_t kChannels = 64;
+uint64_t counted_at(uint32_t size, uint32_t rank, uint64_t channel) {
+  return (uint64_t{size} * kSlots + uint64_t{rank} * kChannels + channel) * sizeof(uint64_t);
+}
+uint64_t taken_at(uint32_t size, uint32_t rank, uint64_t channel) {
+  return counted_at(size, size + rank, channel);
+}
 
 class LentPiece final : public cuda::SharedPiece {
  public:
@@ -39,26 +45,34 @@ class LentPiece final : public cuda::SharedPiece {
 
 GpuWindow::GpuWindow(GpuBackend& backend, void* address, uint64_t bytes, uint64_t number, Deadline deadline)
     : backend_(backend), words_(backend.device_.make_words(backend.gpu_, kMaxRanks * sizeof(uint64_t))) {
-  cuda::SymmetricMemory::Part part{nullptr, 0, bytes};
-  if (address == nullptr) {
-    part.piece = backend.device_.allocate(backend.gpu_, std::max<uint64_t>(bytes, 1));
-  } else {
-    backend.check_address(address, "the window's memory");
-    PoolPart found = pool_find(reinterpret_cast<uint64_t>(address), bytes);
-    part.piece = std::move(found.piece);
-    part.offset = found.offset;
-    if (part.piece == nullptr)
-      part.piece = std::make_shared<LentPiece>(reinterpret_cast<uint64_t>(address), bytes);
-  }
   const std::string prefix = fmt::format("window/{}/", number);
+  const uint64_t signal_bytes = taken_at(backend.size_, backend.size_, 0);
+  cuda::SymmetricMemory::Part part;
+  cuda::SymmetricMemory::Part signals{nullptr, 0, signal_bytes};
+  try {
+    part = part_of(address, bytes);
+    signals.piece = backend.device_.allocate(backend.gpu_, signal_bytes);
+  } catch (const Error& error) {
+    cuda::SymmetricMemory::refuse(backend.board(), prefix + "memory/", backend.rank_, error.message());
+    throw;
+  }
   memory_ = std::make_unique<cuda::SymmetricMemory>(backend.device_, backend.gpu_, std::move(part), words_,
                                                     backend.rank_, backend.size_, backend.board(), deadline,
                                                     prefix + "memory/");
-  const uint64_t signal_bytes = taken_at(backend.size_) + kMaxRanks * sizeof(uint64_t);
-  signals_ = std::make_unique<cuda::SymmetricMemory>(
-      backend.device_, backend.gpu_,
-      cuda::SymmetricMemory::Part{backend.device_.allocate(backend.gpu_, signal_bytes), 0, signal_bytes},
-      words_, backend.rank_, backend.size_, backend.board(), deadline, prefix + "signals/");
+  signals_ = std::make_unique<cuda::SymmetricMemory>(backend.device_, backend.gpu_, std::move(signals),
+                                                     words_, backend.rank_, backend.size_, backend.board(),
+                                                     deadline, prefix + "signals/");
+}
+
+// This rank's memory: new, of the pool, or the application's.
+cuda::SymmetricMemory::Part GpuWindow::part_of(void* address, uint64_t bytes) const {
+  if (address == nullptr)
+    return {backend_.device_.allocate(backend_.gpu_, std::max<uint64_t>(bytes, 1)), 0, bytes};
+  backend_.check_address(address, "the window's memory");
+  PoolPart found = pool_find(reinterpret_cast<uint64_t>(address), bytes);
+  if (found.piece == nullptr)
+    return {std::make_shared<LentPiece>(reinterpret_cast<uint64_t>(address), bytes), found.offset, bytes};
+  return {std::move(found.piece), found.offset, bytes};
 }
 
 Status GpuWindow::close(uint64_t number, Deadline deadline) {
@@ -99,26 +113,25 @@ GpuWindow::Launch GpuWindow::move(uint64_t to, uint64_t from, uint64_t bytes) co
   return made;
 }
 
-GpuWindow::Launch GpuWindow::signal_launch(uint32_t rank) const {
+GpuWindow::Launch GpuWindow::signal_launch(uint32_t rank, uint64_t channel) const {
   Launch made{backend_.base_, kMovingKernel, 1};
   made.job.way = Way::kSignal;
-  made.job.in[0] =
-      signals_->address(rank) + (uint64_t{backend_.rank_} * kSlots + kHostSlot) * sizeof(uint64_t);
+  made.job.in[0] = signals_->address(rank) + counted_at(backend_.size_, backend_.rank_, channel);
   made.job.mark.op = kSignalOp;
-  made.job.mark.root = static_cast<int32_t>(rank);
+  made.job.mark.root = backend_.called_[rank];
   return made;
 }
 
-GpuWindow::Launch GpuWindow::await_launch(uint32_t rank, uint64_t timeout_ns) const {
+GpuWindow::Launch GpuWindow::await_launch(uint32_t rank, uint64_t channel, uint64_t timeout_ns) const {
   Launch made{backend_.base_, kMovingKernel, 1};
   const uint64_t mine = signals_->address(backend_.rank_);
   made.job.way = Way::kAwait;
-  made.job.in[0] = mine + (uint64_t{rank} * kSlots + kHostSlot) * sizeof(uint64_t);
-  made.job.in[1] = mine + taken_at(backend_.size_) + rank * sizeof(uint64_t);
+  made.job.in[0] = mine + counted_at(backend_.size_, rank, channel);
+  made.job.in[1] = mine + taken_at(backend_.size_, rank, channel);
   made.job.timeout_ns = timeout_ns;
   made.job.peer = rank;
   made.job.mark.op = kWaitSignalOp;
-  made.job.mark.root = static_cast<int32_t>(rank);
+  made.job.mark.root = backend_.called_[rank];
   return made;
 }
 
@@ -140,14 +153,14 @@ Status GpuWindow::get(uint32_t rank, uint64_t offset, void* to, uint64_t bytes) 
   return run(moves_, move(reinterpret_cast<uint64_t>(to), memory_->address(rank) + offset, bytes));
 }
 
-Status GpuWindow::signal(uint32_t rank) { return run(moves_, signal_launch(rank)); }
+Status GpuWindow::signal(uint32_t rank) { return run(moves_, signal_launch(rank, 0)); }
 
 Status GpuWindow::wait_signal(uint32_t rank, Deadline deadline) {
   const std::lock_guard one(one_wait_[rank]);
   auto* const outcome = static_cast<uint64_t*>(words_->host()) + rank;
   device::store_release(outcome, 0);
   const uint64_t now = monotonic_now_ns();
-  Launch made = await_launch(rank, UINT64_MAX);
+  Launch made = await_launch(rank, 0, UINT64_MAX);
   made.job.bytes = deadline.passed(now) ? 0 : deadline.ns() - now;
   made.job.out[0] = words_->gpu() + rank * sizeof(uint64_t);
   const Status status = run(waits_[rank], made);
@@ -157,6 +170,9 @@ Status GpuWindow::wait_signal(uint32_t rank, Deadline deadline) {
 
 void GpuWindow::issue(const towline_window_call_t& call, uint64_t timeout_ns, void* stream) {
   (void)backend_.graph_of(stream);  // refuses streams of other GPUs
+  if (call.channel >= kChannels)
+    fail(Status::kOutOfRange, "channel {} is out of range for signals, which have {}", call.channel,
+         kChannels);
   const auto rank = static_cast<uint32_t>(call.rank);
   const auto local = reinterpret_cast<uint64_t>(call.address);
   const uint64_t there = memory_->address(rank) + call.offset;
@@ -174,9 +190,9 @@ void GpuWindow::issue(const towline_window_call_t& call, uint64_t timeout_ns, vo
       return call.op == TOWLINE_WINDOW_PUT ? enqueue(move(there, local, call.bytes))
                                            : enqueue(move(local, there, call.bytes));
     case TOWLINE_WINDOW_SIGNAL:
-      return enqueue(signal_launch(rank));
+      return enqueue(signal_launch(rank, call.channel));
     case TOWLINE_WINDOW_WAIT_SIGNAL:
-      return enqueue(await_launch(rank, timeout_ns));
+      return enqueue(await_launch(rank, call.channel, timeout_ns));
     default:
       fail(Status::kInvalidArgument, "there is no operation {} of windows", call.op);
   }

@@ -35,9 +35,10 @@ class GpuWindow {
   // A stream of the window's.
   using Channel = GpuBackend::Channel;
   using Launch = GpuBackend::Launch;
+  [[nodiscard]] cuda::SymmetricMemory::Part part_of(void* address, uint64_t bytes) const;
   [[nodiscard]] Launch move(uint64_t to, uint64_t from, uint64_t bytes) const;
-  [[nodiscard]] Launch signal_launch(uint32_t rank) const;
-  [[nodiscard]] Launch await_launch(uint32_t rank, uint64_t timeout_ns) const;
+  [[nodiscard]] Launch signal_launch(uint32_t rank, uint64_t channel) const;
+  [[nodiscard]] Launch await_launch(uint32_t rank, uint64_t channel, uint64_t timeout_ns) const;
   Status run(Channel& channel, const Launch& launch);
 
   GpuBackend& backend_;

@@ -24,6 +24,14 @@ constexpr uint64_t marked_capacity(uint32_t blocks, uint32_t size) {
   return uint64_t{blocks} * marked_slots(size) * 8;
 }
 
+// Larger ones: lines of 128 bytes, of which 120 are data and 8 a mark (lines.h).
+inline constexpr uint64_t kLineBytes = 120;
+// The most lines of a block.
+constexpr uint32_t most_lines(uint32_t size) { return size <= 2 ? 288 : 72; }
+constexpr uint64_t lines_capacity(uint32_t blocks, uint32_t size) {
+  return uint64_t{blocks} * most_lines(size) * kLineBytes;
+}
+
 // Staging: a block's own, two halves and room for results; or what others store, twice for each of three turns.
 inline constexpr uint64_t kChunk = 64 << 10;
 inline constexpr uint32_t kPushedTurns = 3;
@@ -136,7 +144,12 @@ constexpr uint64_t marked_bytes(uint32_t size) {
   return uint64_t{kMarkedTurns} * marked_blocks(size) * (size < kMarkedRanks ? size : kMarkedRanks) *
          marked_slots(size) * 16;
 }
-constexpr uint64_t staging_at(uint32_t size) { return kMarkedAt + marked_bytes(size); }
+constexpr uint64_t lines_at(uint32_t size) { return kMarkedAt + marked_bytes(size); }
+constexpr uint64_t lines_bytes(uint32_t size) {
+  return uint64_t{kMarkedTurns} * marked_blocks(size) * (size < kMarkedRanks ? size : kMarkedRanks) *
+         most_lines(size) * 128;
+}
+constexpr uint64_t staging_at(uint32_t size) { return lines_at(size) + lines_bytes(size); }
 constexpr uint64_t ring_at(uint32_t size) {
   return staging_at(size) + uint64_t{kStages} * kMaxBlocks * kChunk;
 }
@@ -155,7 +168,7 @@ struct Job {
   uint64_t orders;  // the host's Orders
   uint64_t timeout_ns;
   uint64_t bytes;  // of a part, where all are as large; all_reduce: of all; kAwait: with out[0], nanoseconds
-  // kPushed: bytes of a part that a block moves in a round; kPushedTwo: of all parts; with marks: slots of a block
+  // kPushed: bytes of a part that a block moves in a round; kPushedTwo: of all parts; with marks: slots, or lines, of a block
   uint64_t slot;
   Way way;
   uint32_t rank;

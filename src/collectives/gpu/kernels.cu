@@ -1,4 +1,5 @@
-// The kernels of collectives: one for each datatype that reduces, and one that moves; small ones of each; and norms.
+// The kernels of collectives: one for each datatype that reduces, and one that moves; small ones of each; norms; and
+// those in lines.
 #include "collectives/gpu/operations.h"
 
 namespace towline::collectives::gpu {
@@ -50,4 +51,14 @@ extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads
     using namespace towline::collectives::gpu;                                                           \
     run_small_norm<element>(job, scratch(), blockIdx.x, gridDim.x);                                      \
   }
-TOWLINE_NORM_KERNELS(TOWLINE_NORM_KERNEL)
+TOWLINE_FLOAT_KERNELS(TOWLINE_NORM_KERNEL)
+
+#define TOWLINE_LINE_KERNEL(name, element, ranks)                                      \
+  extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads, 1) \
+      towline_collective_lines_##name##_##ranks(                                       \
+          const __grid_constant__ towline::collectives::gpu::Job job) {                \
+    using namespace towline::collectives;                                              \
+    using namespace towline::collectives::gpu;                                         \
+    run_in_lines<element, ranks>(job, blockIdx.x, gridDim.x);                          \
+  }
+TOWLINE_LINE_KERNELS(TOWLINE_LINE_KERNEL)

@@ -27,11 +27,22 @@ TOWLINE_DEVICE void store8(uint64_t address, uint64_t value, uint64_t bytes) {
     device::store_unit<uint8_t>(address + i, static_cast<uint8_t>(value >> (8 * i)));
 }
 
-// The same, short where it is in line: what is rare is apart.
+// The same, short where it is in line: what is rare is apart. Parts of odd sizes often start between two multiples of 8.
 TOWLINE_DEVICE_CALL uint64_t load8_apart(uint64_t address, uint64_t bytes) { return load8(address, bytes); }
 TOWLINE_DEVICE uint64_t load8_short(uint64_t address, uint64_t bytes) {
-  return bytes >= 8 && (address & 7) == 0 ? device::load_unit<uint64_t>(address)
-                                          : load8_apart(address, bytes);
+  if (bytes < 8 || (address & 3) != 0) return load8_apart(address, bytes);
+  if ((address & 7) == 0) return device::load_unit<uint64_t>(address);
+  const uint64_t low = device::load_unit<uint32_t>(address);
+  return static_cast<uint64_t>(device::load_unit<uint32_t>(address + 4)) << 32 | low;
+}
+TOWLINE_DEVICE_CALL void store8_apart(uint64_t address, uint64_t value, uint64_t bytes) {
+  store8(address, value, bytes);
+}
+TOWLINE_DEVICE void store8_short(uint64_t address, uint64_t value, uint64_t bytes) {
+  if (bytes < 8 || (address & 3) != 0) return store8_apart(address, value, bytes);
+  if ((address & 7) == 0) return device::store_unit<uint64_t>(address, value);
+  device::store_unit<uint32_t>(address, static_cast<uint32_t>(value));
+  device::store_unit<uint32_t>(address + 4, static_cast<uint32_t>(value >> 32));
 }
 
 // The 8 bytes of one slot of a block's of each rank in `missing`. The slots are emptied for their next use, which comes two operations later
@@ -152,7 +163,7 @@ TOWLINE_DEVICE void run_marked(const Job& job, Turn& turn) {
       give_parts<E>(job, turn, marked, slot, at);
       continue;
     }
-    const uint64_t value = scaled8<E>(job, load8(kept + at, job.bytes - at));
+    const uint64_t value = scaled8<E>(job, load8_short(kept + at, job.bytes - at));
     for (uint32_t i = 1; i < job.size; ++i) {
       const uint32_t peer = (job.rank + i) % job.size;
       store_marked(marked_slot(job, peer, job.rank, marked, turn.block, slot), value, job.digest);
@@ -161,15 +172,15 @@ TOWLINE_DEVICE void run_marked(const Job& job, Turn& turn) {
   show_marked(job, turn);
   for (uint32_t slot = device::thread(); slot < slots; slot += device::threads()) {
     const uint64_t at = (begin + slot) * 8;
-    const uint64_t mine = scaled8<E>(job, load8(kept + at, job.bytes - at));
+    const uint64_t mine = scaled8<E>(job, load8_short(kept + at, job.bytes - at));
     uint64_t values[kMarkedRanks];
     if (!take_marked(job, turn, marked, turn.block, slot, others(job), mine, values)) break;
     if constexpr (!std::is_same_v<E, NoElement>) {
-      store8(result + at, reduce8<E>(job, values), job.bytes - at);
+      store8_short(result + at, reduce8<E>(job, values), job.bytes - at);
     } else {
       TOWLINE_UNROLL
       for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
-        if (peer < job.size) store8(job.out[peer] + at, values[peer], job.bytes - at);
+        if (peer < job.size) store8_short(job.out[peer] + at, values[peer], job.bytes - at);
     }
   }
   device::sync();
@@ -197,7 +208,7 @@ TOWLINE_DEVICE void run_marked_two(const Job& job, Turn& turn) {
     const uint32_t slots = slots_of(peer);
     for (uint32_t slot = device::thread(); slot < slots; slot += device::threads()) {
       const uint64_t at = (peer * each + begin + slot) * 8;
-      give(peer, inputs, slot, scaled8<E>(job, load8(job.in[0] + at, job.bytes - at)));
+      give(peer, inputs, slot, scaled8<E>(job, load8_short(job.in[0] + at, job.bytes - at)));
     }
   }
   show_marked(job, turn);
@@ -207,11 +218,11 @@ TOWLINE_DEVICE void run_marked_two(const Job& job, Turn& turn) {
   for (uint32_t slot = device::thread(); slot < mine && !failed; slot += device::threads()) {
     const uint64_t at = (job.rank * each + begin + slot) * 8;
     failed = !take_marked(job, turn, inputs, turn.block, slot, others(job),
-                          scaled8<E>(job, load8(job.in[0] + at, job.bytes - at)), values);
+                          scaled8<E>(job, load8_short(job.in[0] + at, job.bytes - at)), values);
     if (failed) break;
     const uint64_t result = reduce8<E>(job, values);
     for (uint32_t i = 1; i < job.size; ++i) give((job.rank + i) % job.size, results, slot, result);
-    store8(job.out[0] + at, result, job.bytes - at);
+    store8_short(job.out[0] + at, result, job.bytes - at);
   }
   const uint32_t most = slots_of(0);  // later parts are no larger
   for (uint32_t slot = device::thread(); slot < most && !failed; slot += device::threads()) {
@@ -223,7 +234,7 @@ TOWLINE_DEVICE void run_marked_two(const Job& job, Turn& turn) {
     TOWLINE_UNROLL
     for (uint32_t peer = 0; peer < kMarkedRanks; ++peer) {
       const uint64_t at = (peer * each + begin + slot) * 8;
-      if ((expected >> peer & 1) != 0) store8(job.out[0] + at, values[peer], job.bytes - at);
+      if ((expected >> peer & 1) != 0) store8_short(job.out[0] + at, values[peer], job.bytes - at);
     }
   }
   device::sync();

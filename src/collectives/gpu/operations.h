@@ -5,6 +5,7 @@
 #pragma once
 
 #include "collectives/gpu/leg_operations.h"
+#include "collectives/gpu/lines.h"
 #include "collectives/gpu/marked.h"
 #include "collectives/gpu/norm.h"
 #include "collectives/gpu/pushed.h"
@@ -243,6 +244,23 @@ TOWLINE_DEVICE void run_small(const Job& job, uint32_t block, uint32_t blocks) {
   end_turn(job, turn);
 }
 
+// The same in lines, for up to kRanks ranks.
+template <class E, uint32_t kRanks, bool kOdd>
+TOWLINE_DEVICE void run_in_lines_so(const Job& job, Turn& turn) {
+  if constexpr (!std::is_same_v<E, NoElement> && kRanks > 2)
+    if (job.way == Way::kMarkedTwo) return run_lines_two<E, kRanks, kOdd>(job, turn);
+  run_lines<E, kRanks, kOdd>(job, turn);
+}
+template <class E, uint32_t kRanks>
+TOWLINE_DEVICE void run_in_lines(const Job& job, uint32_t block, uint32_t blocks) {
+  Turn turn = begin_turn(job, block, blocks);
+  if (is_odd(job))
+    run_in_lines_so<E, kRanks, true>(job, turn);
+  else
+    run_in_lines_so<E, kRanks, false>(job, turn);
+  end_turn(job, turn);
+}
+
 TOWLINE_DEVICE void run_moving(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
   await_those_ahead();
   if (job.way == Way::kTell) return run_tell(job);
@@ -270,25 +288,36 @@ TOWLINE_DEVICE void run_moving(const Job& job, Scratch& scratch, uint32_t block,
 inline constexpr uint32_t kMovingKernel = TOWLINE_BOOL + 1;
 inline constexpr uint32_t kSmallKernels = kMovingKernel + 1;
 inline constexpr uint32_t kNormKernels = 2 * kSmallKernels;
-inline constexpr uint32_t kNormTypes = 3;
-inline constexpr uint32_t kKernels = kNormKernels + 2 * kNormTypes;  // norms, then small ones
-// kKernels: norms are not of this type.
-constexpr uint32_t norm_kernel_of(uint32_t datatype) {
+inline constexpr uint32_t kFloatTypes = 3;  // that models use: TOWLINE_FLOAT_KERNELS
+// Norms, then small ones; then those in lines, and the one that moves: for 2, 4 and 8 ranks.
+inline constexpr uint32_t kLineKernels = kNormKernels + 2 * kFloatTypes;
+inline constexpr uint32_t kKernels = kLineKernels + 3 * (kFloatTypes + 1);
+constexpr uint32_t line_kernel(uint32_t size, uint32_t type) {
+  return kLineKernels + (size <= 2 ? 0 : size <= 4 ? 1 : 2) * (kFloatTypes + 1) + type;
+}
+// kFloatTypes: not one of them.
+constexpr uint32_t float_type(uint32_t datatype) {
   switch (datatype) {
     case TOWLINE_FLOAT32:
-      return kNormKernels;
+      return 0;
     case TOWLINE_FLOAT16:
-      return kNormKernels + 1;
+      return 1;
     case TOWLINE_BFLOAT16:
-      return kNormKernels + 2;
+      return 2;
     default:
-      return kKernels;
+      return kFloatTypes;
   }
 }
 
-#define TOWLINE_NORM_KERNELS(apply)                                         \
+#define TOWLINE_FLOAT_KERNELS(apply)                                        \
   apply(float32, PlainElement<float>) apply(float16, SmallElement<Float16>) \
       apply(bfloat16, SmallElement<Bfloat16>)
+
+#define TOWLINE_LINE_KERNELS_OF(apply, ranks)                                             \
+  apply(float32, PlainElement<float>, ranks) apply(float16, SmallElement<Float16>, ranks) \
+      apply(bfloat16, SmallElement<Bfloat16>, ranks) apply(moving, NoElement, ranks)
+#define TOWLINE_LINE_KERNELS(apply) \
+  TOWLINE_LINE_KERNELS_OF(apply, 2) TOWLINE_LINE_KERNELS_OF(apply, 4) TOWLINE_LINE_KERNELS_OF(apply, 8)
 
 #define TOWLINE_COLLECTIVE_KERNELS(apply)                                                                    \
   apply(float32, TOWLINE_FLOAT32, PlainElement<float>) apply(float64, TOWLINE_FLOAT64, PlainElement<double>) \

@@ -11,11 +11,14 @@
 #include "base/error.h"
 #include "base/os/host_identity.h"
 #include "collectives/calls/types.h"
+#include "collectives/forming.h"
 #include "collectives/nccl/nccl_calls.h"
 
 namespace towline::collectives::nccl {
 namespace {
 
+// While NCCL waits for the other ranks.
+constexpr auto kLookAtOthers = std::chrono::milliseconds(50);
 constexpr uint64_t kMagic = 0x746c6e63636c0001;
 
 // Every rank sends this before NCCL starts, as bytes.
@@ -132,12 +135,16 @@ void NcclBackend::form(Deadline deadline) {
     start->changed.notify_all();
   });
   std::unique_lock lock(start->mutex);
-  while (!start->done && !deadline.passed(monotonic_now_ns()))
-    start->changed.wait_for(lock, std::chrono::milliseconds(10));
-  if (!start->done) {
+  try {
+    while (!start->done) {
+      if (deadline.passed(monotonic_now_ns()))
+        fail(Status::kTimedOut, "timed out while NCCL formed a communicator of {} ranks", size_);
+      if (!start->changed.wait_for(lock, kLookAtOthers, [&] { return start->done; })) check_forming(*host_);
+    }
+  } catch (const Error&) {
     start->given_up = true;
     starter.detach();
-    fail(Status::kTimedOut, "timed out while NCCL formed a communicator of {} ranks", size_);
+    throw;
   }
   lock.unlock();
   starter.join();

@@ -19,7 +19,8 @@ struct properties {
 SHOWN const char* dma_driver_fails = "";  // the function that fails with CUDA_ERROR_NOT_SUPPORTED
 SHOWN int dma_driver_attributes = 1;      // of 110 and 124
 SHOWN int dma_driver_ordering = 100;      // of writes by other devices
-SHOWN int dma_driver_live = 0;  // reserved ranges, allocations, mappings and contexts that are current
+SHOWN int dma_driver_live = 0;         // reserved ranges, allocations, mappings and contexts that are current
+SHOWN int dma_driver_partitioned = 0;  // by MIG
 SHOWN uint64_t dma_driver_bytes = 0;
 SHOWN int dma_driver_for_devices = 0;
 SHOWN int dma_driver_gpu = -1;
@@ -33,6 +34,17 @@ enum { kUnit = 2 << 20 };
 static int outcome(const char* name) { return strcmp(dma_driver_fails, name) == 0 ? 801 : 0; }
 
 static int nothing(void) { return 0; }
+
+// Before CUDA 11.4 the function knew no instances of MIG.
+static int whole_uuid(unsigned char* uuid, int gpu) {
+  memset(uuid, 0x10 + gpu, 16);
+  return 0;
+}
+static int uuid_of_instance(unsigned char* uuid, int gpu) {
+  whole_uuid(uuid, gpu);
+  if (dma_driver_partitioned) uuid[15] = 0x99;
+  return 0;
+}
 
 static int get_attribute(int* value, int which, int gpu) {
   (void)gpu;
@@ -154,11 +166,12 @@ SHOWN int cuDriverGetVersion(int* version) {
 
 SHOWN int cuGetProcAddress_v2(const char* name, void** function, int version, unsigned long long flags,
                               int* found) {
-  static const struct {
+  const struct {
     const char* name;
     void* function;
   } known[] = {
       {"cuDeviceGetAttribute", (void*)get_attribute},
+      {"cuDeviceGetUuid", version < 11040 ? (void*)whole_uuid : (void*)uuid_of_instance},
       {"cuCtxPushCurrent", (void*)push},
       {"cuCtxPopCurrent", (void*)pop},
       {"cuMemGetAllocationGranularity", (void*)granularity},
@@ -172,7 +185,6 @@ SHOWN int cuGetProcAddress_v2(const char* name, void** function, int version, un
       {"cuMemGetHandleForAddressRange", (void*)range_handle},
       {"cuPointerSetAttribute", (void*)set_pointer_attribute},
   };
-  (void)version;
   (void)flags;
   *found = 0;
   *function = (void*)nothing;

@@ -564,7 +564,7 @@ class FakeDevice final : public Device {
     if (faults().dma_refused()) fail(Status::kUnsupported, "fake GPU: no memory that is a dma-buf");
     return std::make_unique<FakeDmaMemory>(bytes);
   }
-  // As the driver does it: in whole pages. A memfd stands for the dma-buf, which tests can map.
+  // As the driver does it: in whole pages. A memfd stands for the dma-buf where the kernel makes none; tests can map either.
   [[nodiscard]] DmaExport export_memory(uint32_t gpu, uint64_t address, uint64_t bytes) override {
     if (faults().dma_refused())
       fail(Status::kUnsupported, "fake GPU {}: cuMemGetHandleForAddressRange: CUDA_ERROR_NOT_SUPPORTED (801)",
@@ -575,7 +575,7 @@ class FakeDevice final : public Device {
         find_shared_range(reinterpret_cast<const void*>(begin), address + bytes - begin, why);
     if (range.file == nullptr) fail(Status::kUnsupported, "fake GPU {}: no dma-buf: {}", gpu, why);
     faults().note_export();
-    return {duplicate_fd(range.file->fd()), range.offset + (address - begin)};
+    return {dma_buf_of(range.file->fd()), range.offset + (address - begin)};
   }
   std::unique_ptr<CopyQueue> make_queue(uint32_t gpu, bool after_default, const ReserveWish& wish) override {
     return std::make_unique<FakeQueue>(gpu, after_default ? 0 : reserve(gpu, wish).sms);

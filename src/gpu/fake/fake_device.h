@@ -69,7 +69,11 @@ class Faults {
   [[nodiscard]] uint64_t gathered();
   void separate(bool separated);  // GPUs have no path to one another
   [[nodiscard]] bool separated();
-  void fill(bool full);            // there is no room to map anything
+  void fill(bool full);         // there is no room to map anything
+  void fill_gpu(uint32_t gpu);  // there is no room on this one for a communicator's memory
+  [[nodiscard]] bool full(uint32_t gpu);
+  void refuse_streams(uint32_t gpu);  // of communicators, on this one
+  [[nodiscard]] bool streams_refused(uint32_t gpu);
   void refuse_pins(bool refused);  // of host memory off memfds
   [[nodiscard]] bool pins_refused();
   void refuse_pools(bool refused);  // of memory that the transport takes to copy through
@@ -113,6 +117,8 @@ class Faults {
   std::set<std::pair<uint32_t, uint32_t>> peers_;
   bool separated_ = false;
   bool full_ = false;
+  std::set<uint32_t> full_gpus_;
+  std::set<uint32_t> streamless_gpus_;
   bool pins_refused_ = false;
   bool pools_refused_ = false;
   bool dma_refused_ = false;

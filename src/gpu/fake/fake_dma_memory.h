@@ -11,8 +11,16 @@
 
 namespace towline::cuda::fake {
 
-// Mapped twice: where "the GPU" finds it is not where the processor does. A dma-buf where the kernel makes those, else a
-// memfd: then tests can use it, and no NIC.
+// A dma-buf of the whole memfd where the kernel makes those, else the memfd: then tests can use it, and no NIC.
+inline UniqueFd dma_buf_of(int memfd) {
+  try {
+    return make_dma_buf(memfd, file_bytes(memfd));
+  } catch (const core::Error&) {
+    return duplicate_fd(memfd);
+  }
+}
+
+// Mapped twice: where "the GPU" finds it is not where the processor does.
 class FakeDmaMemory final : public DmaMemory {
  public:
   explicit FakeDmaMemory(uint64_t bytes)
@@ -20,11 +28,7 @@ class FakeDmaMemory final : public DmaMemory {
         gpu_(Mapping::map_shared(file_.get(), file_bytes(file_.get()), MapAccess::kReadWrite)),
         host_(Mapping::map_shared(file_.get(), file_bytes(file_.get()), MapAccess::kReadWrite)) {
     std::memset(host_.address(), 0, host_.bytes());
-    try {
-      dma_buf_ = make_dma_buf(file_.get(), host_.bytes());
-    } catch (const core::Error&) {
-      dma_buf_ = duplicate_fd(file_.get());
-    }
+    dma_buf_ = dma_buf_of(file_.get());
   }
   [[nodiscard]] uint64_t address() const noexcept override {
     return reinterpret_cast<uint64_t>(gpu_.address());

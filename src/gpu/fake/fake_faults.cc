@@ -172,6 +172,26 @@ bool Faults::full() {
   return full_;
 }
 
+void Faults::fill_gpu(uint32_t gpu) {
+  const std::lock_guard lock(mutex_);
+  full_gpus_.insert(gpu);
+}
+
+bool Faults::full(uint32_t gpu) {
+  const std::lock_guard lock(mutex_);
+  return full_ || full_gpus_.contains(gpu);
+}
+
+void Faults::refuse_streams(uint32_t gpu) {
+  const std::lock_guard lock(mutex_);
+  streamless_gpus_.insert(gpu);
+}
+
+bool Faults::streams_refused(uint32_t gpu) {
+  const std::lock_guard lock(mutex_);
+  return streamless_gpus_.contains(gpu);
+}
+
 void Faults::refuse_pins(bool refused) {
   const std::lock_guard lock(mutex_);
   pins_refused_ = refused;
@@ -238,6 +258,8 @@ void Faults::reset() {
   separated_ = full_ = pins_refused_ = pools_refused_ = dma_refused_ = by_hand_ = false;
   refusals_ = refusals_behind_valves_ = 0;
   refusal_ = refusal_behind_valves_ = break_ = 0;
+  full_gpus_.clear();
+  streamless_gpus_.clear();
   made_.clear();
   peers_.clear();
   launched_ = gathered_ = exports_ = 0;

@@ -25,7 +25,10 @@ class FilePiece final : public SharedPiece {
   }
   [[nodiscard]] uint64_t bytes() const noexcept override { return bytes_; }
   [[nodiscard]] UniqueFd descriptor() const override { return duplicate_fd(file_.get()); }
-  void let_reach(uint32_t) override {}
+  void let_reach(uint32_t gpu) override {
+    if (faults().separated())
+      fail(Status::kUnsupported, "fake GPU: GPU {} has no path to this memory (no peer access)", gpu);
+  }
 
  private:
   const UniqueFd file_;
@@ -111,8 +114,8 @@ class FakeKernels final : public KernelDevice {
   [[nodiscard]] const std::vector<Gpu>& gpus() const override { return fake_device().gpus(); }
   [[nodiscard]] uint32_t current_gpu() const override { return 0; }
   void with_gpu(uint32_t, const std::function<void()>& body) override { body(); }
-  std::shared_ptr<SharedPiece> allocate(uint32_t, uint64_t bytes) override {
-    if (faults().full()) fail(Status::kOutOfMemory, "fake GPU: no room for {} bytes", bytes);
+  std::shared_ptr<SharedPiece> allocate(uint32_t gpu, uint64_t bytes) override {
+    if (faults().full(gpu)) fail(Status::kOutOfMemory, "fake GPU: no room for {} bytes", bytes);
     const uint64_t whole = (bytes + 4095) / 4096 * 4096;
     return std::make_shared<FilePiece>(create_memfd("towline-fake-gpu", whole, {.reserve = false}), whole);
   }
@@ -125,6 +128,7 @@ class FakeKernels final : public KernelDevice {
   }
   std::unique_ptr<Moment> make_moment(uint32_t) override { return std::make_unique<FakeMoment>(); }
   std::unique_ptr<OwnStream> make_stream(uint32_t gpu, const ReserveWish&) override {
+    if (faults().streams_refused(gpu)) fail(Status::kOutOfMemory, "fake GPU: no stream on GPU {}", gpu);
     return std::make_unique<ThreadStream>(gpu);
   }
   [[nodiscard]] Reserve reserve(uint32_t gpu, const ReserveWish& wish) override {

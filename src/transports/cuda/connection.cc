@@ -236,7 +236,7 @@ std::optional<uint32_t> Connection::local_gpu(const towline_prepare_args& args) 
   for (uint64_t i = 0; i < local.region_count; ++i) {
     if (local.regions[i].kind != TOWLINE_MEMORY_VRAM) continue;
     if (chosen && *chosen != local.regions[i].device)
-      fail(Status::kUnsupported, "cuda: the local list lies on GPUs {} and {}: make one transfer for each",
+      fail(Status::kUnsupported, "cuda: this agent's list lies on GPUs {} and {}: make one transfer for each",
            *chosen, local.regions[i].device);
     chosen = static_cast<uint32_t>(local.regions[i].device);
   }
@@ -302,7 +302,7 @@ void Connection::check_local(const towline_prepare_args& args) const {
   for (uint64_t i = 0; i < local.region_count; ++i) {
     const towline_region_ref& region = local.regions[i];
     if (region_of(args.local[i]) == nullptr)
-      fail(Status::kUnsupported, "cuda: a local region was not registered with this transport");
+      fail(Status::kUnsupported, "cuda: a region of this agent was not registered with this transport");
     if (region.kind == TOWLINE_MEMORY_VRAM && backend_.device().look_up(region.address).where != Where::kGpu)
       fail(Status::kStale,
            "cuda: there is no GPU memory at {:#x} any more (freed, unmapped or put to sleep since it was "
@@ -382,7 +382,7 @@ bool Connection::reach_local(const towline_prepare_args& args, Prepared& prepare
 }
 
 // Throws Error.
-void Connection::make_work(Prepared& prepared, const std::vector<uint64_t>& local_deltas) {
+void Connection::make_work(Prepared& prepared, std::vector<uint64_t> local_deltas) {
   const Settings& settings = backend_.settings();
   const Ways ways{local_deltas.data(), prepared.remote_deltas.data(), prepared.read};
   auto work = std::make_unique<WorkList>(*prepared.plan, ways, prepared.queue);
@@ -395,6 +395,7 @@ void Connection::make_work(Prepared& prepared, const std::vector<uint64_t>& loca
   if (reserved != 0) prepared.blocks = std::min(prepared.blocks, reserved);
   prepared.to_host = is_to_host(*prepared.plan, prepared.read);
   prepared.work = std::move(work);
+  prepared.local_deltas = std::move(local_deltas);
   if (prepared.copy_engine)
     find_cuts(prepared);
   else if (prepared.to_host && settings.beside != Beside::kCopy)
@@ -410,7 +411,7 @@ void Connection::prepare_here(const towline_prepare_args& args, Prepared& prepar
   reach_remote(args, prepared);
   std::vector<uint64_t> local_deltas;
   std::string why;
-  if (reach_local(args, prepared, local_deltas, why)) return make_work(prepared, local_deltas);
+  if (reach_local(args, prepared, local_deltas, why)) return make_work(prepared, std::move(local_deltas));
   prepare_detour(args, prepared, why);
   DetourPlan& detour = *prepared.detour;
   detour.far = detour_->copier(prepared.gpu, prepared.read);
@@ -487,7 +488,7 @@ bool Connection::pinned_meanwhile(Prepared& prepared, PinNow now) noexcept try {
     held.push_back(std::move(pinned));
   }
   prepared.pinned.swap(held);
-  make_work(prepared, deltas);
+  make_work(prepared, std::move(deltas));
   return true;
 } catch (const std::exception& error) {
   prepared.local_hosts.clear();

@@ -88,7 +88,8 @@ struct Prepared : plugin::PreparedBase {
   std::unique_ptr<WorkList> work;
   std::vector<std::shared_ptr<const void>> held;      // mappings that the plan reaches into
   std::vector<std::shared_ptr<const Pinned>> pinned;  // and host memory
-  std::vector<uint64_t> remote_deltas;                // for each remote region, where our GPU reaches it
+  std::vector<uint64_t> local_deltas;                 // for each local region, where our GPU reaches it
+  std::vector<uint64_t> remote_deltas;                // and each remote one
   bool read = false;
   bool host_memory = false;          // on either side
   bool to_host = false;              // from GPU memory alone to host memory alone
@@ -148,6 +149,9 @@ class Connection final : private CarrierEvents {
   static int32_t wait_on(towline_prepared* prepared, towline_capture* capture, void* stream) noexcept;
   static void runs_of(const towline_capture* capture, towline_capture_runs* runs) noexcept;
   static void forget(towline_capture* capture) noexcept;
+  static int32_t view_prepared(towline_prepared* prepared, uint64_t* local, uint64_t* remote,
+                               towline_view** view) noexcept;
+  static void forget_view(towline_view* view) noexcept;
   int32_t send(const void* message, size_t bytes) noexcept;
   void cancel(uint64_t cookie) noexcept;
 
@@ -213,7 +217,7 @@ class Connection final : private CarrierEvents {
   void reach_remote(const towline_prepare_args& args, Prepared& prepared);
   bool reach_local(const towline_prepare_args& args, Prepared& prepared, std::vector<uint64_t>& deltas,
                    std::string& why);
-  void make_work(Prepared& prepared, const std::vector<uint64_t>& local_deltas);
+  void make_work(Prepared& prepared, std::vector<uint64_t> local_deltas);
   void make_gathered(Prepared& prepared, const Ways& ways);
   static void find_cuts(Prepared& prepared);
   static Code copy_by_engine(const Prepared& prepared, const Job& job) noexcept;

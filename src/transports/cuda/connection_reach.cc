@@ -1,6 +1,9 @@
-// Connection: how our GPU reaches a peer's memory.
+// Connection: how our GPU reaches a peer's memory, and how code on it does.
+#include <algorithm>
 #include <memory>
+#include <new>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "transports/cuda/backend.h"
@@ -93,5 +96,36 @@ void Connection::reach_remote(const towline_prepare_args& args, Prepared& prepar
     }
   }
 }
+
+// ---- views for code on our GPU
+
+namespace {
+
+// The mappings and pins that a view holds.
+struct View {
+  std::vector<std::shared_ptr<const void>> held;
+  std::vector<std::shared_ptr<const Pinned>> pinned;
+};
+
+}  // namespace
+
+int32_t Connection::view_prepared(towline_prepared* handle, uint64_t* local, uint64_t* remote,
+                                  towline_view** out) noexcept try {
+  auto& prepared = *static_cast<Prepared*>(handle);
+  Connection& self = *reinterpret_cast<Connection*>(prepared.connection);
+  if (!self.up_) return static_cast<int32_t>(Status::kPeerLost);
+  if (prepared.work == nullptr && !self.pinned_meanwhile(prepared, PinNow::kYes))
+    return self.host().refuse(Status::kUnsupported,
+                              "cuda: bytes of this memory go through host memory: " + self.detour_why_);
+  auto view = std::make_unique<View>(View{prepared.held, prepared.pinned});
+  std::ranges::copy(prepared.local_deltas, local);
+  std::ranges::copy(prepared.remote_deltas, remote);
+  *out = reinterpret_cast<towline_view*>(view.release());
+  return TOWLINE_OK;
+} catch (const std::bad_alloc&) {
+  return static_cast<int32_t>(Status::kOutOfMemory);
+}
+
+void Connection::forget_view(towline_view* view) noexcept { delete reinterpret_cast<View*>(view); }
 
 }  // namespace towline::cuda
