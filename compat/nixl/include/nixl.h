@@ -104,11 +104,14 @@ class TOWLINE_NIXL_API nixlAgent {
   // Requests made from the list stay usable.
   nixl_status_t releasedDlistH(nixlDlistH* dlist_hndl) const;
 
-  // Views of memory for code on a GPU: NIXL_ERR_NOT_SUPPORTED, since no backend here provides them.
+  // Views of memory for code on a GPU (nixl_device.cuh): of the GPU whose context is current, if this agent has registered
+  // memory there, else of one that it has. NIXL_ERR_NOT_SUPPORTED: that GPU has no address of some of the memory, and
+  // the log says why. Waits until the agents are connected. An entry of nixl_null_agent has no memory.
   nixl_status_t prepMemView(const nixl_remote_dlist_t& dlist, nixlMemViewH& mvh,
                             const nixl_opt_args_t* extra_params = nullptr) const;
   nixl_status_t prepMemView(const nixl_local_dlist_t& dlist, nixlMemViewH& mvh,
                             const nixl_opt_args_t* extra_params = nullptr) const;
+  // No code on a GPU may use it any more.
   void releaseMemView(nixlMemViewH mvh) const;
 
   // ---- Notifications

@@ -102,8 +102,9 @@ nixl_status_t Engine::prepXfer(const nixl_xfer_op_t& operation, const nixl_meta_
       }
     }
     const auto create = [&](towline_transfer_t** transfer) {
-      return towline_transfer_create(agent_->native(), operation == NIXL_WRITE ? TOWLINE_WRITE : TOWLINE_READ,
-                                     here.get(), nullptr, there.get(), nullptr, &options, transfer);
+      const bool writes = operation == NIXL_WRITE;
+      return towline_transfer_create(agent_->native(), writes ? here.get() : there.get(),
+                                     writes ? there.get() : here.get(), &options, transfer);
     };
     towline::detail::check(create(&made->transfer));
     if (splits_ && !made->to_self && towline_block_list_bytes(here.get()) >= towline::nixl::kSplitBytes &&

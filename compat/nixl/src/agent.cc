@@ -123,6 +123,7 @@ nixlAgentData::~nixlAgentData() {
     delete request;
   }
   while (nixlDlistH* list = lists.take_first()) delete list;
+  own_views.clear();
   by_creation.clear();
   backends.clear();
   remotes.clear();

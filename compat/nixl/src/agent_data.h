@@ -22,6 +22,7 @@
 #include "engine.h"
 #include "inbox.h"
 #include "memory_table.h"
+#include "memory_views.h"
 #include "messages.h"
 #include "metadata_calls.h"
 #include "metadata_directory.h"
@@ -168,8 +169,6 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
                                     std::shared_ptr<towline::nixl::Remote> with,
                                     const nixl_opt_args_t* extra_params, nixlXferReqH*& request,
                                     const char* call);
-  // The view's engine, which it ends to be known; null for a handle that is no view.
-  nixlBackendH* take_view(nixlMemViewH view);
   // The kinds of memory that a backend of this type serves here; empty if there is no such backend.
   [[nodiscard]] nixl_mem_list_t memories_of(const towline::nixl::BackendType& type) const;
 
@@ -238,7 +237,8 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   std::vector<nixlBackendH*> by_creation;
   std::atomic<nixlBackendH*> first_transport{nullptr};  // one of `backends`; read without the lock
   std::atomic<bool> any_engine{false};                  // a plugin's engine is among them
-  std::map<nixlMemViewH, nixlBackendH*> views;          // under backends_mutex
+  std::map<nixlMemViewH, nixlBackendH*> views;          // of plugins' engines; under backends_mutex
+  std::map<nixlMemViewH, std::unique_ptr<towline::nixl::GpuView>> own_views;  // the same of Towline's own
 
   towline::nixl::MemoryTable memory;
   towline::nixl::Remotes remotes;

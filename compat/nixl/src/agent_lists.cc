@@ -395,6 +395,8 @@ nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, const Sides&
   options.timeout_ns = made->timeout_ns;
   options.workers = backend->threads;
   options.backend = towline::detail::or_null(backend->forced);
+  if (sides.local_picks != nullptr) (made->writes ? options.from : options.to) = *sides.local_picks;
+  if (sides.remote_picks != nullptr) (made->writes ? options.to : options.from) = *sides.remote_picks;
   std::string notice;
   if (const nixl_blob_t* notif = notif_of(extra_params)) {
     if (const auto status = set_notif(*made, *notif, notice, call); status != NIXL_SUCCESS) return status;
@@ -403,8 +405,8 @@ nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, const Sides&
   }
   const auto create = [&](towline_transfer_t** transfer) {
     towline_agent_t* const by = backend->objects == nullptr ? agent->native() : backend->objects->native();
-    return towline_transfer_create(by, operation == NIXL_WRITE ? TOWLINE_WRITE : TOWLINE_READ, sides.local,
-                                   sides.local_picks, sides.remote, sides.remote_picks, &options, transfer);
+    return towline_transfer_create(by, made->writes ? sides.local : sides.remote,
+                                   made->writes ? sides.remote : sides.local, &options, transfer);
   };
   const bool may_split = backend->threads == 0 && made->with != nullptr && is_large(sides);
   if (may_split && sides.host_memory && made->with->host_copy() == Remote::HostCopy::kYes)

@@ -51,7 +51,7 @@ Region register_file(const Agent& agent, const nixlBlobDesc& desc, const std::st
   StorageOptions options;
   options.bytes = desc.addr + desc.len;
   std::string path;
-  if (read_path(desc.metaInfo, options, path)) return register_storage(agent, scheme + ":" + path, options);
+  if (read_path(desc.metaInfo, options, path)) return agent.register_storage(scheme + ":" + path, options);
   const int fd = static_cast<int>(desc.devId);
   const int flags = fcntl(fd, F_GETFL);
   if (flags < 0) {
@@ -66,8 +66,8 @@ Region register_file(const Agent& agent, const nixlBlobDesc& desc, const std::st
   options.direct = (flags & O_DIRECT) != 0;
   // Vendors' libraries open files by name, and this names the one that is open.
   if (scheme != "file")
-    return register_storage(agent, fmt::format("{}:/proc/self/fd/{}", scheme, fd), options);
-  return register_storage(agent, fd, options);
+    return agent.register_storage(fmt::format("{}:/proc/self/fd/{}", scheme, fd), options);
+  return agent.register_storage(fd, options);
 }
 
 Region register_one(const Agent& agent, nixl_mem_t type, const nixlBlobDesc& desc,
@@ -78,7 +78,7 @@ Region register_one(const Agent& agent, nixl_mem_t type, const nixlBlobDesc& des
     object.access = Access::kAll;
     object.create = true;
     object.bytes = desc.addr + desc.len;
-    return register_storage(agent, uri_of_object(options, desc), object);
+    return agent.register_storage(uri_of_object(options, desc), object);
   }
   const MemoryView memory = {reinterpret_cast<void*>(desc.addr), desc.len, Kind{kind_of(type)},
                              type == DRAM_SEG ? 0 : desc.devId};
@@ -169,7 +169,7 @@ bool MemoryTable::storage_blocks(nixl_mem_t type, const Rows& rows, std::vector<
     if (region == nullptr) return false;
     blocks[i].address = rows.address(i);
     blocks[i].length = rows.length(i);
-    if (region != before) info = region_info(*region);
+    if (region != before) info = region->info();
     before = region;
     blocks[i].device = info.device;
     blocks[i].kind = info.kind;  // a device may be given as a file, and a file as a device
@@ -206,6 +206,15 @@ std::string MemoryTable::metadata(const Agent& agent, const nixl_reg_dlist_t& de
   return detail::read_sized<std::string>([&](void* blob, size_t capacity, size_t* needed) {
     return towline_agent_metadata(agent.native(), regions.data(), regions.size(), blob, capacity, needed);
   });
+}
+
+std::vector<nixlBasicDesc> MemoryTable::some_of_each_gpu() const {
+  std::lock_guard lock(mutex_);
+  std::vector<nixlBasicDesc> result;
+  for (const auto& [key, region] : regions_)
+    if (key.type == VRAM_SEG && key.bytes > 1 && (result.empty() || result.back().devId != key.device))
+      result.emplace_back(key.address, key.bytes, key.device);
+  return result;
 }
 
 void MemoryTable::clear() {

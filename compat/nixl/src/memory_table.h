@@ -42,6 +42,8 @@ class MemoryTable {
   // False, with `missing`, for a row of host memory whose device is not that of the registered memory it lies in. Asks
   // nothing of the rows while every device is 0.
   bool has_devices(const Rows& rows, size_t& missing) const;
+  // A registered place of each GPU that has one, by the GPU's number.
+  [[nodiscard]] std::vector<nixlBasicDesc> some_of_each_gpu() const;
   void clear();
 
  private:

@@ -47,7 +47,9 @@ std::string number_setting(const nixl_b_params_t& parameters, const char* parame
 AgentOptions options_for(const StoreType& type, const nixl_b_params_t& parameters, uint64_t timeout_ns) {
   AgentOptions options;
   options.listen = "none";
-  options.config = type.settings(parameters);
+  // A request of an object takes a millisecond: polling after each for the next would take the processor from the client.
+  if (type.stored == OBJ_SEG) options.config = "progress.spin = \"0us\"\n";
+  options.config += type.settings(parameters);
   options.default_timeout = std::chrono::nanoseconds{timeout_ns};
   return options;
 }
@@ -239,7 +241,7 @@ int32_t ObjectStore::make_list(nixl_mem_t type, const Rows& rows, towline_block_
 
 nixl_query_resp_t ObjectStore::query(const nixlBlobDesc& desc) const {
   check_bucket();
-  const StorageInfo info = query_storage(agent_, uri_of_object(options_, desc));
+  const StorageInfo info = agent_.query_storage(uri_of_object(options_, desc));
   if (info.exists == 0) return std::nullopt;
   return nixl_b_params_t{{"size", std::to_string(info.bytes)}};
 }

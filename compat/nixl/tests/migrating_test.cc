@@ -110,7 +110,7 @@ int every_other_call(std::vector<char>& pages, std::vector<char>& cache, uint16_
   while (notifications.empty() && prefill.getNotifs(notifications) == NIXL_SUCCESS) {
   }
 
-  // Not supported, and answered so: views of memory for code on a GPU; queries of backends that do not serve files.
+  // These answer that they are not supported: views for code on a GPU where there is none, and queries of backends without files.
   nixlMemViewH view = nullptr;
   std::vector<nixl_query_resp_t> answers;
   nixl_opt_args_t with;

@@ -370,10 +370,13 @@ class nixl_agent:
         *,
         backends: Optional[list[str]] = None,
     ) -> int:
-        """A view of memory for GPU kernels that start transfers themselves.
+        """A view of memory for GPU kernels that move bytes themselves: the address that the calls of nixl_device.cuh take.
+
+        It is for the GPU whose context is current, if this agent has registered memory there, else for one that it has.
 
         Raises:
-            nixlNotSupportedError: always, for now; nixl._bindings.HAVE_UCX_GPU_DEVICE_API is False.
+            nixlNotSupportedError: that GPU has no address of some of the memory, or there is no GPU; the log says why.
+            nixlNotFoundError: memory that is not registered, or that no loaded metadata tells of.
         """
         return self.agent.prepMemView(dlist, self._handles(backends or []))
 

@@ -102,7 +102,7 @@ NB_MODULE(_bindings, module) {
   module.attr("version") = nb::str(towline_version());
   module.attr("NIXL_INIT_AGENT") = nb::str(NIXL_INIT_AGENT);
   module.attr("DEFAULT_COMM_PORT") = nb::int_(default_comm_port);
-  module.attr("HAVE_UCX_GPU_DEVICE_API") = nb::bool_(false);  // what memory views need
+  module.attr("HAVE_UCX_GPU_DEVICE_API") = nb::bool_(true);  // memory views, by Towline's own device code
   bind_enumerations(module);
   bind_values(module);
   bind_errors(module);

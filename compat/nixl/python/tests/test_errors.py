@@ -147,13 +147,16 @@ def test_no_telemetry(make_agent, monkeypatch):
         pair.near.get_xfer_telemetry(handle)
 
 
-def test_memory_views(pair):
-    for descs in (pair.my_list, pair.near.get_remote_descs([(4096, 64, 0, pair.far.name)], "DRAM")):
+def test_memory_views_without_a_gpu(pair):
+    theirs = pair.near.get_remote_descs([(*rows(pair.theirs)[0], pair.far.name)], "DRAM")
+    for descs in (pair.my_list, theirs):
         with pytest.raises(nixlNotSupportedError):
             pair.near.prep_mem_view(descs)
     with pytest.raises(nixlNotSupportedError):
         pair.near.prep_mem_view(pair.my_list, backends=["UCX"])
-    assert _bindings.HAVE_UCX_GPU_DEVICE_API is False
+    with pytest.raises(nixlNotFoundError):
+        pair.near.prep_mem_view(pair.near.get_remote_descs([(4096, 64, 0, pair.far.name)], "DRAM"))
+    assert _bindings.HAVE_UCX_GPU_DEVICE_API is True
 
 
 @pytest.mark.parametrize("blob", [b"", b"nonsense", b"\0" * 300])
