@@ -81,12 +81,11 @@ void reader(const std::string& address) {
   // [store]
   const std::string folder = std::filesystem::temp_directory_path();
   const std::string uri = "file:" + folder + "/towline-tutorial-" + std::to_string(getpid());
-  const towline::Region file =
-      towline::register_storage(agent, uri, {.create = true, .bytes = kPages * kPage});
-  const auto stored = agent.block_list(towline::storage_blocks(file, 0, kPage).repeat(kPages, kPage));
+  const towline::Region file = agent.register_storage(uri, {.create = true, .bytes = kPages * kPage});
+  const auto stored = agent.block_list(file.blocks(0, kPage).repeat(kPages, kPage));
   const towline::Post saved = agent.plan(here, stored).post();
   if (saved.wait(10s) != towline::Status::kOk) throw towline::Error{saved.poll(), saved.error()};
-  towline::commit_storage(file);  // durable
+  file.commit();  // durable
   // [end]
   need(std::filesystem::file_size(uri.substr(5)) == kPages * kPage, "the file is short");
   std::filesystem::remove(uri.substr(5));

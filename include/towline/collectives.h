@@ -132,7 +132,7 @@ typedef struct towline_communicator_options_t {
   uint32_t flags;            // TOWLINE_COMMUNICATOR_*
   uint32_t flight_records;   // number of recorded operations; 0: 2000
   const char* config;        // TOML text over environment and file: [collectives] ...
-  const char* const* hints;  // key, value, key, value, ..., null; kept for info; unknown ones are ignored
+  const char* const* hints;  // key, value, ..., null: on_gpu and order; others are kept for info
   uint64_t reserved[4];
 } towline_communicator_options_t;
 

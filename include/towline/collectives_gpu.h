@@ -76,6 +76,7 @@ typedef struct towline_window_call_t {
   uint64_t offset;
   void* address;
   uint64_t bytes;
+  uint64_t channel;  // of signals: a wait takes the signals of its own channel only. Below 64
 } towline_window_call_t;
 
 // Puts an operation of a window into a stream of the communicator's GPU and returns; also while the stream is captured.

@@ -1,4 +1,4 @@
-// Transfers in the order of a GPU's streams, and in CUDA graphs. Only for transfers that the backend "cuda"
+// Transfers in the order of a GPU's streams, and in CUDA graphs, and their memory for code on a GPU. Only for transfers that the backend "cuda"
 // moves in one part (workers 1); docs/gpu.md lists them.
 //
 // `stream` is a CUstream or cudaStream_t of the GPU that moves the bytes (the transfer's own vram, see
@@ -41,6 +41,18 @@ typedef struct towline_replays_t {
 // Totals of all captured posts of the transfer. Replay one graph only once at a time, just as a transfer is
 // posted once at a time. A graph may outlive its transfer and the agent: its replays then move nothing.
 TOWLINE_API int32_t towline_transfer_replays(const towline_transfer_t* transfer, towline_replays_t* replays);
+
+// For code on the GPU that moves the transfer's bytes: writes its address of each block, of the lists that bytes come
+// from and go to, in order; `count` is their number (where the sides' block sizes differ, that of the smaller blocks).
+// The same distance leads to every other byte of the block's region. The addresses hold until the transfer is
+// destroyed, also when the peer deregisters its memory, leaves or dies: what is written there then reaches nobody.
+// Nothing fences such code: before memory is freed, or given to something else, the application must know that it
+// has ended.
+//
+// TOWLINE_AGAIN: the connection is being made, call again. TOWLINE_BUSY: a post is under way. TOWLINE_UNSUPPORTED:
+// the backend is not "cuda", or its GPU reaches the memory only by way of host memory.
+TOWLINE_API int32_t towline_transfer_view(towline_transfer_t* transfer, uint64_t* from, uint64_t* to,
+                                          size_t count);
 
 #ifdef __cplusplus
 }  // extern "C"

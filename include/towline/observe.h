@@ -26,7 +26,7 @@ TOWLINE_API void towline_set_log_sink(towline_log_sink_t sink, void* context);
 
 // Every setting, with the value that an agent made now with this `config` (TOML text, or null) would read, and where it
 // comes from: JSON, size convention as towline_agent_info.
-//   {"schema": 1, "settings": [{"name", "type", "default", "bounds", "meaning", "promised", "value", "source"}],
+//   {"schema": TOWLINE_JSON_SCHEMA, "settings": [{"name", "type", "default", "bounds", "meaning", "promised", "value", "source"}],
 //    "unknown": [{"name", "nearest"}]}
 // Values of secrets are left out. `unknown`: names in the environment, file or `config` that no setting has.
 TOWLINE_API int32_t towline_settings(const char* config, char* json, size_t capacity, size_t* needed);
@@ -35,7 +35,7 @@ TOWLINE_API int32_t towline_settings(const char* config, char* json, size_t capa
 typedef struct towline_operation_t {
   size_t struct_size;
   const void* id;        // the same at both calls; used again for later runs
-  uint32_t op;           // towline_op_t, as seen from the local list
+  uint32_t op;           // towline_op_t
   uint32_t priority;     // towline_priority_t
   uint64_t bytes;        // of all of it
   uint64_t moved_bytes;  // at the end: that have certainly been moved

@@ -73,10 +73,6 @@ namespace detail {
 
 using PlanHandle = std::shared_ptr<towline_plan_t>;
 
-inline towline_picks_t picks(const Picks& picks) noexcept {
-  return picks.get() == nullptr ? towline_picks_t{} : *picks.get();
-}
-
 // As the C API wants it: on the steady clock, which is CLOCK_MONOTONIC. One that has passed stays in the past.
 inline uint64_t absolute_ns(const std::optional<Deadline>& deadline) noexcept {
   return deadline ? deadline->absolute_ns() : 0;

@@ -1,9 +1,9 @@
 // Storage: files, block devices and objects as regions of an agent.
 //
 // A file is registered like memory and its region is used like memory: its kind is TOWLINE_MEMORY_FILE (or
-// TOWLINE_MEMORY_BLOCK, TOWLINE_MEMORY_OBJECT), its address is 0, and `device` is a number that the agent assigned. A
-// transfer moves bytes between a list of dram, its local list, and a list of such regions, its remote list:
-// both are this agent's own, no peer is needed. READ is from storage to memory.
+// TOWLINE_MEMORY_BLOCK, TOWLINE_MEMORY_OBJECT), its address is 0, and `device` is a number that the agent assigned.
+// Bytes move from and to lists of such regions like those of memory. The other list is of this agent's memory, or of a
+// peer's.
 //
 //   towline_region_t* file;
 //   towline_storage_register(agent, "file:/data/kv.bin", NULL, &file);

@@ -1,10 +1,10 @@
 // Files and objects as regions, for C++20: RAII over storage.h.
 //
-//   towline::Region file = towline::register_storage(agent, "file:/data/kv.bin");
-//   auto pages = agent.block_list(towline::storage_blocks(file, 0, 4096).repeat(1024, 4096));
+//   towline::Region file = agent.register_storage("file:/data/kv.bin");
+//   auto pages = agent.block_list(file.blocks(0, 4096).repeat(1024, 4096));
 //   agent.plan(pages, mine).post().wait();
 //
-//   auto spilled = towline::register_storage(agent, "file:/data/kv", {.create = true, .name = "spilled", .layout = shape});
+//   auto spilled = agent.register_storage("file:/data/kv", {.create = true, .name = "spilled", .layout = shape});
 //   agent.copy(kv[layer][pages], spilled[layer][pages]).wait();
 #pragma once
 
@@ -36,13 +36,13 @@ struct StorageOptions {
   std::optional<Layout> layout{};
 };
 
-using StorageInfo = towline_storage_info_t;
+struct StorageEntry {
+  std::string uri;
+  StorageInfo info;
+};
 
-namespace detail {
-
-[[nodiscard]] inline Region register_storage(const Agent& agent, const char* uri, int fd,
-                                             const StorageOptions& options) {
-  auto native = defaults<towline_storage_options_t>();
+inline Region Agent::open_storage(const char* uri, int fd, const StorageOptions& options) const {
+  auto native = detail::defaults<towline_storage_options_t>();
   native.access = options.access ? static_cast<uint32_t>(*options.access) : 0;
   native.flags = (options.create ? uint32_t{TOWLINE_STORAGE_CREATE} : 0) |
                  (options.truncate ? uint32_t{TOWLINE_STORAGE_TRUNCATE} : 0) |
@@ -53,47 +53,37 @@ namespace detail {
   native.mode = options.mode;
   native.bytes = options.bytes;
   native.fd = fd;
-  native.name = or_null(options.name);
+  native.name = detail::or_null(options.name);
   native.layout = options.layout ? &*options.layout : nullptr;
   towline_region_t* region = nullptr;
-  check(towline_storage_register(agent.native(), uri, &native, &region));
+  detail::check(towline_storage_register(handle_.get(), uri, &native, &region));
   return Region{region, options.name};
 }
 
-}  // namespace detail
-
-// Opens and registers the file or object at the URI ("file:/path", "s3://bucket/key"). Throws Error. Blocks
-// on the file system or the server.
-[[nodiscard]] inline Region register_storage(const Agent& agent, const std::string& uri,
-                                             const StorageOptions& options = {}) {
-  return detail::register_storage(agent, uri.c_str(), -1, options);
+inline Region Agent::register_storage(const std::string& uri, const StorageOptions& options) const {
+  return open_storage(uri.c_str(), -1, options);
 }
-// The same for an open descriptor, which is duplicated.
-[[nodiscard]] inline Region register_storage(const Agent& agent, int fd, const StorageOptions& options = {}) {
-  return detail::register_storage(agent, nullptr, fd, options);
+inline Region Agent::register_storage(const std::string& uri) const {
+  return register_storage(uri, StorageOptions{});
 }
+inline Region Agent::register_storage(int fd, const StorageOptions& options) const {
+  return open_storage(nullptr, fd, options);
+}
+inline Region Agent::register_storage(int fd) const { return register_storage(fd, StorageOptions{}); }
 
-// Describes a file or object; `exists` is 0 if it does not exist.
-[[nodiscard]] inline StorageInfo query_storage(const Agent& agent, const std::string& uri) {
+inline StorageInfo Agent::query_storage(const std::string& uri) const {
   auto info = detail::defaults<towline_storage_info_t>();
-  detail::check(towline_storage_query(agent.native(), uri.c_str(), &info));
+  detail::check(towline_storage_query(handle_.get(), uri.c_str(), &info));
   return info;
 }
 
-struct StorageEntry {
-  std::string uri;
-  StorageInfo info;
-};
-
-// Everything whose URI has this prefix ("s3://bucket/model/"), in order; at most `limit`. Throws Error.
-[[nodiscard]] inline std::vector<StorageEntry> list_storage(const Agent& agent, const std::string& prefix,
-                                                            size_t limit = SIZE_MAX) {
+inline std::vector<StorageEntry> Agent::list_storage(const std::string& prefix, size_t limit) const {
   struct Found {
     std::vector<StorageEntry> entries;
     size_t limit;
   } found{{}, limit};
   detail::check(towline_storage_list(
-      agent.native(), prefix.c_str(),
+      handle_.get(), prefix.c_str(),
       [](void* argument, const char* uri, const towline_storage_info_t* info) -> int32_t {
         auto& into = *static_cast<Found*>(argument);
         if (into.entries.size() < into.limit) into.entries.push_back({uri, *info});
@@ -101,23 +91,6 @@ struct StorageEntry {
       },
       &found));
   return std::move(found.entries);
-}
-
-// Makes written data durable; a replacement replaces the old file. Throws Error.
-inline void commit_storage(const Region& region, Deadline deadline = std::chrono::seconds{30}) {
-  detail::check(towline_storage_commit(region.native(), deadline.remaining_ns()));
-}
-
-[[nodiscard]] inline RegionInfo region_info(const Region& region) {
-  RegionInfo info{};
-  detail::check(towline_region_info(region.native(), &info, sizeof info));
-  return info;
-}
-
-// One block at `offset` of a registered file; repeat() makes more.
-[[nodiscard]] inline Blocks storage_blocks(const Region& region, uint64_t offset, uint64_t length) {
-  const RegionInfo info = region_info(region);
-  return Blocks::at(info.address + offset, length, Kind{info.kind}, info.device);
 }
 
 }  // namespace v0

@@ -28,6 +28,9 @@ extern "C" {
 #define TOWLINE_VERSION_PATCH 0
 #define TOWLINE_FOREVER UINT64_MAX
 #define TOWLINE_DEFAULT_TIMEOUT (UINT64_MAX - 1)
+// "schema" of every JSON object that the library writes. Keys may be added under one number; it grows when a key goes, or
+// changes its name, type, unit or meaning. Sentences inside may change in any version.
+#define TOWLINE_JSON_SCHEMA 1
 
 // Gives an options struct its defaults: TOWLINE_INIT(towline_agent_options_t, options);
 #define TOWLINE_INIT(type, name) type name = {sizeof(type)}
@@ -92,8 +95,8 @@ TOWLINE_API int32_t towline_agent_wait(towline_agent_t* agent, uint64_t timeout_
 // towline_agent_info.
 TOWLINE_API int32_t towline_agent_address(const towline_agent_t* agent, char* text, size_t capacity,
                                           size_t* needed);
-// Backends with traits and, if not usable, the reason; regions, peers with health, topology: JSON text.
-// Writes at most `capacity` bytes with NUL; `needed` receives the full size. Use capacity 0 and a null buffer
+// Backends with traits and, if not usable, the reason; regions, peers with health, topology: JSON text,
+// {"schema": TOWLINE_JSON_SCHEMA, ..}. Writes at most `capacity` bytes with NUL; `needed` receives the full size. Use capacity 0 and a null buffer
 // to query the size.
 TOWLINE_API int32_t towline_agent_info(towline_agent_t* agent, char* json, size_t capacity, size_t* needed);
 // Adds the backends of a plugin to an agent that lives: `plugin` is its file, or the name of one that lies beside
@@ -264,13 +267,14 @@ TOWLINE_API uint64_t towline_block_list_bytes(const towline_block_list_t* list);
 
 // Transfers
 
+// What an access is to the agent that posts, as backends (plugin/v1.h) and hooks (observe.h) see it.
 typedef enum towline_op_t {
-  TOWLINE_READ = 0,   // remote to local
-  TOWLINE_WRITE = 1,  // local to remote
+  TOWLINE_READ = 0,   // from a peer, or from storage
+  TOWLINE_WRITE = 1,  // to a peer, or to storage
 } towline_op_t;
 
 // Which blocks of a list, in order: `count` indices of 4 or 8 bytes, or with `indices` null the range start,
-// start + step, ... A null towline_picks_t pointer means every block in order.
+// start + step, ...
 typedef struct towline_picks_t {
   const void* indices;
   uint32_t index_bytes;
@@ -294,6 +298,9 @@ typedef void (*towline_callback_t)(const towline_completion_t* completion);
 
 typedef struct towline_transfer_options_t {
   size_t struct_size;
+  // Blocks of `from` and of `to`, paired in order. All zero: every block. Indices are read during the call.
+  towline_picks_t from;
+  towline_picks_t to;
   const void* notice;  // delivered to the peer after the data; copied
   size_t notice_bytes;
   uint64_t counter_key;  // the peer's counter to add to after the data; 0: none
@@ -306,12 +313,11 @@ typedef struct towline_transfer_options_t {
   towline_callback_t callback;
 } towline_transfer_options_t;
 
-// Blocks of `local` against blocks of `remote`, pairwise in order. Both sides must hold the same number of
-// bytes; block sizes may differ where one divides into the other. Reusable: post it any number of times, once
-// at a time.
-TOWLINE_API int32_t towline_transfer_create(towline_agent_t* agent, uint32_t op, towline_block_list_t* local,
-                                            const towline_picks_t* local_picks, towline_block_list_t* remote,
-                                            const towline_picks_t* remote_picks,
+// A move whose picks are fixed: post it any number of times, once at a time. It costs less to post than a plan
+// (plan.h), which takes new picks with each post. Exactly one of the lists is a peer's, or both are this agent's. Both
+// sides must hold the same number of bytes; block sizes may differ where one divides into the other.
+TOWLINE_API int32_t towline_transfer_create(towline_agent_t* agent, towline_block_list_t* from,
+                                            towline_block_list_t* to,
                                             const towline_transfer_options_t* options,
                                             towline_transfer_t** transfer);
 // Starts it. TOWLINE_OK: already done. TOWLINE_IN_PROGRESS: accepted, exactly one outcome will follow.
@@ -371,8 +377,9 @@ TOWLINE_API int32_t towline_transfer_destroy(towline_transfer_t* transfer, uint6
 TOWLINE_API void towline_transfer_release(towline_transfer_t* transfer);
 
 // Pulls up to `capacity` ended transfers that asked for queue_completion; returns how many, never blocks.
+// `completion_bytes`: sizeof(towline_completion_t).
 TOWLINE_API int32_t towline_completions_pull(towline_agent_t* agent, towline_completion_t* completions,
-                                             size_t capacity);
+                                             size_t capacity, size_t completion_bytes);
 
 // Notices and counters
 
@@ -383,14 +390,16 @@ typedef struct towline_notice_t {
   const char* peer_incarnation;
   const void* data;
   size_t bytes;
-  void* node;  // internal
+  void* held;    // by the notice, until it is released
+  uint64_t tag;  // queue.h; 0: none
 } towline_notice_t;
 
 // Sends a notice by itself. TOWLINE_AGAIN without credit.
 TOWLINE_API int32_t towline_notice_send(towline_peer_t* peer, const void* data, size_t bytes);
 // Takes the next notice; TOWLINE_AGAIN if none has arrived. Helps to make progress. The contents stay valid
-// until towline_notice_release, which also returns the sender's credit.
-TOWLINE_API int32_t towline_notice_receive(towline_agent_t* agent, towline_notice_t* notice);
+// until towline_notice_release, which also returns the sender's credit. `notice_bytes`: sizeof(towline_notice_t).
+TOWLINE_API int32_t towline_notice_receive(towline_agent_t* agent, towline_notice_t* notice,
+                                           size_t notice_bytes);
 TOWLINE_API void towline_notice_release(towline_agent_t* agent, towline_notice_t* notice);
 
 // A 64-bit number of this agent that peers add to. The application sends them its key.

@@ -5,8 +5,8 @@
 //   auto peer = agent.connect("10.0.0.7:7777");
 //   auto mine = agent.block_list(my_layers);             // span<const Blocks>
 //   auto theirs = peer.block_list(their_layers);
-//   auto move = agent.transfer(towline::Op::write, mine, my_pages, theirs, their_pages, {.notice = "req"});
-//   if (is_error(move.post())) ...; else towline::Status outcome = move.wait(5s);
+//   auto move = agent.copy(mine[my_pages], theirs[their_pages], {.notice = "req"});  // plan.hpp
+//   towline::Status outcome = move.wait(5s);
 //
 // Two paths, two ways to fail. The control path (everything that makes, registers, connects or describes)
 // throws towline::Error. The data path (post, poll, wait, cancel, send, receive, add, pull) returns Status,
@@ -17,7 +17,9 @@
 // answer Status::kClosed.
 #pragma once
 
+#include <towline/gpu.h>
 #include <towline/status.h>
+#include <towline/storage.h>
 #include <towline/towline.h>
 #include <towline/values.hpp>  // IWYU pragma: export
 
@@ -163,6 +165,7 @@ class Memory {
 }
 
 class View;
+using RegionInfo = towline_region_info_t;
 
 // Registered memory. The destructor deregisters it. Of memory that was registered with its owner it waits for nothing: the
 // owner lives until the memory is not used any more. Else it tells peers and waits for work in flight, up to 30 s.
@@ -170,6 +173,20 @@ class Region {
  public:
   // The key by which peers name it.
   [[nodiscard]] uint64_t key() const noexcept { return towline_region_key(handle_.get()); }
+  [[nodiscard]] RegionInfo info() const {
+    RegionInfo info{};
+    detail::check(towline_region_info(handle_.get(), &info, sizeof info));
+    return info;
+  }
+  // One block at `offset` of it, for a list; repeat() makes more.
+  [[nodiscard]] Blocks blocks(uint64_t offset, uint64_t length) const {
+    const RegionInfo its = info();
+    return Blocks::at(its.address + offset, length, Kind{its.kind}, its.device);
+  }
+  // Of storage: makes written data durable; a replacement replaces the old file. Throws Error.
+  void commit(Deadline deadline = std::chrono::seconds{30}) const {
+    detail::check(towline_storage_commit(handle_.get(), deadline.remaining_ns()));
+  }
 
   // Deregisters now. kOk: the memory may be reused, and this object is empty. kNotYet: a peer has not
   // detached, and last_error() names it; do not reuse the memory, and repeat the call.
@@ -252,10 +269,14 @@ struct PickedBlocks {
   Picks picks = all;
 };
 
+namespace detail {
+inline towline_picks_t picks(const Picks& picks) noexcept {
+  return picks.get() == nullptr ? towline_picks_t{} : *picks.get();
+}
+}  // namespace detail
+
 inline PickedBlocks BlockList::operator[](Picks picks) const& noexcept { return {*this, std::move(picks)}; }
 inline PickedBlocks BlockList::operator[](Picks picks) && { return {std::move(*this), std::move(picks)}; }
-
-using RegionInfo = towline_region_info_t;
 
 // Another agent as seen from here. A reference: after its destruction the agent still knows the peer.
 class Peer {
@@ -330,16 +351,25 @@ class Peer {
 
 // Transfers
 
+// Beside the picks, which are fixed as well.
 struct TransferOptions {
   KeptBytes notice{};        // delivered to the peer after the data; empty: none
   uint64_t counter_key = 0;  // the peer's counter to add to after the data; 0: none
   uint64_t counter_add = 0;
   std::optional<std::chrono::nanoseconds> timeout{};  // from each post; none: the agent's default
   std::string backend{};                              // force one by name; empty: the router chooses
-  uint32_t workers = 0;                               // engines to split the work over; 0: one
+  uint32_t workers = 0;                               // to split the work over; 0: one
   bool queue_completion = false;                      // queue a completion at the agent: Agent::pull
   void* user_data = nullptr;                          // returned with completions and callbacks
   towline_callback_t callback = nullptr;
+};
+
+using Replays = towline_replays_t;
+
+// Addresses for code on the GPU that moves a transfer's bytes; see towline_transfer_view.
+struct GpuView {
+  std::vector<uint64_t> from;  // of each block
+  std::vector<uint64_t> to;    // the same
 };
 
 // The result of a transfer's last post.
@@ -355,8 +385,8 @@ struct Result : towline_result_t {
   }
 };
 
-// A READ or WRITE of chosen blocks; post it any number of times, once at a time. The destructor cancels a post in
-// flight and waits for nothing: the memory is in use until the local fence, which the end of a Region awaits.
+// A move whose picks are fixed; post it any number of times, once at a time. The destructor cancels a post in flight and
+// waits for nothing: the memory is in use until the local fence, which the end of a Region awaits.
 class Transfer {
  public:
   // Starts it; allocates nothing. kOk: already done. kInProgress: exactly one outcome follows. kAgain: not
@@ -378,6 +408,28 @@ class Transfer {
   // Replaces the notice of later posts; kBusy while in flight.
   [[nodiscard]] Status set_notice(BytesView notice) const noexcept {
     return detail::status(towline_transfer_set_notice(handle_.get(), notice.data(), notice.size()));
+  }
+
+  // In the order of a GPU's stream, and in graphs: gpu.h. kInProgress: posted. kOk: captured in the graph that the stream
+  // is recording.
+  [[nodiscard]] Status post_on(void* stream) const noexcept {
+    return detail::status(towline_transfer_post_on(handle_.get(), stream));
+  }
+  // What comes next in the stream comes after the last post.
+  [[nodiscard]] Status wait_on(void* stream) const noexcept {
+    return detail::status(towline_transfer_wait_on(handle_.get(), stream));
+  }
+  // Throws Error; kAgain: the connection is being made.
+  [[nodiscard]] GpuView view(size_t blocks) const {
+    GpuView view{std::vector<uint64_t>(blocks), std::vector<uint64_t>(blocks)};
+    detail::check(towline_transfer_view(handle_.get(), view.from.data(), view.to.data(), blocks));
+    return view;
+  }
+  // Of captured posts. Throws Error.
+  [[nodiscard]] Replays replays() const {
+    auto replays = detail::defaults<Replays>();
+    detail::check(towline_transfer_replays(handle_.get(), &replays));
+    return replays;
   }
 
   [[nodiscard]] Result result() const {
@@ -440,6 +492,7 @@ class Notice {
   [[nodiscard]] std::string_view text() const noexcept {
     return {static_cast<const char*>(notice_.data), notice_.bytes};
   }
+  [[nodiscard]] uint64_t tag() const noexcept { return notice_.tag; }  // 0: none
   [[nodiscard]] explicit operator bool() const noexcept { return agent_ != nullptr; }
   void release() noexcept {
     if (agent_ != nullptr) towline_notice_release(std::exchange(agent_, nullptr).get(), &notice_);
@@ -480,10 +533,13 @@ class Queue;
 struct PlanOptions;
 struct PostOptions;
 struct GroupOptions;
+struct StorageOptions;
+struct StorageEntry;
+using StorageInfo = towline_storage_info_t;
 
 // Agent
 
-// One participant: a name, an incarnation, registered memory, backends, a progress engine. The destructor
+// One participant: a name, an incarnation, registered memory, backends, workers that make progress. The destructor
 // ends every transfer, says goodbye to peers and joins the agent's threads.
 class Agent {
  public:
@@ -562,6 +618,19 @@ class Agent {
     return register_memory(std::shared_ptr<const void>{std::move(memory)}, all_of_it, options);
   }
 
+  // Files and objects: storage.hpp. Opens and registers the one at the URI ("file:/path", "s3://bucket/key"). Throws Error.
+  // Blocks on the file system or the server.
+  [[nodiscard]] Region register_storage(const std::string& uri) const;
+  [[nodiscard]] Region register_storage(const std::string& uri, const StorageOptions& options) const;
+  // The same for an open descriptor, which is duplicated.
+  [[nodiscard]] Region register_storage(int fd) const;
+  [[nodiscard]] Region register_storage(int fd, const StorageOptions& options) const;
+  // Describes a file or object; `exists` is 0 if it does not exist.
+  [[nodiscard]] StorageInfo query_storage(const std::string& uri) const;
+  // Everything whose URI has this prefix ("s3://bucket/model/"), in order; at most `limit`. Throws Error.
+  [[nodiscard]] std::vector<StorageEntry> list_storage(const std::string& prefix,
+                                                       size_t limit = SIZE_MAX) const;
+
   // This agent's metadata as a blob: with all its regions, or only some.
   [[nodiscard]] std::vector<std::byte> metadata(std::span<const Region* const> regions = {}) const {
     std::vector<towline_region_t*> native;
@@ -602,11 +671,12 @@ class Agent {
     return BlockList{handle_.get(), nullptr, kind, device, addresses, lengths};
   }
 
-  // Blocks of `local` against blocks of `remote`, pairwise in order; both sides have equal bytes.
-  [[nodiscard]] Transfer transfer(Op op, const BlockList& local, const Picks& local_picks,
-                                  const BlockList& remote, const Picks& remote_picks,
+  // A move that is posted again and again with the picks that it has now: from[pages] to to[pages], pairwise in order.
+  [[nodiscard]] Transfer transfer(const PickedBlocks& from, const PickedBlocks& to,
                                   const TransferOptions& options = {}) const {
     auto native = detail::defaults<towline_transfer_options_t>();
+    native.from = detail::picks(from.picks);
+    native.to = detail::picks(to.picks);
     native.notice = options.notice.data();
     native.notice_bytes = options.notice.size();
     native.counter_key = options.counter_key;
@@ -618,14 +688,9 @@ class Agent {
     native.user_data = options.user_data;
     native.callback = options.callback;
     towline_transfer_t* transfer = nullptr;
-    detail::check(towline_transfer_create(handle_.get(), static_cast<uint32_t>(op), local.native(),
-                                          local_picks.get(), remote.native(), remote_picks.get(), &native,
-                                          &transfer));
+    detail::check(
+        towline_transfer_create(handle_.get(), from.list->native(), to.list->native(), &native, &transfer));
     return Transfer{transfer};
-  }
-  [[nodiscard]] Transfer transfer(Op op, const BlockList& local, const BlockList& remote,
-                                  const TransferOptions& options = {}) const {
-    return transfer(op, local, all, remote, all, options);
   }
 
   // Plans, posts and groups: plan.hpp. Bytes move from `from` to `to`, one of them of a peer, or both of this agent.
@@ -647,19 +712,21 @@ class Agent {
     return Counter{counter};
   }
 
-  // One pass of every progress engine; the number of events handled, or a negative status. Needed only with
+  // One pass of every worker; the number of events handled, or a negative status. Needed only with
   // Progress::kCaller.
   int32_t progress() const noexcept { return towline_agent_progress(handle_.get()); }
   // Takes the next notice, kAgain without one. Releases the previous contents of `notice`. Helps progress.
   [[nodiscard]] Status receive(Notice& notice) const noexcept {
     notice.release();
-    const Status status = detail::status(towline_notice_receive(handle_.get(), &notice.notice_));
+    const Status status =
+        detail::status(towline_notice_receive(handle_.get(), &notice.notice_, sizeof notice.notice_));
     if (status == Status::kOk) notice.agent_ = handle_.shared();
     return status;
   }
   // Pulls ended transfers that asked for queue_completion: how many, or a negative status. Never blocks.
   [[nodiscard]] int32_t pull(std::span<Completion> completions) const noexcept {
-    return towline_completions_pull(handle_.get(), completions.data(), completions.size());
+    return towline_completions_pull(handle_.get(), completions.data(), completions.size(),
+                                    sizeof(Completion));
   }
   // Sleeps until a notice or queued completion is available; kNotYet if the deadline passes first.
   [[nodiscard]] Status wait(Deadline deadline = kForever) const noexcept {
@@ -676,6 +743,8 @@ class Agent {
  private:
   friend class Directory;
   friend class Queue;
+  [[nodiscard]] Region open_storage(const char* uri, int fd, const StorageOptions& options) const;
+
   detail::AgentHandle handle_;
   std::shared_ptr<detail::KeptPlans> plans_;  // of copy()
 };
@@ -683,4 +752,5 @@ class Agent {
 }  // namespace v0
 }  // namespace towline
 
-#include <towline/plan.hpp>  // IWYU pragma: export
+#include <towline/plan.hpp>     // IWYU pragma: export
+#include <towline/storage.hpp>  // IWYU pragma: export

@@ -109,8 +109,6 @@ inline constexpr std::chrono::seconds kDestructorTimeout{30};
 
 // Enumerations
 
-enum class Op : uint32_t { read = TOWLINE_READ, write = TOWLINE_WRITE };
-
 enum class Kind : uint32_t {
   kDram = TOWLINE_MEMORY_DRAM,
   kVram = TOWLINE_MEMORY_VRAM,
@@ -157,7 +155,7 @@ enum class Fence : uint32_t {
 
 struct AgentOptions {
   Progress progress = Progress::kHosted;
-  uint32_t workers = 0;                        // progress engines, 1 to 8; 0: 1
+  uint32_t workers = 0;                        // threads that make progress, 1 to 8; 0: 1
   std::string listen{};                        // "host:port[,..]", "none"; empty: "127.0.0.1:0"
   std::string advertise{};                     // the address for peers instead; empty: detected
   std::string backends{};                      // comma-separated, in order of preference; empty: all usable

@@ -304,6 +304,13 @@ Worker& Agent::my_worker() noexcept {
   return *workers_[number % workers_.size()];
 }
 
+void Agent::maintain_soon() noexcept {
+  for (const auto& worker : workers_) {
+    worker->maintain_soon();
+    worker->wake();
+  }
+}
+
 uint32_t Agent::progress() noexcept {
   uint32_t done = 0;
   for (auto& worker : workers_) done += worker->drive();
@@ -358,6 +365,8 @@ Status Agent::wait_counter(uint64_t key, uint64_t threshold, uint64_t timeout_ns
 void Agent::add_post(Post& post) {
   std::lock_guard lock(control_mutex_);
   posts_.push(post);
+  // close() may have gone through the list before.
+  if (closed_.load(std::memory_order_acquire)) post.close_gate(static_cast<int32_t>(Status::kClosed));
 }
 
 // Transfers that were made before do not take the short way any more. Posts of plans look at each post.

@@ -118,7 +118,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] std::string metrics_json();
 
   // ---- progress
-  uint32_t progress() noexcept;  // one pass of every worker; application threads
+  uint32_t progress() noexcept;   // one pass of every worker; application threads
+  void maintain_soon() noexcept;  // links need maintenance before the next round, on every worker; any thread
   [[nodiscard]] std::vector<std::unique_ptr<Worker>>& workers() noexcept { return workers_; }
   // The worker this thread posts to.
   [[nodiscard]] Worker& my_worker() noexcept;

@@ -165,7 +165,8 @@ std::string Agent::address() const {
 
 std::string Agent::info() {
   check_usable();
-  json result = {{"name", name()},
+  json result = {{"schema", TOWLINE_JSON_SCHEMA},
+                 {"name", name()},
                  {"incarnation", incarnation_text_},
                  {"version", {TOWLINE_VERSION_MAJOR, TOWLINE_VERSION_MINOR, TOWLINE_VERSION_PATCH}},
                  {"progress", hosted() ? "hosted" : "caller"},

@@ -66,10 +66,7 @@ void Agent::gate_transfers_locked(const Peer& peer, Status why) noexcept {
     if (post.remote().peer() == &peer) post.close_gate(static_cast<int32_t>(why));
   });
   // Its links close in the next round of their workers.
-  for (const auto& worker : workers_) {
-    worker->maintain_soon();
-    worker->wake();
-  }
+  maintain_soon();
 }
 
 Peer& Agent::add_peer(std::span<const uint8_t> blob, bool may_ask) {
@@ -179,10 +176,7 @@ void Agent::revoke_remote(Peer& peer, uint64_t key) {
   std::lock_guard lock(control_mutex_);
   revoked_.emplace_back(&peer, std::move(region));
   revoked_count_.fetch_add(1, std::memory_order_acq_rel);
-  for (const auto& worker : workers_) {
-    worker->maintain_soon();
-    worker->wake();
-  }
+  maintain_soon();
   posts_.for_each([&](Post& post) {
     if (post.remote().peer() == &peer && post.remote().uses_region(key))
       post.close_gate(static_cast<int32_t>(Status::kStale));

@@ -333,6 +333,10 @@ Status Group::wait(uint64_t timeout_ns) noexcept {
   const uint64_t left_ns = deadline_ns_ > now_ns ? deadline_ns_ - now_ns : 0;
   (void)wait_for(known, std::min(timeout_ns, left_ns));
   if (outcome() == Status::kInProgress) check_deadline();
+  // A thread that ends it cancels its members before it publishes the outcome.
+  const uint64_t passed_ns = agent_->now_ns() - now_ns;
+  if (ended_.load(std::memory_order_acquire) && passed_ns < timeout_ns)
+    (void)wait_for([this] { return outcome() != Status::kInProgress; }, timeout_ns - passed_ns);
   return outcome() == Status::kInProgress ? Status::kNotYet : outcome();
 }
 

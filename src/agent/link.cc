@@ -180,13 +180,17 @@ bool Link::release_revoked() noexcept {
 }
 
 void Link::drop_imports(bool all) noexcept {
+  bool freed = false;
   std::erase_if(imports_, [&](const auto& entry) {
     const Import& import = entry.second;
     if (!all && !import.region->revoked.load(std::memory_order_acquire)) return false;
     if (import.handle != nullptr) backend_.memory->unimport(connection_, import.handle);
-    import.region->imports.fetch_sub(1, std::memory_order_acq_rel);
+    const bool last = import.region->imports.fetch_sub(1, std::memory_order_acq_rel) == 1;
+    freed = freed || (last && import.region->revoked.load(std::memory_order_acquire));
     return true;
   });
+  // Links that wait to answer for such a region do so in their next round, not after the interval.
+  if (freed) worker_.agent().maintain_soon();
 }
 
 bool Link::teardown(Patience patience) noexcept {

@@ -215,10 +215,7 @@ void Peer::await_credit(TicketHold ticket) {
   }
   if (ended() != Status::kOk) return credit_came(ended());
   if (!any_up_link()) return credit_came(Status::kOk);  // a post connects
-  for (const auto& worker : agent_.workers()) {
-    worker->maintain_soon();
-    worker->wake();
-  }
+  agent_.maintain_soon();
 }
 
 void Peer::credit_came(Status status) noexcept {

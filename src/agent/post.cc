@@ -44,7 +44,8 @@ Post::Post(Route& route, Plan plan, const PostOptions& options, uint32_t threads
 }
 
 Post::~Post() {
-  for (towline_capture* capture : captures_) backend_->data->capture_forget(capture);
+  if (held_ == nullptr) return;
+  for (towline_capture* capture : held_->captures) backend_->data->capture_forget(capture);
 }
 
 void Post::bring(const PostOptions& options) {

@@ -106,6 +106,9 @@ class Post : public Ending {
   [[nodiscard]] Status post_on(void* stream) noexcept;
   [[nodiscard]] Status wait_on(void* stream) noexcept;
   [[nodiscard]] towline_capture_runs captured_runs() const noexcept;
+  // Where code on the backend's accelerator finds the first byte of each pair of blocks (gpu.h), until this goes.
+  // kAgain: its connection is being made.
+  [[nodiscard]] Status view(uint64_t* from, uint64_t* to, size_t count) noexcept;
   [[nodiscard]] Status poll() noexcept;
   [[nodiscard]] Status wait(uint64_t timeout_ns) noexcept;
   [[nodiscard]] Status wait_fenced(uint32_t fences, uint64_t timeout_ns) noexcept;
@@ -186,6 +189,7 @@ class Post : public Ending {
   [[nodiscard]] uint32_t part_room() const noexcept { return part_room_; }
 
  protected:  // for Leg and PostPlan
+  struct Held;
   // The queue of a post that queues its end. A transfer uses the agent's own and need not keep one.
   [[nodiscard]] virtual EventQueue& queue_of_end() const noexcept;
   [[nodiscard]] bool wants_delivery() const noexcept override {
@@ -253,6 +257,8 @@ class Post : public Ending {
   [[nodiscard]] Status post_on_taken(void* stream) noexcept;
   [[nodiscard]] Status capture_or_post(Part& part, void* stream) noexcept;
   [[nodiscard]] Status streams_serve() const noexcept;
+  [[nodiscard]] Status view_taken(uint64_t* local, uint64_t* remote);
+  [[nodiscard]] Held& held();
   [[nodiscard]] Status start_parts() noexcept;
   [[nodiscard]] Status start_alone(Part& part) noexcept;
   [[nodiscard]] Status accepted() const noexcept;
@@ -359,7 +365,13 @@ class Post : public Ending {
   std::atomic<uint32_t> failure_lock_{0};
   uint32_t failed_count_ = 0;
   std::array<towline_failed_range_t, 8> failed_;  // as many as failed_count_ says
-  std::vector<towline_capture*> captures_;        // under the agent's mutex for details
+  struct Held {
+    std::vector<towline_capture*> captures;
+    std::vector<std::unique_ptr<towline_view, void (*)(towline_view*)>>
+        views;  // of the thread with the phase
+  };
+  std::unique_ptr<Held>
+      held_;  // by an accelerator's streams and code; null: nothing; under the agent's mutex for details
 };
 
 }  // namespace towline

@@ -76,7 +76,7 @@ Status Post::capture_or_post(Part& part, void* stream) noexcept {
   }
   if (status == Status::kOk) {
     const std::lock_guard lock(agent().transfer_details_mutex());
-    captures_.push_back(capture);
+    held().captures.push_back(capture);
   } else if (status == Status::kAgain) {
     int32_t before = 0;
     status = begin_post(before);
@@ -103,7 +103,7 @@ Status Post::wait_on(void* stream) noexcept {
       towline_capture* last = nullptr;
       {
         const std::lock_guard lock(agent().transfer_details_mutex());
-        if (!captures_.empty()) last = captures_.back();
+        if (held_ != nullptr && !held_->captures.empty()) last = held_->captures.back();
       }
       if (outcome == Status::kNotFound && last == nullptr) return outcome;
       const bool on_its_way = outcome == Status::kInProgress && !part.submitted && !part.message_only;
@@ -121,7 +121,8 @@ Status Post::wait_on(void* stream) noexcept {
 towline_capture_runs Post::captured_runs() const noexcept {
   auto all = plugin::sized<towline_capture_runs>();
   const std::lock_guard lock(agent().transfer_details_mutex());
-  for (const towline_capture* capture : captures_) {
+  if (held_ == nullptr) return all;
+  for (const towline_capture* capture : held_->captures) {
     auto one = plugin::sized<towline_capture_runs>();
     backend_->data->capture_runs(capture, &one);
     all.begun += one.begun;

@@ -15,6 +15,9 @@ namespace {
 
 using nlohmann::json;
 
+// Which way bytes move, before the peer's name.
+const char* direction_of(uint32_t op) noexcept { return op == TOWLINE_WRITE ? "to" : "from"; }
+
 json json_of(const Price& price) {
   return {{"ns", static_cast<uint64_t>(price.ns)},
           {"error_ns", static_cast<uint64_t>(price.error_ns)},
@@ -101,8 +104,9 @@ std::string Post::staged_route() const {
   const double mebibytes = static_cast<double>(staged.bytes) / (1 << 20);
   const std::vector<Route::Way> ways = route_.ways(plan_.bytes());
   const json result = {
-      {"op", route_.op() == TOWLINE_WRITE ? "write" : "read"},
+      {"schema", TOWLINE_JSON_SCHEMA},
       {"peer", remote().peer()->name()},
+      {"direction", direction_of(route_.op())},
       {"backend", "staged"},
       {"why", fmt::format("staged through {:g} MiB: {}; no backend does it in one step", mebibytes, way)},
       {"bytes", plan_.view().bytes},
@@ -157,8 +161,7 @@ std::string Post::refusal_of(Status status) const noexcept {
     if (why.empty()) why = status_text(status);
     return fmt::format("a {} of {} blocks {} peer '{}' over {} was refused: {}",
                        route_.op() == TOWLINE_WRITE ? "write" : "read", plan_.picked_blocks(),
-                       route_.op() == TOWLINE_WRITE ? "to" : "from", remote().peer()->name(), backend_name(),
-                       why);
+                       direction_of(route_.op()), remote().peer()->name(), backend_name(), why);
   } catch (const std::bad_alloc&) {
     return {};
   }
@@ -167,11 +170,11 @@ std::string Post::refusal_of(Status status) const noexcept {
 std::string Post::sentence(Status status, const std::string& more) const {
   std::string where;
   if (ready() && failed_count_ != 0) where = fmt::format(", first at position {}", failed_[0].first);
-  const bool writes = route_.op() == TOWLINE_WRITE;
   return fmt::format(
       "{} {} blocks ({} bytes) {} peer '{}' over {}: {}{}{}; {} bytes have moved; the local memory {}",
-      writes ? "writing" : "reading", plan_.picked_blocks(), plan_.bytes(), writes ? "to" : "from",
-      remote().peer()->name(), backend_name(), status_text(status), more, where, moved_bytes(),
+      route_.op() == TOWLINE_WRITE ? "writing" : "reading", plan_.picked_blocks(), plan_.bytes(),
+      direction_of(route_.op()), remote().peer()->name(), backend_name(), status_text(status), more, where,
+      moved_bytes(),
       fenced(TOWLINE_FENCE_LOCAL) ? "may be reused" : "is not fenced yet: wait before it is reused");
 }
 
@@ -188,8 +191,9 @@ std::string PostPlan::route_text() {
 std::string Post::route() const {
   if (staged_ != nullptr) return staged_route();
   const std::vector<Route::Way> ways = route_.ways(plan_.bytes());
-  json result = {{"op", route_.op() == TOWLINE_WRITE ? "write" : "read"},
+  json result = {{"schema", TOWLINE_JSON_SCHEMA},
                  {"peer", remote().peer()->name()},
+                 {"direction", direction_of(route_.op())},
                  {"backend", backend_name()},
                  {"why", route_.why(ways)},
                  {"bytes", plan_.view().bytes},

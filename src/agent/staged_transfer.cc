@@ -28,8 +28,8 @@ void check_local_access(const BlockList& local, uint32_t op) {
         return !is_storage(region.kind) || (region.access & needed) == needed;
       }))
     return;
-  fail(Status::kPermissionDenied, "the transfer {} a local region that was registered without {} access",
-       op == TOWLINE_READ ? "writes to" : "reads from", op == TOWLINE_READ ? "write" : "read");
+  fail(Status::kPermissionDenied, "a region of the '{}' list was registered without {} access",
+       op == TOWLINE_READ ? "to" : "from", op == TOWLINE_READ ? "write" : "read");
 }
 
 template <class Is>

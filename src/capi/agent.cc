@@ -183,13 +183,22 @@ int32_t towline_agent_metrics(towline_agent_t* agent, char* json, size_t capacit
   });
 }
 
-int32_t towline_completions_pull(towline_agent_t* agent, towline_completion_t* completions, size_t capacity) {
+int32_t towline_completions_pull(towline_agent_t* agent, towline_completion_t* completions, size_t capacity,
+                                 size_t completion_bytes) {
   if (agent == nullptr) return capi::refuse_null(__func__, "agent");
   if (completions == nullptr && capacity != 0) return capi::refuse_null(__func__, "completions");
+  if (completion_bytes < capi::kLeastCompletionBytes || completion_bytes > capi::kMostElementBytes)
+    return capi::refuse(__func__, Status::kInvalidArgument,
+                        "completion_bytes: give sizeof(towline_completion_t)");
   if (const Status status = agent->agent->usable(); status == Status::kForked)
     return capi::answer(__func__, status);
-  return static_cast<int32_t>(
-      agent->agent->pull_completions(completions, std::min<size_t>(capacity, INT32_MAX)));
+  capacity = std::min<size_t>(capacity, INT32_MAX);
+  if (completion_bytes == sizeof *completions) [[likely]]
+    return static_cast<int32_t>(agent->agent->pull_completions(completions, capacity));
+  size_t count = 0;
+  for (towline_completion_t one; count < capacity && agent->agent->pull_completions(&one, 1) == 1; ++count)
+    capi::give_element(completions, completion_bytes, count, one);
+  return static_cast<int32_t>(count);
 }
 
 }  // extern "C"

@@ -14,6 +14,16 @@ TEST(Blocks, ABlockAtZeroIsANumberAndNoPointer) {
   EXPECT_EQ(file.device, 7u);
 }
 
+TEST(Blocks, RepeatingAddsTheInnermostDimension) {
+  const Blocks cache = Blocks::at(0, 4096).repeat(3, 1 << 20).repeat(5, 4096);
+  EXPECT_EQ(cache.size(), 15u);
+  EXPECT_EQ(cache.count[0], 3u);
+  EXPECT_EQ(cache.stride[0], 1u << 20);
+  EXPECT_EQ(cache.count[1], 5u) << "block 1 is page 1 of layer 0";
+  EXPECT_EQ(cache.stride[1], 4096u);
+  EXPECT_THROW((void)cache.repeat(1, 0).repeat(1, 0).repeat(1, 0), Error);
+}
+
 TEST(Blocks, AMemorysRemainderIsRefusedAndNotLeftOut) {
   std::array<std::byte, 100> memory = {};
   EXPECT_EQ(blocks_of(memory.data(), 100, 25).count[0], 4u);

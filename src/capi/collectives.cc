@@ -544,13 +544,18 @@ int32_t towline_window_wait_signal(towline_window_t* window, int32_t rank, uint6
   });
 }
 
-int32_t towline_window_issue(towline_window_t* window, const towline_window_call_t* call, uint64_t timeout_ns,
-                             void* stream) {
+int32_t towline_window_issue(towline_window_t* window, const towline_window_call_t* given,
+                             uint64_t timeout_ns, void* stream) {
   return capi::guard(__func__, [&] {
-    capi::need(call, "call");
-    if (call->struct_size != sizeof *call)
+    capi::need(given, "call");
+    // Programs compiled before signals had channels give a shorter struct.
+    if (given->struct_size < offsetof(towline_window_call_t, channel) || given->struct_size > 4096)
       fail(Status::kInvalidArgument, "call.struct_size is {}; set it to sizeof the struct",
-           call->struct_size);
+           given->struct_size);
+    towline_window_call_t copy = {};
+    std::memcpy(&copy, given, std::min(given->struct_size, sizeof copy));
+    copy.struct_size = sizeof copy;
+    const towline_window_call_t* const call = &copy;
     const bool moves = call->op == TOWLINE_WINDOW_PUT || call->op == TOWLINE_WINDOW_GET;
     check_window(window, call->rank, moves ? call->offset : 0, moves ? call->bytes : 0);
     const auto& table = window->communicator->table();

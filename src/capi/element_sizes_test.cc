@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -84,6 +85,56 @@ TEST_F(ElementSizes, ThePeersRegionsKeepTheCallersStep) {
   EXPECT_EQ(all[1].info.bytes, 4096u);
   EXPECT_EQ(all[1].later, 0u);
   EXPECT_EQ(all[2].later, UINT64_MAX);  // room that was not offered
+}
+
+struct NewerNotice {
+  towline_notice_t notice;
+  uint64_t later;
+};
+
+struct NewerCompletion {
+  towline_completion_t completion;
+  uint64_t later;
+};
+
+TEST_F(ElementSizes, NoticesAndCompletionsKeepTheCallersSize) {
+  const Agent other{"other", {.listen = "none", .backends = "memory"}};
+  const Peer peer = other.add_peer(agent_.metadata());
+  std::vector<std::byte> mine(8192);
+  const Region here = other.register_memory(dram(mine.data(), mine.size()));
+  const BlockList from = peer.block_list(Blocks::at(memory_.data(), 8192));
+  const BlockList to = other.block_list(Blocks::at(mine.data(), 8192));
+  std::array<Transfer, 2> moves = {other.transfer(from, to, {.notice = "read", .queue_completion = true}),
+                                   other.transfer(from, to, {.notice = "read", .queue_completion = true})};
+  std::array<NewerCompletion, 3> ends;
+  std::memset(ends.data(), 0xff, sizeof ends);
+  for (const Transfer& move : moves) {
+    Status status = move.post();
+    for (const Deadline deadline{std::chrono::seconds{20}};
+         status == Status::kAgain && deadline.remaining_ns() != 0;)
+      status = move.post();
+    ASSERT_FALSE(is_error(status)) << towline_last_error();
+    ASSERT_EQ(move.wait(std::chrono::seconds{20}), Status::kOk);
+  }
+  int32_t count = 0;
+  while (count < 2 && other.wait(std::chrono::seconds{20}) == Status::kOk)
+    count += towline_completions_pull(other.native(), &ends[count].completion, 3 - count, sizeof ends[0]);
+  ASSERT_EQ(count, 2);
+  EXPECT_EQ(ends[1].completion.bytes, 8192u);
+  EXPECT_EQ(ends[1].later, 0u);
+  EXPECT_EQ(ends[2].later, UINT64_MAX);
+  EXPECT_EQ(towline_completions_pull(other.native(), &ends[0].completion, 1, 16), TOWLINE_INVALID_ARGUMENT);
+
+  NewerNotice notice;
+  std::memset(&notice, 0xff, sizeof notice);
+  EXPECT_EQ(towline_notice_receive(agent_.native(), &notice.notice, 8), TOWLINE_INVALID_ARGUMENT);
+  while (towline_notice_receive(agent_.native(), &notice.notice, sizeof notice) == TOWLINE_AGAIN)
+    ASSERT_EQ(agent_.wait(std::chrono::seconds{20}), Status::kOk);
+  EXPECT_EQ(notice.notice.bytes, 4u);
+  EXPECT_EQ(notice.notice.tag, 0u);
+  EXPECT_EQ(notice.later, 0u);
+  towline_notice_release(agent_.native(), &notice.notice);
+  EXPECT_EQ(notice.notice.held, nullptr);
 }
 
 TEST(AgentAddress, TellsHowMuchRoomItNeeds) {

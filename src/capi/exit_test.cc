@@ -23,7 +23,7 @@ struct Alive {
   Peer peer = writer.connect(owner.address());
   BlockList mine = writer.block_list(Blocks::at(source.data(), source.size()));
   BlockList theirs = peer.block_list(Blocks::at(target.data(), target.size()));
-  Transfer write = writer.transfer(Op::write, mine, all, theirs, all, {.backend = "tcp"});
+  Transfer write = writer.transfer(mine, theirs, {.backend = "tcp"});
 };
 Alive* alive = nullptr;
 

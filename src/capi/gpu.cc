@@ -41,4 +41,11 @@ int32_t towline_transfer_replays(const towline_transfer_t* transfer, towline_rep
   });
 }
 
+int32_t towline_transfer_view(towline_transfer_t* transfer, uint64_t* from, uint64_t* to, size_t count) {
+  if (transfer == nullptr) return capi::refuse_null(__func__, "transfer");
+  if (from == nullptr) return capi::refuse_null(__func__, "from");
+  if (to == nullptr) return capi::refuse_null(__func__, "to");
+  return answer(__func__, reinterpret_cast<Transfer*>(transfer)->view(from, to, count));
+}
+
 }  // extern "C"

@@ -114,8 +114,26 @@ inline void need(const void* pointer, const char* what) {
 // Null: the agent's own. Throws Error for a queue of another agent.
 [[nodiscard]] EventQueue& queue_for(Agent& agent, const towline_queue_t* queue);
 
-// Throws Error for a list that is null or of another agent.
-void check_list(const Agent& agent, const towline_block_list_t* list, const char* what);
+// Two lists as the core has them: its own side and the far one, and in which direction bytes move.
+struct Sides {
+  bool reads = false;  // from the far side
+  std::shared_ptr<BlockList> local;
+  std::shared_ptr<BlockList> remote;
+
+  [[nodiscard]] uint32_t op() const noexcept { return reads ? TOWLINE_READ : TOWLINE_WRITE; }
+};
+// A peer's list is the far side; of two lists of this agent it is the one with storage. Throws Error for lists that
+// are null, of another agent, or both of peers.
+[[nodiscard]] Sides sides_of(Agent& agent, const towline_block_list_t* from, const towline_block_list_t* to);
+// All zero: null, for every block.
+[[nodiscard]] inline const towline_picks_t* picks_of(const towline_picks_t& picks) noexcept {
+  const bool all = picks.indices == nullptr && picks.count == 0 && picks.step == 0 && picks.start == 0;
+  return all ? nullptr : &picks;
+}
+[[nodiscard]] inline PickPair pick_pair(bool reads, const towline_picks_t& from,
+                                        const towline_picks_t& to) noexcept {
+  return {picks_of(reads ? to : from), picks_of(reads ? from : to)};
+}
 
 // Copies a caller's options as far as its version of the struct goes; null gives the defaults. Throws Error for a size
 // that no version had, and for fields of a newer version that are not 0: they ask for something that would not be done.
@@ -144,6 +162,8 @@ Options take_options(const Options* given, const char* what) {
 // sizes of the first version, which every caller has.
 inline constexpr size_t kLeastRegionInfoBytes = 48;
 inline constexpr size_t kLeastDirectoryEntryBytes = 32;
+inline constexpr size_t kLeastCompletionBytes = 32;
+inline constexpr size_t kLeastNoticeBytes = 48;
 inline constexpr size_t kMostElementBytes = 4096;
 
 inline void check_element(size_t bytes, size_t least, const char* what) {

@@ -58,7 +58,7 @@ class LastErrorInMemory : public LastError {
 };
 
 TEST_F(LastError, of_a_post_that_is_in_flight_says_so) {
-  const Transfer move = left_.transfer(Op::write, from_, to_);
+  const Transfer move = left_.transfer(from_, to_);
   ASSERT_EQ(move.post(), Status::kInProgress);
   fail_before();
   EXPECT_EQ(move.post(), Status::kBusy);
@@ -71,7 +71,7 @@ TEST_F(LastError, of_a_post_that_is_in_flight_says_so) {
 }
 
 TEST_F(LastError, of_a_wait_is_the_transfers_own) {
-  const Transfer move = left_.transfer(Op::write, from_, to_);
+  const Transfer move = left_.transfer(from_, to_);
   ASSERT_EQ(move.post(), Status::kInProgress);
   fail_before();
   EXPECT_EQ(move.wait(0s), Status::kNotYet) << "which is no failure";
@@ -84,7 +84,7 @@ TEST_F(LastError, of_a_wait_is_the_transfers_own) {
 }
 
 TEST_F(LastErrorInMemory, of_a_post_to_a_peer_that_is_gone_names_it) {
-  const Transfer move = left_.transfer(Op::write, from_, to_);
+  const Transfer move = left_.transfer(from_, to_);
   const Plan plan = left_.plan(from_, to_);
   ASSERT_EQ(move.post(), Status::kOk) << last_error();
   right_.reset();
@@ -123,9 +123,9 @@ TEST(LastErrorOfNull, names_the_call_and_what_is_null) {
   refused(towline_group_wait(nullptr, 0), "towline_group_wait: group is null");
   refused(towline_agent_progress(nullptr), "towline_agent_progress: agent is null");
   refused(towline_agent_wait(nullptr, 0), "towline_agent_wait: agent is null");
-  refused(towline_completions_pull(nullptr, nullptr, 0), "towline_completions_pull: agent is null");
+  refused(towline_completions_pull(nullptr, nullptr, 0, 0), "towline_completions_pull: agent is null");
   refused(towline_notice_send(nullptr, nullptr, 0), "towline_notice_send: peer is null");
-  refused(towline_notice_receive(nullptr, &notice), "towline_notice_receive: agent is null");
+  refused(towline_notice_receive(nullptr, &notice, sizeof notice), "towline_notice_receive: agent is null");
   refused(towline_counter_wait(nullptr, 0, 0), "towline_counter_wait: counter is null");
   refused(towline_queue_wait(nullptr, 0), "towline_queue_wait: queue is null");
   refused(towline_queue_next(nullptr, nullptr, 0, sizeof(towline_event_t)),

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "towline/fabric.h"
+#include "towline/telemetry.h"
 #include "towline/towline.hpp"
 
 namespace towline {
@@ -77,6 +79,30 @@ TEST(Settings, SayWhatIsInForceAndFromWhere) {
   EXPECT_LT(towline_settings("[", nullptr, 0, nullptr), 0);
 }
 
+// Every JSON object of the library says which version its shape is; docs/versions.md lists them.
+TEST(Json, SaysItsSchema) {
+  const std::string schema = "\"schema\":" + std::to_string(TOWLINE_JSON_SCHEMA);
+  const auto says = [&](const std::string& json) {
+    EXPECT_NE(json.find(schema), std::string::npos) << json;
+    EXPECT_TRUE(json.starts_with('{') || json.starts_with("[{")) << json;
+  };
+  const Agent agent{"schema", {.listen = "none", .backends = "memory"}};
+  std::vector<std::byte> bytes(8192);
+  const Region memory = agent.register_memory(dram(bytes.data(), bytes.size()), {.access = Access::kAll});
+  const BlockList from = agent.block_list(memory.blocks(0, 4096));
+  const BlockList to = agent.block_list(memory.blocks(4096, 4096));
+  says(agent.info());
+  says(agent.metrics());
+  says(agent.transfer(from, to).route());
+  says(agent.plan(from, to).route());
+  says(detail::read_text([](char* json, size_t capacity, size_t* needed) {
+    return towline_host_metrics(json, capacity, needed);
+  }));
+  says(detail::read_text([](char* json, size_t capacity, size_t* needed) {
+    return towline_fabric_topology(json, capacity, needed);
+  }));
+}
+
 // Two agents of this process.
 class Hooks : public ::testing::Test {
  protected:
@@ -115,7 +141,7 @@ class Hooks : public ::testing::Test {
 
 TEST_F(Hooks, AreCalledAroundEachRunAndNoMoreWhenTheyAreGone) {
   const Plan plan = left.plan(from, to);
-  Transfer transfer = left.transfer(Op::write, from, all, to, all);
+  Transfer transfer = left.transfer(from, to);
   ASSERT_EQ(plan.post().wait(20s), Status::kOk);
   EXPECT_TRUE(seen.empty());
   const towline_hooks_t both = hooks();

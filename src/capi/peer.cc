@@ -109,9 +109,11 @@ int32_t towline_notice_send(towline_peer_t* peer, const void* data, size_t bytes
   return capi::guard(__func__, [&] { return peer->agent->send_notice(*peer->peer, data, bytes); });
 }
 
-int32_t towline_notice_receive(towline_agent_t* agent, towline_notice_t* notice) {
+int32_t towline_notice_receive(towline_agent_t* agent, towline_notice_t* notice, size_t notice_bytes) {
   if (agent == nullptr || notice == nullptr)
     return capi::refuse_null(__func__, agent == nullptr ? "agent" : "notice");
+  if (notice_bytes < capi::kLeastNoticeBytes || notice_bytes > capi::kMostElementBytes)
+    return capi::refuse(__func__, Status::kInvalidArgument, "notice_bytes: give sizeof(towline_notice_t)");
   NoticeNode* node = agent->agent->inbox().pull();
   if (node == nullptr) {
     if (const Status status = agent->agent->usable(); status != Status::kOk)
@@ -119,15 +121,20 @@ int32_t towline_notice_receive(towline_agent_t* agent, towline_notice_t* notice)
     node = agent->agent->receive_notice();
     if (node == nullptr) return TOWLINE_AGAIN;
   }
-  *notice = {node->peer->name().c_str(), node->peer->incarnation_text().c_str(), node->data(), node->bytes,
-             node};
+  const towline_notice_t whole = {node->peer->name().c_str(),
+                                  node->peer->incarnation_text().c_str(),
+                                  node->data(),
+                                  node->bytes,
+                                  node,
+                                  node->tag};
+  capi::give_element(notice, notice_bytes, 0, whole);
   return TOWLINE_OK;
 }
 
 void towline_notice_release(towline_agent_t* agent, towline_notice_t* notice) {
-  if (agent == nullptr || notice == nullptr || notice->node == nullptr) return;
-  agent->agent->give_back_notice(static_cast<NoticeNode*>(notice->node));
-  *notice = {};
+  if (agent == nullptr || notice == nullptr || notice->held == nullptr) return;
+  agent->agent->give_back_notice(static_cast<NoticeNode*>(notice->held));
+  std::memset(static_cast<void*>(notice), 0, capi::kLeastNoticeBytes);
 }
 
 int32_t towline_counter_create(towline_agent_t* agent, uint64_t initial, towline_counter_t** counter) {

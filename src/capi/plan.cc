@@ -46,12 +46,6 @@ PostOptions common_options(Agent& agent, const Options& given) {
   return options;
 }
 
-// All zero: every block.
-const towline_picks_t* picks_of(const towline_picks_t& picks) noexcept {
-  const bool all = picks.indices == nullptr && picks.count == 0 && picks.step == 0 && picks.start == 0;
-  return all ? nullptr : &picks;
-}
-
 void check_deadline(const Agent& agent, uint64_t deadline_ns) {
   if (deadline_ns == 0 || deadline_ns > agent.now_ns()) return;
   fail(Status::kTimedOut, "the deadline passed {} us ago", (agent.now_ns() - deadline_ns) / 1000);
@@ -59,22 +53,6 @@ void check_deadline(const Agent& agent, uint64_t deadline_ns) {
 
 [[gnu::cold]] int32_t refused(const char* function, Status status) noexcept {
   return capi::answer(function, status, take_failure_text());
-}
-
-bool has_storage(const BlockList& list) noexcept {
-  for (uint64_t i = 0; i < list.view().region_count; ++i)
-    if (is_storage(list.view().regions[i].kind)) return true;
-  return false;
-}
-
-// Which of the two is the far side.
-bool reads(const towline_block_list_t& from, const towline_block_list_t& to) {
-  if (from.peer() != nullptr && to.peer() != nullptr)
-    fail(Status::kInvalidArgument,
-         "both lists are of peers ('{}' and '{}'): bytes move between a peer and this agent",
-         from.peer()->name(), to.peer()->name());
-  if (from.peer() != nullptr || to.peer() != nullptr) return from.peer() != nullptr;
-  return has_storage(from) && !has_storage(to);
 }
 
 int32_t post_of(PostPlan& plan, const towline_post_options_t& given, PlannedPost** made) {
@@ -89,11 +67,9 @@ int32_t post_of(PostPlan& plan, const towline_post_options_t& given, PlannedPost
     fail(Status::kInvalidArgument, "options.stream is set, but options.stream_kind is TOWLINE_STREAM_{}",
          given.stream_kind == TOWLINE_STREAM_NONE ? "NONE" : "UNORDERED");
   options.unordered = given.stream_kind == TOWLINE_STREAM_UNORDERED;
-  const bool reading = plan.route().op() == TOWLINE_READ;
-  if (!plan.why_not_whole().empty() && picks_of(given.from) == nullptr && picks_of(given.to) == nullptr)
+  const PickPair picks = capi::pick_pair(plan.route().op() == TOWLINE_READ, given.from, given.to);
+  if (!plan.why_not_whole().empty() && picks.local == nullptr && picks.remote == nullptr)
     fail(Status::kMismatch, "{}", plan.why_not_whole());
-  const PickPair picks = {picks_of(reading ? given.to : given.from),
-                          picks_of(reading ? given.from : given.to)};
   void* const* const stream = in_stream ? &given.stream : nullptr;
   const Status status = plan.post(picks, options, stream, made);
   return is_error(status) ? refused("towline_plan_post", status) : static_cast<int32_t>(status);
@@ -110,16 +86,11 @@ int32_t towline_plan_create(towline_agent_t* agent, towline_block_list_t* from, 
     capi::need(plan, "plan");
     Agent& owner = *agent->agent;
     owner.check_usable();
-    capi::check_list(owner, from, "from");
-    capi::check_list(owner, to, "to");
+    capi::Sides sides = capi::sides_of(owner, from, to);
     const auto given = capi::take_options(options, "options");
     const uint64_t timeout_ns = given.timeout_ns != 0 ? given.timeout_ns : owner.default_timeout_ns();
-    const bool reading = reads(*from, *to);
-    std::shared_ptr<BlockList> local = reading ? to->self : from->self;
-    std::shared_ptr<BlockList> remote = reading ? from->self : to->self;
-    if (remote->peer() == nullptr) remote = owner.as_remote(remote);
-    auto made = std::make_unique<PostPlan>(agent->agent, reading ? TOWLINE_READ : TOWLINE_WRITE,
-                                           std::move(local), std::move(remote), timeout_ns);
+    auto made = std::make_unique<PostPlan>(agent->agent, sides.op(), std::move(sides.local),
+                                           std::move(sides.remote), timeout_ns);
     if (given.recut == 0) made->refuse_whole(capi::check_layouts(*from, *to));
     made->establish(given.backend == nullptr ? "" : given.backend, LateDeadline::in(owner, timeout_ns),
                     given.usual_bytes);

@@ -241,9 +241,9 @@ int32_t towline_notice_send_tagged(towline_peer_t* peer, uint64_t tag, const voi
 int32_t towline_notice_peer(const towline_notice_t* notice, towline_peer_t** peer) {
   return capi::guard(__func__, [&] {
     capi::need(notice, "notice");
-    capi::need(notice->node, "notice.node");
+    capi::need(notice->held, "notice.held");
     capi::need(peer, "peer");
-    *peer = handle_of(*static_cast<NoticeNode*>(notice->node)->peer);
+    *peer = handle_of(*static_cast<NoticeNode*>(notice->held)->peer);
     return Status::kOk;
   });
 }

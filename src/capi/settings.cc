@@ -32,7 +32,7 @@ std::string describe_settings(const char* text) {
   json unknown = json::array();
   for (const std::string& name : config.unknown_keys())
     unknown.push_back({{"name", name}, {"nearest", nearest_setting(name)}});
-  return json({{"schema", 1}, {"settings", settings}, {"unknown", unknown}})
+  return json({{"schema", TOWLINE_JSON_SCHEMA}, {"settings", settings}, {"unknown", unknown}})
       .dump(-1, ' ', false, json::error_handler_t::replace);
 }
 

@@ -45,43 +45,27 @@ int32_t ended(const char* function, const Transfer& transfer, Status status) noe
 
 }  // namespace
 
-void capi::check_list(const Agent& agent, const towline_block_list_t* list, const char* what) {
-  need(list, what);
-  if (list->agent != agent.incarnation())
-    fail(Status::kInvalidArgument, "the {} list belongs to another agent", what);
-}
-
 extern "C" {
 
-int32_t towline_transfer_create(towline_agent_t* agent, uint32_t op, towline_block_list_t* local,
-                                const towline_picks_t* local_picks, towline_block_list_t* remote,
-                                const towline_picks_t* remote_picks,
+int32_t towline_transfer_create(towline_agent_t* agent, towline_block_list_t* from, towline_block_list_t* to,
                                 const towline_transfer_options_t* options, towline_transfer_t** transfer) {
   return capi::guard(__func__, [&] {
     capi::need(agent, "agent");
     capi::need(transfer, "transfer");
     Agent& owner = *agent->agent;
     owner.check_usable();
-    capi::check_list(owner, local, "local");
-    capi::check_list(owner, remote, "remote");
-    if (op != TOWLINE_READ && op != TOWLINE_WRITE) {
-      fail(Status::kInvalidArgument, "op is {}; it is TOWLINE_READ or TOWLINE_WRITE", op);
-    }
-    if (local->peer() != nullptr) {
-      fail(Status::kInvalidArgument, "the local list is of peer '{}'; lists of peers go on the remote side",
-           local->peer()->name());
-    }
+    capi::Sides sides = capi::sides_of(owner, from, to);
     const auto given = capi::take_options(options, "options");
-    if (const std::string why = capi::check_layouts(*local, *remote);
-        !why.empty() && local_picks == nullptr && remote_picks == nullptr)
+    const PickPair picks = capi::pick_pair(sides.reads, given.from, given.to);
+    if (const std::string why = capi::check_layouts(*from, *to);
+        !why.empty() && picks.local == nullptr && picks.remote == nullptr)
       fail(Status::kMismatch, "{}", why);
     const PostOptions wanted = post_options(owner, given);
     const uint64_t timeout_ns = wanted.timeout_ns != 0 ? wanted.timeout_ns : owner.default_timeout_ns();
-    std::shared_ptr<BlockList> target = remote->self;
-    if (target->peer() == nullptr) target = owner.as_remote(target);
-    Plan plan = Plan::compile(local->own, local_picks, target->resolved(), remote_picks, op);
-    auto made = std::make_unique<Transfer>(agent->agent, op, local->self, std::move(target), std::move(plan),
-                                           wanted, given.workers);
+    Plan plan = Plan::compile(sides.local->resolved(), picks.local, sides.remote->resolved(), picks.remote,
+                              sides.op());
+    auto made = std::make_unique<Transfer>(agent->agent, sides.op(), std::move(sides.local),
+                                           std::move(sides.remote), std::move(plan), wanted, given.workers);
     owner.add_post(*made);
     try {
       made->establish(given.backend == nullptr ? "" : given.backend, LateDeadline::in(owner, timeout_ns));

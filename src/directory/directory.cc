@@ -1,6 +1,7 @@
 #include "directory/directory.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "agent/plugin_finder.h"
 #include "base/error.h"
@@ -292,8 +293,10 @@ std::string Directory::info() {
   for (size_t whole = 0; (whole = table_.describe(client, text.data(), text.size())) >= text.size();) {
     text.resize(whole + 1024);
   }
-  text.resize(std::char_traits<char>::length(text.c_str()));
-  return text;
+  nlohmann::json told = nlohmann::json::parse(text.c_str(), nullptr, false);
+  if (!told.is_object()) told = {{"details", text.c_str()}};
+  told["schema"] = TOWLINE_JSON_SCHEMA;
+  return told.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace towline

@@ -99,6 +99,45 @@ TEST_F(DirectCopyTest, copies_onto_itself_with_overlap_as_through_a_buffer) {
   }
 }
 
+// Rows of blocks with and without gaps, whose addresses are worked out without a cursor.
+TEST_F(DirectCopyTest, moves_rows_of_blocks_as_the_cursor_names_them) {
+  const RegionIndex local(std::vector{region(1, here(), kBytes)});
+  const RegionIndex remote(std::vector{region(1, kElsewhere, kBytes)});
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(seed);
+    Random random(seed);
+    const uint32_t op = random.chance(0.5) ? TOWLINE_READ : TOWLINE_WRITE;
+    const uint64_t length = uint64_t{1} << random.between(0, 8);
+    const auto stride = [&] { return random.chance(0.5) ? length : length + random.between(1, 64); };
+    const uint64_t mine = stride();
+    const uint64_t theirs = stride();
+    const uint64_t count = (kBytes - length) / std::max(mine, theirs);
+    const auto from = ResolvedList::from_blocks(std::vector{entry(here(), length, {{count, mine}})}, local);
+    const auto to =
+        ResolvedList::from_blocks(std::vector{entry(kElsewhere, length, {{count, theirs}})}, remote);
+    const uint64_t step = random.between(1, 3);
+    const uint64_t picked = random.between(1, count / step);
+    std::vector<uint32_t> indices(picked);
+    for (uint32_t i = 0; i < picked; ++i) indices[i] = i;
+    if (random.chance(0.5)) std::shuffle(indices.begin(), indices.end(), random);
+    const towline_picks_t by_index = testing::pick_indices(indices);
+    const towline_picks_t by_range = testing::pick_range(0, step, picked);
+    const Plan plan = Plan::compile(*from, &by_range, *to, random.chance(0.5) ? &by_index : &by_range, op);
+    std::vector<uint8_t> here = here_;
+    std::vector<uint8_t> there = there_;
+    plugin::Cursor cursor(plan.view(), 0, plan.bytes());
+    for (const testing::Byte& byte : testing::bytes_of(testing::walk(cursor))) {
+      uint8_t& near = here[byte.local - this->here()];
+      uint8_t& far = there[byte.remote - kElsewhere];
+      (op == TOWLINE_READ ? near : far) = op == TOWLINE_READ ? far : near;
+    }
+    const uint64_t deltas[] = {delta()};
+    EXPECT_EQ(copy_plan(plan.view(), deltas, 0, plan.bytes(), op), plan.bytes());
+    ASSERT_EQ(here_, here);
+    ASSERT_EQ(there_, there);
+  }
+}
+
 TEST_F(DirectCopyTest, is_done_at_once_with_nothing_to_copy) {
   Random random(1);
   const Plan plan = random_plan(random, TOWLINE_WRITE);

@@ -42,7 +42,7 @@ struct Picks {
 // Null: all `blocks`. An array whose indices ascend by one constant step becomes a range; others are copied,
 // since the application may write to its array meanwhile: only what was read and checked here may be used.
 // Throws Error naming the value that is wrong (kInvalidArgument, kLimitExceeded, and kOutOfRange for what
-// leaves the list). `side` begins messages: "local" or "remote".
+// leaves the list). `side` names the list in messages: "'from'" or "'to'".
 Picks make_picks(const towline_picks_t* picks, uint64_t blocks, const char* side, IndexMemory& memory);
 
 // Notices indices below a bound that come twice. Its memory is kept from one use to the next.

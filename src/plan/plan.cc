@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,8 +19,10 @@ namespace towline {
 namespace {
 
 constexpr uint64_t kMaxPlanBytes = uint64_t{1} << 63;
-constexpr const char* kLocal = "local";
-constexpr const char* kRemote = "remote";
+
+// How messages name this agent's list and the far one: as the application gave them.
+constexpr const char* local_name(uint32_t op) noexcept { return op == TOWLINE_READ ? "'to'" : "'from'"; }
+constexpr const char* remote_name(uint32_t op) noexcept { return op == TOWLINE_READ ? "'from'" : "'to'"; }
 
 // One side of a plan under construction.
 struct Side {
@@ -55,6 +58,13 @@ void with_indices(const Picks& picks, Visit&& visit) {
     visit(IndexRange{picks.start, picks.step});
   else
     visit(IndexArray{picks.indices});
+}
+
+// "10 'from' blocks of 96 bytes".
+std::string text_of(const Side& side) {
+  const uint64_t length = side.view().block_length;
+  if (length == 0) return fmt::format("{} {} blocks of different lengths", side.picks.count, side.name);
+  return fmt::format("{} {} blocks of {} bytes", side.picks.count, side.name, length);
 }
 
 // The picked blocks of one side as stretches of consecutive pieces.
@@ -121,6 +131,8 @@ class PlanCompiler {
  private:
   void finish();
   [[nodiscard]] Side& target() noexcept { return op_ == TOWLINE_READ ? local_ : remote_; }
+  [[nodiscard]] const Side& from() const noexcept { return op_ == TOWLINE_READ ? remote_ : local_; }
+  [[nodiscard]] const Side& to() const noexcept { return op_ == TOWLINE_READ ? local_ : remote_; }
 
   void fit();
   void check_target();
@@ -133,6 +145,11 @@ class PlanCompiler {
   void reserve_runs(uint64_t count);
   void trim_runs(uint64_t count);
   void measure();
+  struct Block {
+    uint64_t index;
+    uint64_t bytes;
+  };
+  [[noreturn]] void fail_pair(uint64_t position, Block local, Block remote) const;
   void check_access(const ResolvedList& remote);
 
   Side local_;
@@ -151,8 +168,7 @@ void PlanCompiler::compile() {
 
 void PlanCompiler::in_order() {
   if (local_.picks.count != remote_.picks.count)
-    fail(Status::kMismatch, "{} local blocks against {} remote ones", local_.picks.count,
-         remote_.picks.count);
+    fail(Status::kMismatch, "{} 'from' blocks against {} 'to' blocks", from().picks.count, to().picks.count);
   finish();
 }
 
@@ -179,35 +195,27 @@ void PlanCompiler::fit() {
   const uint64_t remote_count = remote_.picks.count;
   if (local_length == remote_length || local_length == 0 || remote_length == 0) {
     if (local_count != remote_count)
-      fail(Status::kMismatch,
-           "{} local blocks{} are paired with {} remote ones{}: pick the same number on both sides",
-           local_count,
-           local_length == 0 ? " of different lengths" : fmt::format(" of {} bytes", local_length),
-           remote_count,
-           remote_length == 0 ? " of different lengths" : fmt::format(" of {} bytes", remote_length));
+      fail(Status::kMismatch, "{} are paired with {}: pick the same number on both sides", text_of(from()),
+           text_of(to()));
     return;
   }
   const Wide local_bytes = Wide{local_count} * local_length;
   const Wide remote_bytes = Wide{remote_count} * remote_length;
   if (local_bytes != remote_bytes)
-    fail(Status::kMismatch,
-         "{} local blocks of {} bytes and {} remote blocks of {} bytes hold different amounts: both sides "
-         "must be equal",
-         local_count, local_length, remote_count, remote_length);
+    fail(Status::kMismatch, "{} and {} hold different amounts: both sides must be equal", text_of(from()),
+         text_of(to()));
   const uint64_t piece = std::gcd(local_length, remote_length);
   if (piece != local_length && piece != remote_length && piece < kMinCutBytes)
     fail(Status::kMismatch,
-         "local blocks of {} bytes and remote blocks of {} bytes fit together only in pieces of {} bytes: "
-         "one length "
-         "must divide the other, or their common divisor be at least {} bytes",
-         local_length, remote_length, piece, kMinCutBytes);
+         "'from' blocks of {} bytes and 'to' blocks of {} bytes fit together only in pieces of {} bytes: one "
+         "length must divide the other, or their common divisor be at least {} bytes",
+         from().view().block_length, to().view().block_length, piece, kMinCutBytes);
   local_.parts = local_length / piece;
   remote_.parts = remote_length / piece;
   const uint64_t limit = local_.is_regular() && remote_.is_regular() ? kMaxListBlocks : kMaxPickedBlocks;
   if (local_.parts > limit / local_count)
-    fail(Status::kLimitExceeded,
-         "{} local blocks of {} bytes against remote blocks of {} come to more than {} pieces of {} bytes",
-         local_count, local_length, remote_length, limit, piece);
+    fail(Status::kLimitExceeded, "{} against {} come to more than {} pieces of {} bytes", text_of(from()),
+         text_of(to()), limit, piece);
 }
 
 // Each byte of the side where bytes land may be written once.
@@ -350,6 +358,14 @@ void PlanCompiler::trim_runs(uint64_t count) {
   plan_.run_capacity_ = count;
 }
 
+void PlanCompiler::fail_pair(uint64_t position, Block local, Block remote) const {
+  if (op_ == TOWLINE_READ) std::swap(local, remote);
+  fail(Status::kMismatch,
+       "position {}: 'from' block {} has {} bytes, 'to' block {} has {}: where a list's lengths differ, each "
+       "pair must be equal",
+       position, local.index, local.bytes, remote.index, remote.bytes);
+}
+
 // Lengths of pairs and the bytes in all.
 void PlanCompiler::measure() {
   towline_plan& view = plan_.view_;
@@ -368,12 +384,8 @@ void PlanCompiler::measure() {
         const auto local = local_reader.row(run.local_block + i * view.local_step, view.local_step);
         const auto remote = remote_reader.row(run.remote_block + i * view.remote_step, view.remote_step);
         if (local.length != remote.length)
-          fail(Status::kMismatch,
-               "position {}: local block {} has {} bytes, remote block {} has {}: where a list's lengths "
-               "differ, each "
-               "pair must be equal",
-               position, run.local_block + i * view.local_step, local.length,
-               run.remote_block + i * view.remote_step, remote.length);
+          fail_pair(position, {run.local_block + i * view.local_step, local.length},
+                    {run.remote_block + i * view.remote_step, remote.length});
         if (position == 0) view.block_length = local.length;
         all_equal = all_equal && local.length == view.block_length;
         const uint64_t blocks = std::min({local.blocks, remote.blocks, run.count - i});
@@ -404,10 +416,9 @@ void PlanCompiler::check_access(const ResolvedList& remote) {
       const towline_region_ref& region = plan_.view_.remote->regions[window[i].remote_region];
       if (region.access == TOWLINE_ACCESS_NONE || (region.access & needed) == needed) continue;
       fail(Status::kPermissionDenied,
-           "position {}: remote address {:#x} lies in region {:#x} at [{:#x}, {:#x}), which its owner "
-           "registered "
+           "position {}: {} address {:#x} lies in region {:#x} at [{:#x}, {:#x}), which its owner registered "
            "without {} access",
-           plan_.picked_block_at(begin + before), window[i].remote, region.key, region.address,
+           plan_.picked_block_at(begin + before), remote_.name, window[i].remote, region.key, region.address,
            region.address + region.bytes, op_ == TOWLINE_READ ? "read" : "write");
     }
   }
@@ -427,9 +438,10 @@ Plan Plan::compile(const ResolvedList& local, const towline_picks_t* local_picks
   check_op(op);
   Plan plan;
   Memory memory;
-  const Picks from_local = make_picks(local_picks, local.blocks(), kLocal, memory.local);
-  const Picks from_remote = make_picks(remote_picks, remote.blocks(), kRemote, memory.remote);
-  PlanCompiler(plan, {kLocal, &local, from_local}, {kRemote, &remote, from_remote}, memory.seen, op, false)
+  const Picks from_local = make_picks(local_picks, local.blocks(), local_name(op), memory.local);
+  const Picks from_remote = make_picks(remote_picks, remote.blocks(), remote_name(op), memory.remote);
+  PlanCompiler(plan, {local_name(op), &local, from_local}, {remote_name(op), &remote, from_remote},
+               memory.seen, op, false)
       .compile();
   return plan;
 }
@@ -438,18 +450,20 @@ void Plan::compile_again(const ResolvedList& local, const towline_picks_t* local
                          const ResolvedList& remote, const towline_picks_t* remote_picks, uint32_t op) {
   check_op(op);
   if (memory_ == nullptr) memory_ = std::make_unique<Memory>();
-  const Picks from_local = make_picks(local_picks, local.blocks(), kLocal, memory_->local);
-  const Picks from_remote = make_picks(remote_picks, remote.blocks(), kRemote, memory_->remote);
-  PlanCompiler(*this, {kLocal, &local, from_local}, {kRemote, &remote, from_remote}, memory_->seen, op, true)
+  const Picks from_local = make_picks(local_picks, local.blocks(), local_name(op), memory_->local);
+  const Picks from_remote = make_picks(remote_picks, remote.blocks(), remote_name(op), memory_->remote);
+  PlanCompiler(*this, {local_name(op), &local, from_local}, {remote_name(op), &remote, from_remote},
+               memory_->seen, op, true)
       .compile();
 }
 
 Plan Plan::in_order(const ResolvedList& local, const ResolvedList& remote, uint32_t op) {
   Plan plan;
   Memory memory;
-  const Picks all_local = make_picks(nullptr, local.blocks(), kLocal, memory.local);
-  const Picks all_remote = make_picks(nullptr, remote.blocks(), kRemote, memory.remote);
-  PlanCompiler(plan, {kLocal, &local, all_local}, {kRemote, &remote, all_remote}, memory.seen, op, false)
+  const Picks all_local = make_picks(nullptr, local.blocks(), local_name(op), memory.local);
+  const Picks all_remote = make_picks(nullptr, remote.blocks(), remote_name(op), memory.remote);
+  PlanCompiler(plan, {local_name(op), &local, all_local}, {remote_name(op), &remote, all_remote}, memory.seen,
+               op, false)
       .in_order();
   return plan;
 }

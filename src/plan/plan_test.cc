@@ -104,13 +104,13 @@ TEST(Plan, names_the_first_index_outside_its_list) {
   const List remote = pages(100, 16, kBase + 100000);
   const towline_picks_t all = pick_range(0, 1, 4);
   expect_refused(local, pick_indices(std::vector<uint32_t>{1, 2, 100, 200}), remote, all, TOWLINE_WRITE,
-                 Status::kOutOfRange, "local index 100 at position 2 of 4");
+                 Status::kOutOfRange, "'from' index 100 at position 2 of 4");
   expect_refused(local, all, remote, pick_indices(std::vector<uint32_t>{1, 0xffffffff, 3, 4}), TOWLINE_WRITE,
-                 Status::kOutOfRange, "remote index -1 at position 1");
+                 Status::kOutOfRange, "'to' index -1 at position 1");
   expect_refused(local, pick_indices(std::vector<uint64_t>{uint64_t{1} << 32, 0, 1, 2}), remote, all,
-                 TOWLINE_WRITE, Status::kOutOfRange, "local index 4294967296 at position 0");
+                 TOWLINE_WRITE, Status::kOutOfRange, "'from' index 4294967296 at position 0");
   expect_refused(local, pick_indices(std::vector<uint64_t>{0, 1, 2, UINT64_MAX - 1}), remote, all,
-                 TOWLINE_READ, Status::kOutOfRange, "local index -2 at position 3");
+                 TOWLINE_READ, Status::kOutOfRange, "'to' index -2 at position 3");
 }
 
 // A block table that another thread refills: every value is used as it was checked, or refused.
@@ -150,8 +150,8 @@ TEST(Plan, refuses_ranges_that_leave_their_list_also_by_overflow) {
        {pick_range(98, 1, 3), pick_range(100, 0, 3), pick_range(UINT64_MAX, 1, 3), pick_range(0, 50, 3),
         pick_range(1, UINT64_MAX, 3), pick_range(2, uint64_t{1} << 63, 3),
         pick_range(99, UINT64_MAX - 49, 3)}) {
-    expect_refused(local, bad, remote, good, TOWLINE_WRITE, Status::kOutOfRange, "the local range");
-    expect_refused(local, good, remote, bad, TOWLINE_WRITE, Status::kOutOfRange, "the remote range");
+    expect_refused(local, bad, remote, good, TOWLINE_WRITE, Status::kOutOfRange, "the 'from' range");
+    expect_refused(local, good, remote, bad, TOWLINE_WRITE, Status::kOutOfRange, "the 'to' range");
   }
 }
 
@@ -160,7 +160,7 @@ TEST(Plan, refuses_picks_that_make_no_sense) {
   const List remote = pages(100, 16, kBase + 100000);
   const towline_picks_t good = pick_range(0, 1, 3);
   expect_refused(local, pick_range(0, 1, 0), remote, good, TOWLINE_WRITE, Status::kInvalidArgument,
-                 "no local block");
+                 "no 'from' block");
   const std::vector<uint32_t> indices = {1, 2, 3};
   towline_picks_t odd = pick_indices(indices);
   odd.index_bytes = 3;
@@ -180,9 +180,9 @@ TEST(Plan, refuses_a_block_picked_twice_where_bytes_land_only) {
   const std::vector<uint32_t> twice = {5, 9, 7, 9};
   const towline_picks_t picks = pick_indices(twice);
   expect_refused(local, picks, remote, other, TOWLINE_READ, Status::kInvalidArgument,
-                 "local block 9 is picked twice, at positions 1 and 3");
+                 "'to' block 9 is picked twice, at positions 1 and 3");
   expect_refused(local, other, remote, picks, TOWLINE_WRITE, Status::kInvalidArgument,
-                 "remote block 9 is picked twice, at positions 1 and 3");
+                 "'to' block 9 is picked twice, at positions 1 and 3");
   EXPECT_NO_THROW((void)Plan::compile(*local, &picks, *remote, &other, TOWLINE_WRITE));
   EXPECT_NO_THROW((void)Plan::compile(*local, &other, *remote, &picks, TOWLINE_READ));
   expect_refused(local, pick_range(3, 0, 4), remote, other, TOWLINE_READ, Status::kInvalidArgument, "step 0");
@@ -190,7 +190,7 @@ TEST(Plan, refuses_a_block_picked_twice_where_bytes_land_only) {
   const List huge = pages(4000000000, 16, kBase + (1 << 20));
   const std::vector<uint64_t> far = {3999999999, 5, 2000000000, 5};
   expect_refused(local, other, huge, pick_indices(far), TOWLINE_WRITE, Status::kInvalidArgument,
-                 "remote block 5 is picked twice, at positions 1 and 3");
+                 "'to' block 5 is picked twice, at positions 1 and 3");
   const std::vector<uint64_t> fine = {3999999999, 5, 2000000000, 6};
   const towline_picks_t fine_picks = pick_indices(fine);
   EXPECT_NO_THROW((void)Plan::compile(*local, &other, *huge, &fine_picks, TOWLINE_WRITE));
@@ -198,19 +198,19 @@ TEST(Plan, refuses_a_block_picked_twice_where_bytes_land_only) {
   const List halves = pages(100, 8, kBase + 200000);
   const std::vector<uint32_t> eight = {1, 2, 3, 4, 5, 6, 7, 1};
   expect_refused(local, other, halves, pick_indices(eight), TOWLINE_WRITE, Status::kInvalidArgument,
-                 "remote block 1 is picked twice, at positions 0 and 7");
+                 "'to' block 1 is picked twice, at positions 0 and 7");
 }
 
 TEST(Plan, refuses_overlapping_targets_but_not_disjoint_picks_of_an_overlapping_list) {
   const List source = pages(100, 16);
   const List target = make_list({entry(kBase + 100000, 16, {{100, 8}})});
   const towline_picks_t ten = pick_range(0, 1, 10);
-  expect_refused(source, ten, target, ten, TOWLINE_WRITE, Status::kInvalidArgument, "remote blocks");
+  expect_refused(source, ten, target, ten, TOWLINE_WRITE, Status::kInvalidArgument, "'to' blocks");
   const towline_picks_t every_second = pick_range(1, 2, 10);
   EXPECT_NO_THROW((void)Plan::compile(*source, &ten, *target, &every_second, TOWLINE_WRITE));
   EXPECT_NO_THROW((void)Plan::compile(*source, &ten, *target, &ten, TOWLINE_READ));
   expect_refused(source, ten, target, pick_indices(std::vector<uint32_t>{0, 2, 4, 6, 8, 10, 12, 14, 16, 17}),
-                 TOWLINE_WRITE, Status::kInvalidArgument, "remote blocks 16 and 17 (positions 8 and 9)");
+                 TOWLINE_WRITE, Status::kInvalidArgument, "'to' blocks 16 and 17 (positions 8 and 9)");
 }
 
 TEST(Plan, refuses_sides_that_do_not_fit_together) {
@@ -218,12 +218,12 @@ TEST(Plan, refuses_sides_that_do_not_fit_together) {
   const towline_picks_t nine = pick_range(0, 1, 9);
   const List list = pages(100, 96);
   expect_refused(list, ten, pages(100, 96, kBase + 100000), nine, TOWLINE_WRITE, Status::kMismatch,
-                 "10 local blocks of 96 bytes are paired with 9 remote ones of 96 bytes");
+                 "10 'from' blocks of 96 bytes are paired with 9 'to' blocks of 96 bytes");
   expect_refused(list, ten, pages(100, 48, kBase + 100000), nine, TOWLINE_WRITE, Status::kMismatch,
-                 "10 local blocks of 96 bytes and 9 remote blocks of 48 bytes");
+                 "10 'from' blocks of 96 bytes and 9 'to' blocks of 48 bytes");
   // 96 and 64: the common divisor is below 64 bytes.
   expect_refused(list, pick_range(0, 1, 2), pages(100, 64, kBase + 100000), pick_range(0, 1, 3),
-                 TOWLINE_WRITE, Status::kMismatch, "local blocks of 96 bytes and remote blocks of 64 bytes");
+                 TOWLINE_WRITE, Status::kMismatch, "'from' blocks of 96 bytes and 'to' blocks of 64 bytes");
   const towline_picks_t two = pick_range(0, 1, 2);
   const towline_picks_t three = pick_range(0, 1, 3);
   EXPECT_NO_THROW(
@@ -235,7 +235,9 @@ TEST(Plan, names_the_first_pair_of_different_length) {
   const List remote = make_list({entry(kBase + 1000, 16), entry(kBase + 1100, 32), entry(kBase + 1200, 40)});
   const towline_picks_t all = pick_range(0, 1, 3);
   expect_refused(local, all, remote, all, TOWLINE_WRITE, Status::kMismatch,
-                 "position 2: local block 2 has 48 bytes, remote block 2 has 40");
+                 "position 2: 'from' block 2 has 48 bytes, 'to' block 2 has 40");
+  expect_refused(local, all, remote, all, TOWLINE_READ, Status::kMismatch,
+                 "position 2: 'from' block 2 has 40 bytes, 'to' block 2 has 48");
   const towline_picks_t two = pick_range(0, 1, 2);
   const Plan plan = Plan::compile(*local, &two, *remote, &two, TOWLINE_WRITE);
   EXPECT_EQ(plan.bytes(), 48U);

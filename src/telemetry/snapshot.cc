@@ -1,5 +1,7 @@
 #include "telemetry/snapshot.h"
 
+#include <towline/towline.h>
+
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -181,7 +183,8 @@ void to_json(nlohmann::json& json, const SeriesSnapshot& series) {
 }
 
 void to_json(nlohmann::json& json, const Snapshot& snapshot) {
-  json = nlohmann::json{{"agent", snapshot.agent},
+  json = nlohmann::json{{"schema", TOWLINE_JSON_SCHEMA},
+                        {"agent", snapshot.agent},
                         {"incarnation", snapshot.incarnation.to_hex()},
                         {"pid", snapshot.pid},
                         {"started_realtime_ns", snapshot.started_realtime_ns},

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "metadata/blob/blob.h"
+#include "support/directed.h"
 #include "transport_fixture.h"
 
 namespace towline::conformance {
@@ -52,7 +53,7 @@ TEST_P(TransportTest, ForgedMetadataDoesNotReachARegionWithoutAccess) {
   for (const Op op : {Op::read, Op::write}) {
     try {
       const BlockList there = peer.block_list(at(own_memory.data(), kBlock));
-      EXPECT_NE(run(left_->transfer(op, here, there)), Status::kOk) << static_cast<uint32_t>(op);
+      EXPECT_NE(run(directed(*left_, op, here, there)), Status::kOk) << static_cast<uint32_t>(op);
     } catch (const Error& error) {
       EXPECT_NE(error.code(), Status::kInternal) << error.what();
     }
@@ -72,7 +73,7 @@ TEST_P(TransportTest, AnAgentCopiesBetweenItsRegionsWithoutAccess) {
   {
     const BlockList read = right_->block_list(at(from.data(), kBlock));
     const BlockList written = right_->block_list(at(to.data(), kBlock));
-    EXPECT_EQ(run(right_->transfer(Op::write, read, written)), Status::kOk);
+    EXPECT_EQ(run(right_->transfer(read, written)), Status::kOk);
   }
   expect_stamped(to.data(), kBlock, 7);
   EXPECT_EQ(source.deregister(30s), Status::kOk);

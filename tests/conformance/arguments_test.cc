@@ -98,7 +98,7 @@ TEST_F(ArgumentsTest, AnEmptyNoticeIsNoneWhateverItIsMadeOf) {
   for (const KeptBytes& notice :
        {KeptBytes{}, KeptBytes{std::string{}}, KeptBytes{BytesView{}}, KeptBytes{""}}) {
     ASSERT_EQ(plan.post({.notice = notice}).wait(20s), Status::kOk) << last_error();
-    const Transfer move = left_.transfer(Op::write, mine(), theirs(), {.notice = notice});
+    const Transfer move = left_.transfer(mine(), theirs(), {.notice = notice});
     const Status posted = move.post();
     ASSERT_EQ(posted == Status::kInProgress ? move.wait(20s) : posted, Status::kOk) << last_error();
   }

@@ -44,7 +44,7 @@ class BadInput : public ::testing::Test {
   // After whatever went wrong the agent still moves bytes to itself.
   void TearDown() override {
     stamp(memory_.data(), 4096, 1);
-    const Transfer move = agent_.transfer(Op::write, mine_, Range{0, 1, 1}, theirs_, Range{7, 1, 1});
+    const Transfer move = agent_.transfer(mine_[Range{0, 1, 1}], theirs_[Range{7, 1, 1}]);
     const Status posted = move.post();
     ASSERT_EQ(posted == Status::kInProgress ? move.wait(20s) : posted, Status::kOk);
     EXPECT_EQ(std::memcmp(memory_.data(), memory_.data() + 7 * 4096, 4096), 0);
@@ -71,12 +71,12 @@ TEST_F(BadInput, NullPointersAreRefusedByEveryFunctionThatTakesThem) {
             TOWLINE_INVALID_ARGUMENT);
   EXPECT_EQ(towline_peer_add(agent_.native(), nullptr, 10, nullptr), TOWLINE_INVALID_ARGUMENT);
   EXPECT_EQ(towline_peer_connect(agent_.native(), nullptr, 0, nullptr), TOWLINE_INVALID_ARGUMENT);
-  EXPECT_EQ(towline_transfer_create(agent_.native(), 0, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr),
+  EXPECT_EQ(towline_transfer_create(agent_.native(), nullptr, nullptr, nullptr, nullptr),
             TOWLINE_INVALID_ARGUMENT);
   EXPECT_EQ(towline_transfer_post(nullptr), TOWLINE_INVALID_ARGUMENT);
   EXPECT_EQ(towline_transfer_poll(nullptr), TOWLINE_INVALID_ARGUMENT);
   EXPECT_EQ(towline_notice_send(nullptr, nullptr, 0), TOWLINE_INVALID_ARGUMENT);
-  EXPECT_EQ(towline_notice_receive(nullptr, nullptr), TOWLINE_INVALID_ARGUMENT);
+  EXPECT_EQ(towline_notice_receive(nullptr, nullptr, 0), TOWLINE_INVALID_ARGUMENT);
   EXPECT_EQ(towline_agent_destroy(nullptr), TOWLINE_OK) << "destroying nothing is harmless";
   EXPECT_EQ(towline_transfer_destroy(nullptr, 0), TOWLINE_OK);
 }
@@ -179,42 +179,40 @@ TEST_F(BadInput, BlockListsNameTheEntryThatIsWrong) {
 TEST_F(BadInput, TransfersCheckPicksAndSizes) {
   const std::vector<uint32_t> beyond = {0, 1, 256};
   expect_error(Status::kOutOfRange, "256", [&] {
-    (void)agent_.transfer(Op::write, mine_, beyond, theirs_, Range{0, 1, 3});
+    (void)agent_.transfer(mine_[beyond], theirs_[Range{0, 1, 3}]);
   });
   const std::vector<int64_t> negative = {-1};
   expect_error(Status::kOutOfRange, "", [&] {
-    (void)agent_.transfer(Op::write, mine_, negative, theirs_, Range{0, 1, 1});
+    (void)agent_.transfer(mine_[negative], theirs_[Range{0, 1, 1}]);
   });
   expect_error(Status::kMismatch, "", [&] {
-    (void)agent_.transfer(Op::write, mine_, Range{0, 1, 2}, theirs_, Range{0, 1, 3});
+    (void)agent_.transfer(mine_[Range{0, 1, 2}], theirs_[Range{0, 1, 3}]);
   });
   expect_error(Status::kInvalidArgument, "", [&] {
-    (void)agent_.transfer(Op::write, mine_, std::vector<uint32_t>{}, theirs_, std::vector<uint32_t>{});
+    (void)agent_.transfer(mine_[std::vector<uint32_t>{}], theirs_[std::vector<uint32_t>{}]);
   });
   const std::vector<uint32_t> twice = {5, 5};
   expect_error(Status::kInvalidArgument, "", [&] {
-    (void)agent_.transfer(Op::write, mine_, Range{0, 1, 2}, theirs_, twice);
+    (void)agent_.transfer(mine_[Range{0, 1, 2}], theirs_[twice]);
   });
   const BlockList odd = self_.block_list(Blocks::at(memory_.data(), 4093).repeat(3, 4093));
   expect_error(Status::kMismatch, "4093", [&] {
-    (void)agent_.transfer(Op::write, mine_, Range{0, 1, 3}, odd, Range{0, 1, 3});
+    (void)agent_.transfer(mine_[Range{0, 1, 3}], odd[Range{0, 1, 3}]);
   });
   expect_error(Status::kLimitExceeded, "4611686018427387904", [&] {
-    (void)agent_.transfer(Op::write, mine_, Range{0, 1, uint64_t{1} << 62}, theirs_,
-                          Range{0, 1, uint64_t{1} << 62});
+    (void)agent_.transfer(mine_[Range{0, 1, uint64_t{1} << 62}], theirs_[Range{0, 1, uint64_t{1} << 62}]);
   });
-  expect_error(Status::kInvalidArgument, "remote side", [&] {
-    (void)agent_.transfer(Op::write, theirs_, Range{0, 1, 1}, theirs_, Range{1, 1, 1});
+  expect_error(Status::kInvalidArgument, "both lists are of peers", [&] {
+    (void)agent_.transfer(theirs_[Range{0, 1, 1}], theirs_[Range{1, 1, 1}]);
   });
   expect_error(Status::kNoRoute, "tcp", [&] {
-    (void)agent_.transfer(Op::write, mine_, Range{0, 1, 1}, theirs_, Range{1, 1, 1}, {.backend = "nonesuch"});
+    (void)agent_.transfer(mine_[Range{0, 1, 1}], theirs_[Range{1, 1, 1}], {.backend = "nonesuch"});
   });
 }
 
 TEST_F(BadInput, MoreThanTenMillionPicksAreRefused) {
   const std::vector<uint32_t> many(10'000'001, 0);
-  expect_error(Status::kLimitExceeded, "10",
-               [&] { (void)agent_.transfer(Op::write, mine_, many, theirs_, many); });
+  expect_error(Status::kLimitExceeded, "10", [&] { (void)agent_.transfer(mine_[many], theirs_[many]); });
 }
 
 TEST_F(BadInput, BlobsThatAreCutOrFlippedAreRefused) {
@@ -244,7 +242,7 @@ TEST_F(BadInput, ListsOfMemoryThatIsDeregisteredAreStale) {
   const BlockList gone = agent_.block_list(Blocks::at(memory.data(), 4096));
   ASSERT_EQ(region.deregister(5s), Status::kOk);
   try {
-    (void)agent_.transfer(Op::write, gone, all, theirs_, Range{0, 1, 1});
+    (void)agent_.transfer(gone, theirs_[Range{0, 1, 1}]);
     ADD_FAILURE() << "the memory may be gone";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("deregistered"), std::string::npos) << error.what();
@@ -258,7 +256,7 @@ TEST_F(BadInput, HandlesOutliveTheirAgentAndSayClosed) {
   const Peer self = agent->add_peer(agent->metadata());
   const BlockList here = agent->block_list(Blocks::at(memory.data(), 4096));
   const BlockList there = self.block_list(Blocks::at(memory.data() + 4096, 4096));
-  const Transfer move = agent->transfer(Op::write, here, there);
+  const Transfer move = agent->transfer(here, there);
   agent.reset();
   EXPECT_EQ(move.post(), Status::kClosed);
   EXPECT_EQ(self.send("late"), Status::kClosed);
@@ -271,11 +269,11 @@ TEST_F(BadInput, ListsAreOfTheirAgentAloneAlsoWhenItIsGone) {
   Region region = agent->register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
   const BlockList here = agent->block_list(Blocks::at(memory.data(), 4096));
   const auto refused = [&] {
-    expect_error(Status::kInvalidArgument, "the local list belongs to another agent", [&] {
-      (void)agent_.transfer(Op::write, here, all, theirs_, Range{0, 1, 1});
+    expect_error(Status::kInvalidArgument, "the 'from' list belongs to another agent", [&] {
+      (void)agent_.transfer(here, theirs_[Range{0, 1, 1}]);
     });
-    expect_error(Status::kInvalidArgument, "the remote list belongs to another agent", [&] {
-      (void)agent_.transfer(Op::write, mine_, Range{0, 1, 1}, here, all);
+    expect_error(Status::kInvalidArgument, "the 'to' list belongs to another agent", [&] {
+      (void)agent_.transfer(mine_[Range{0, 1, 1}], here);
     });
   };
   refused();
@@ -286,7 +284,7 @@ TEST_F(BadInput, ListsAreOfTheirAgentAloneAlsoWhenItIsGone) {
 }
 
 TEST_F(BadInput, InAForkedChildHandlesAnswerForked) {
-  const Transfer move = agent_.transfer(Op::write, mine_, Range{0, 1, 1}, theirs_, Range{1, 1, 1});
+  const Transfer move = agent_.transfer(mine_[Range{0, 1, 1}], theirs_[Range{1, 1, 1}]);
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {

@@ -30,8 +30,8 @@ struct Pair {
         peer(here.add_peer(there.metadata())) {}
 
   Transfer transfer(TransferOptions options) {
-    return here.transfer(Op::read, here.block_list(Blocks::at(mine.data(), kBytes)),
-                         peer.block_list(Blocks::at(theirs.data(), kBytes)), options);
+    return here.transfer(peer.block_list(Blocks::at(theirs.data(), kBytes)),
+                         here.block_list(Blocks::at(mine.data(), kBytes)), options);
   }
 
   Agent here;

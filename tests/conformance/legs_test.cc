@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "cuda_fixture.h"
+#include "support/directed.h"
 
 namespace towline::conformance {
 namespace {
@@ -77,7 +78,7 @@ class LegsTest : public CudaTest, public ::testing::WithParamInterface<Path> {
     return peer_->block_list(Blocks::at(theirs_->data(), kPage).repeat(kCount, kPage));
   }
   [[nodiscard]] Transfer move(Op op, TransferOptions options = {}) const {
-    return left_->transfer(op, ours(), at_peer(), options);
+    return directed(*left_, op, ours(), at_peer(), options);
   }
   [[nodiscard]] bool same() const { return std::memcmp(mine_.data(), theirs_->data(), kBytes) == 0; }
   // A post that waits at the GPU, for gpu("hold", 0).
@@ -124,7 +125,7 @@ TEST_P(LegsTest, PickedPagesGoWhereTheyBelong) {
     const Buffer& target = op == Op::write ? *theirs_ : mine_;
     stamp(source.data(), kBytes, op == Op::write ? 4 : 5);
     std::memset(target.data(), 0, kBytes);
-    ASSERT_EQ(run(left_->transfer(op, ours(), from, at_peer(), to)), Status::kOk) << last_error();
+    ASSERT_EQ(run(directed(*left_, op, ours()[from], at_peer()[to])), Status::kOk) << last_error();
     std::vector<bool> moved(kCount);
     for (size_t i = 0; i < from.size(); ++i) {
       ASSERT_EQ(std::memcmp(mine_.data() + from[i] * kPage, theirs_->data() + to[i] * kPage, kPage), 0) << i;
@@ -242,7 +243,7 @@ TEST_P(LegsTest, MoreTransfersThanThereAreLanesTakeTurns) {
     threads.emplace_back([&, t] {
       std::vector<uint32_t> picks(kCount / kThreads);
       std::iota(picks.begin(), picks.end(), static_cast<uint32_t>(t * picks.size()));
-      const Transfer save = left_->transfer(Op::write, ours(), picks, at_peer(), picks);
+      const Transfer save = left_->transfer(ours()[picks], at_peer()[picks]);
       for (int i = 0; i < 4; ++i) {
         outcomes[t] = run(save);
         if (outcomes[t] != Status::kOk) return;
@@ -268,9 +269,8 @@ TEST_P(LegsTest, WithoutAWayToTheStagingMemoryBothReasonsAreGiven) {
   const Agent other("other", {.listen = "127.0.0.1:0", .backends = "tcp"});
   const Region there = other.register_memory(dram(theirs_->data(), kBytes), {.access = Access::kAll});
   const Peer unreached = left_->add_peer(other.metadata());
-  const std::string text = text_of([&] {
-    (void)left_->transfer(Op::write, ours(), unreached.block_list(Blocks::at(theirs_->data(), kBytes)));
-  });
+  const std::string text = text_of(
+      [&] { (void)left_->transfer(ours(), unreached.block_list(Blocks::at(theirs_->data(), kBytes))); });
   EXPECT_NE(text.find("cuda: the peer does not offer it"), std::string::npos) << text;
   EXPECT_NE(
       text.find("in two steps, through staging memory: no backend moves staging memory to dram of the peer"),

@@ -1,5 +1,6 @@
 // Promises of plans and posts over every transport, through the public API.
 #include <array>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -104,11 +105,11 @@ TEST_P(PlanTest, WrongPicksAreRefusedAndThePlanGoesOn) {
   refused(std::vector<uint32_t>{1, kBlocks, 3}, good, Status::kOutOfRange, "index 1024 at position 1 of 3");
   refused(std::vector<int64_t>{1, -7, 3}, good, Status::kOutOfRange, "index -7 at position 1 of 3");
   refused(std::vector<uint32_t>{1, 2}, good, Status::kMismatch,
-          "2 local blocks of 4096 bytes are paired with 3");
+          "2 'from' blocks of 4096 bytes are paired with 3");
   refused(good, std::vector<uint32_t>{7, 9, 7}, Status::kInvalidArgument,
           "block 7 is picked twice, at positions 0 and 2");
   refused(Range{0, 1, kBlocks + 1}, all, Status::kOutOfRange, "leaves the list");
-  refused(std::vector<uint32_t>{}, good, Status::kInvalidArgument, "no local block is picked");
+  refused(std::vector<uint32_t>{}, good, Status::kInvalidArgument, "no 'from' block is picked");
   const Post late = plan.post({.from = good, .to = good, .deadline = std::chrono::steady_clock::now() - 1s});
   EXPECT_EQ(late.wait(), Status::kTimedOut);
   EXPECT_NE(std::string(last_error()).find("the deadline passed"), std::string::npos) << last_error();
@@ -320,6 +321,24 @@ TEST_P(GroupTest, ASecondCloseAndALateMemberAreRefused) {
   const Group empty = left_->group({.notice = "nobody is told"});
   EXPECT_EQ(empty.close(), Status::kOk);
   EXPECT_EQ(empty.wait(), Status::kOk);
+}
+
+TEST_P(GroupTest, EveryThreadThatWaitsSeesTheEnd) {
+  for (int round = 0; round < 100; ++round) {
+    std::optional<Group> made;
+    while (!made) try {
+        made.emplace(left_->group({.deadline = 200us}));
+      } catch (const Error& error) {
+        ASSERT_EQ(error.code(), Status::kTimedOut) << "only because this thread was stopped";
+      }
+    const Group& group = *made;
+    std::array<Status, 4> seen{};
+    {
+      std::vector<std::jthread> threads;
+      for (Status& status : seen) threads.emplace_back([&] { status = group.wait(60s); });
+    }
+    for (const Status status : seen) ASSERT_EQ(status, Status::kTimedOut) << "round " << round;
+  }
 }
 
 TEST_P(GroupTest, AGroupThatIsNeverClosedEndsByItsDeadline) {

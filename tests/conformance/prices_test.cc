@@ -50,7 +50,7 @@ INSTANTIATE_TEST_SUITE_P(All, PricesTest,
                                            PricedPath{"tcp", "", 16 << 10}));
 
 TEST_P(PricesTest, BecomeWhatWasMeasured) {
-  const Transfer move = left_.transfer(Op::write, ours_, at_peer_);
+  const Transfer move = left_.transfer(ours_, at_peer_);
   const uint64_t before = samples(move);
   const auto began = std::chrono::steady_clock::now();
   constexpr uint64_t kPosts = 640;
@@ -74,7 +74,7 @@ TEST_P(PricesTest, BecomeWhatWasMeasured) {
 TEST_P(PricesTest, ComeFromTransfersMadeForOnePostToo) {
   uint64_t before = 0;
   for (uint64_t i = 0; i < 130; ++i) {
-    const Transfer move = left_.transfer(Op::read, ours_, at_peer_);
+    const Transfer move = left_.transfer(at_peer_, ours_);
     if (i == 0) before = samples(move);
     Status status = move.post();
     if (status == Status::kInProgress) status = move.wait(20s);

@@ -13,6 +13,8 @@ namespace {
 
 constexpr const char* kAble = "loopback:gpu, loopback:gpu";
 constexpr const char* kUnable = "loopback:gpu?host_only";
+constexpr const char* kWays[] = {"",
+                                 "background_bytes = \"1\"\n"};  // registered at once, and in the background
 
 class RdmaGpuTest : public CudaTest {
  protected:
@@ -22,19 +24,20 @@ class RdmaGpuTest : public CudaTest {
     begin(kAble, kAble);
     stamp(left_memory_.data(), left_memory_.size(), 1);
   }
-  void begin(const char* left_rails, const char* right_rails) {
+  // more: settings of rdma.
+  void begin(const char* left_rails, const char* right_rails, const std::string& more = {}) {
     peer_.reset();
     left_region_.reset();
     right_region_.reset();
-    left_ = std::make_unique<Agent>("left", over(left_rails));
-    right_ = std::make_unique<Agent>("right", over(right_rails));
+    left_ = std::make_unique<Agent>("left", over(left_rails, more));
+    right_ = std::make_unique<Agent>("right", over(right_rails, more));
   }
-  static AgentOptions over(const std::string& rails) {
+  static AgentOptions over(const std::string& rails, const std::string& more = {}) {
     return {.listen = "127.0.0.1:0",
             .backends = "rdma,cuda",
             .config = "plugins = [\"" TOWLINE_CUDA_FAKE
                       "\"]\n[gpu]\nunordered = true\n[tuning.rdma]\nrails = \"" +
-                      rails + "\"\n",
+                      rails + "\"\n" + more,
             .default_timeout = 20s};
   }
   // Whoever touches it meanwhile gets SIGSEGV: "the GPU", and any code of ours.
@@ -53,7 +56,7 @@ class RdmaGpuTest : public CudaTest {
           region(test.right_->register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll})),
           mine(test.left_->register_memory(vram(test.left_memory_), {.access = Access::kAll})),
           peer(test.left_->add_peer(test.right_->metadata())),
-          move(test.left_->transfer(Op::write, test.left_->block_list(pages(test.left_memory_)),
+          move(test.left_->transfer(test.left_->block_list(pages(test.left_memory_)),
                                     peer.block_list(blocks_of(memory.data(), memory.size(), kPage)),
                                     {.backend = "rdma"})) {}
     Buffer memory;
@@ -76,8 +79,8 @@ class RdmaGpuTest : public CudaTest {
 
 TEST_F(RdmaGpuTest, TheNicsReadAndWriteTheMemoryAndNothingElseTouchesIt) {
   const Transfer there = make_move({.notice = "there"});
-  const Transfer back = left_->transfer(Op::read, left_->block_list(pages(left_memory_)),
-                                        peer_->block_list(pages(right_memory_)));
+  const Transfer back =
+      left_->transfer(peer_->block_list(pages(right_memory_)), left_->block_list(pages(left_memory_)));
   EXPECT_NE(there.route().find("\"backend\":\"rdma\""), std::string::npos) << there.route();
   touch(PROT_NONE);
   ASSERT_EQ(run(there), Status::kOk) << last_error();
@@ -125,7 +128,7 @@ TEST_F(RdmaGpuTest, ARegionMayBeginAndEndWithinAPage) {
   const Region here = left_->register_memory(part_of(left_memory_), {.access = Access::kAll});
   const Region there = right_->register_memory(part_of(right_memory_), {.access = Access::kAll});
   const Peer peer = left_->add_peer(right_->metadata());
-  const Transfer move = left_->transfer(Op::write, left_->block_list(block_of(left_memory_)),
+  const Transfer move = left_->transfer(left_->block_list(block_of(left_memory_)),
                                         peer.block_list(block_of(right_memory_)), {.backend = "rdma"});
   ASSERT_EQ(run(move), Status::kOk) << last_error();
   EXPECT_EQ(std::memcmp(right_memory_.data() + kSkip, left_memory_.data() + kSkip, kBytes), 0);
@@ -139,15 +142,19 @@ TEST_F(RdmaGpuTest, WhereTheDriverExportsNothingItGoesInLegsAndTheRouteSaysWhy) 
 }
 
 TEST_F(RdmaGpuTest, WhereTheNicTakesNoDmaBufItGoesInLegsAndTheRouteSaysWhy) {
-  begin(kUnable, kAble);
-  expect_legs("the rail takes no dma-buf");
+  for (const char* way : kWays) {
+    begin(kUnable, kAble, way);
+    expect_legs("the rail takes no dma-buf");
+  }
 }
 
 TEST_F(RdmaGpuTest, AnOwnerWhoseNicTakesNoDmaBufSaysSo) {
-  begin(kAble, kUnable);
-  const std::string text = text_of([&] { (void)make_move({.backend = "rdma"}); });
-  EXPECT_NE(text.find("the owner: its rails have not registered the memory"), std::string::npos) << text;
-  EXPECT_NE(text.find("the rail takes no dma-buf"), std::string::npos) << text;
+  for (const char* way : kWays) {
+    begin(kAble, kUnable, way);
+    const std::string text = text_of([&] { (void)make_move({.backend = "rdma"}); });
+    EXPECT_NE(text.find("the owner: its rails have not registered the memory"), std::string::npos) << text;
+    EXPECT_NE(text.find("the rail takes no dma-buf"), std::string::npos) << text;
+  }
 }
 
 TEST_F(RdmaGpuTest, WithoutCudaTheReasonIsTold) {

@@ -42,8 +42,8 @@ TEST_F(ReleaseTest, APlanAndItsPostEndAtOnceAndTheRegionAwaitsTheFence) {
 }
 
 TEST_F(ReleaseTest, ATransferEndsAtOnceAndTheRegionAwaitsTheFence) {
-  auto move = std::make_unique<Transfer>(left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
-                                                         peer_->block_list(pages(right_memory_))));
+  auto move = std::make_unique<Transfer>(
+      left_->transfer(left_->block_list(pages(left_memory_)), peer_->block_list(pages(right_memory_))));
   get_stuck();
   ASSERT_EQ(move->post(), Status::kInProgress) << last_error();
   wait_until_stuck();

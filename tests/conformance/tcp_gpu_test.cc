@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "cuda_fixture.h"
+#include "support/directed.h"
 
 namespace towline::conformance {
 namespace {
@@ -64,7 +65,7 @@ class TcpGpuTest : public CudaTest {
       const Buffer& target = op == Op::write ? theirs : mine;
       stamp(source.data(), source.size(), op == Op::write ? 5 : 6);
       std::memset(target.data(), 0, target.size());
-      const Transfer move = left_->transfer(op, local, from, remote, to, {.notice = "moved"});
+      const Transfer move = directed(*left_, op, local[from], remote[to], {.notice = "moved"});
       EXPECT_EQ(run(move), Status::kOk) << last_error();
       for (std::size_t i = 0; i < from.size(); ++i)
         EXPECT_EQ(std::memcmp(mine.data() + from[i] * kPage, theirs.data() + to[i] * kPage, kPage), 0) << i;
@@ -79,7 +80,7 @@ class TcpGpuTest : public CudaTest {
   Transfer hold_one(Op op = Op::write) {
     (void)make_move();
     Transfer move =
-        left_->transfer(op, left_->block_list(pages(left_memory_)), peer_->block_list(pages(right_memory_)));
+        directed(*left_, op, left_->block_list(pages(left_memory_)), peer_->block_list(pages(right_memory_)));
     EXPECT_EQ(run(move), Status::kOk) << last_error();
     gpu("hold", 1);
     EXPECT_EQ(move.post(), Status::kInProgress);
@@ -131,8 +132,7 @@ TEST_F(TcpGpuTest, CudaIsPreferredWhereItReachesTheMemory) {
   const Region here = left_->register_memory(vram(mine), {.access = Access::kAll});
   const Region there = right_->register_memory(vram(theirs), {.access = Access::kAll});
   const Peer peer = left_->add_peer(right_->metadata());
-  const Transfer near =
-      left_->transfer(Op::write, left_->block_list(pages(mine)), peer.block_list(pages(theirs)));
+  const Transfer near = left_->transfer(left_->block_list(pages(mine)), peer.block_list(pages(theirs)));
   EXPECT_NE(near.route().find("\"backend\":\"cuda\""), std::string::npos) << near.route();
 }
 
@@ -160,8 +160,7 @@ TEST_F(TcpGpuTest, ListsOfHostMemoryAndTwoGpusGoInOneTransfer) {
       peer.block_list(std::vector{pages(right_memory_), pages(second, 1), pages_of(host, Kind::kDram)});
   std::vector<uint32_t> picks;
   for (uint32_t i = 0; i < kPages; ++i) picks.push_back(i / 3 % 3 * kPages + i);
-  ASSERT_EQ(run(left_->transfer(Op::write, left_->block_list(pages(left_memory_)), all, theirs, picks)),
-            Status::kOk)
+  ASSERT_EQ(run(left_->transfer(left_->block_list(pages(left_memory_)), theirs[picks])), Status::kOk)
       << last_error();
   const Buffer* const buffers[] = {&right_memory_, &second, &host};
   for (uint32_t i = 0; i < kPages; ++i)
@@ -220,7 +219,7 @@ TEST_F(TcpGpuTest, AllConnectionsTogetherPinNoMoreThanTheSetting) {
   ASSERT_EQ(run(*first), Status::kOk) << last_error();
   const Peer peer = other.add_peer(right_->metadata());
   const Transfer second =
-      other.transfer(Op::write, other.block_list(pages(memory)), peer.block_list(pages(right_memory_)));
+      other.transfer(other.block_list(pages(memory)), peer.block_list(pages(right_memory_)));
   const auto run_second = [&] {
     const Status status = run(second);
     EXPECT_EQ(second.wait_fenced(Fence::kBoth, 20s), Status::kOk);
@@ -320,13 +319,12 @@ TEST_F(TcpGpuTest, GuardedRegionsAndRightsAreCheckedForEachFrame) {
       right_->register_memory(vram(right_memory_), {.access = Access::kRead, .guarded = true});
   const Peer peer = left_->add_peer(right_->metadata());
   const std::string text = text_of([&] {
-    (void)left_->transfer(Op::write, left_->block_list(pages(left_memory_)),
-                          peer.block_list(pages(right_memory_)));
+    (void)left_->transfer(left_->block_list(pages(left_memory_)), peer.block_list(pages(right_memory_)));
   });
   EXPECT_NE(text, "it went well");
-  EXPECT_EQ(run(left_->transfer(Op::read, left_->block_list(pages(left_memory_)),
-                                peer.block_list(pages(right_memory_)))),
-            Status::kOk)
+  EXPECT_EQ(
+      run(left_->transfer(peer.block_list(pages(right_memory_)), left_->block_list(pages(left_memory_)))),
+      Status::kOk)
       << last_error();
 }
 

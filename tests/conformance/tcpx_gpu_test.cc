@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda_fixture.h"
+#include "support/directed.h"
 
 namespace towline::conformance {
 namespace {
@@ -20,11 +21,11 @@ class TcpxGpuTest : public ::testing::Test {
             .default_timeout = 20s};
   }
   // Pages in reverse order, both ways; what the right agent says of itself then.
-  std::string move(const std::string& tcpx, Kind kind = Kind::kVram) {
+  std::string move(const std::string& tcpx, Kind kind = Kind::kVram, bool exported = false) {
     const Agent left("left", over(tcpx));
     const Agent right("right", over(tcpx));
-    const Buffer mine(kPage * kPages, false);
-    const Buffer theirs(kPage * kPages, false);
+    const Buffer mine(kPage * kPages, exported);
+    const Buffer theirs(kPage * kPages, exported);
     const auto view = [kind](const Buffer& memory) {
       return MemoryView{.address = memory.data(), .bytes = memory.size(), .kind = kind};
     };
@@ -44,8 +45,8 @@ class TcpxGpuTest : public ::testing::Test {
         const Buffer& target = op == Op::write ? theirs : mine;
         stamp(source.data(), source.size(), static_cast<uint64_t>(round) * 2 + (op == Op::read ? 1 : 0));
         std::memset(target.data(), 0, target.size());
-        const Transfer transfer = left.transfer(op, left.block_list(pages(mine)), forward,
-                                                peer.block_list(pages(theirs)), backward);
+        const Transfer transfer = directed(left, op, left.block_list(pages(mine))[forward],
+                                           peer.block_list(pages(theirs))[backward]);
         const Status posted = transfer.post();
         EXPECT_EQ(posted == Status::kInProgress ? transfer.wait(20s) : posted, Status::kOk) << last_error();
         for (std::size_t i = 0; i < kPages; ++i)
@@ -81,6 +82,31 @@ TEST_F(TcpxGpuTest, APoolThatNoGpuReachesIsCopiedOut) {
   const std::string info = move("source = \"mapped\"\n");
   EXPECT_EQ(number_after(info, "kept_bytes"), 0u);
   EXPECT_GT(number_after(info, "fragments"), 0u);
+}
+
+// ---- sent as it lies
+
+TEST_F(TcpxGpuTest, BoundMemoryIsSentAsItLiesBothWays) {
+  const std::string info =
+      move("source = \"emulated\"\nsend = \"emulated\"\nsockets = 2\n", Kind::kVram, true);
+  EXPECT_EQ(number_after(info, "bound_regions"), 1u);
+  EXPECT_GE(number_after(info, "bound_bytes"), kPage * kPages) << "answers to READs";
+  EXPECT_EQ(number_after(info, "sent_bytes"), 0u);
+  EXPECT_NE(info.find("\"why_not_bound\":\"\""), std::string::npos) << info;
+}
+
+TEST_F(TcpxGpuTest, MemoryThatTheDriverDoesNotExportIsGatheredAndTheReasonIsSaid) {
+  const std::string info = move("source = \"emulated\"\nsend = \"emulated\"\n");
+  EXPECT_EQ(number_after(info, "bound_regions"), 0u);
+  EXPECT_EQ(number_after(info, "bound_bytes"), 0u);
+  EXPECT_GT(number_after(info, "sent_bytes"), 0u);
+  EXPECT_NE(info.find("no dma-buf"), std::string::npos) << info;
+}
+
+TEST_F(TcpxGpuTest, WithoutANicMemoryIsGatheredAndTheReasonIsSaid) {
+  const std::string info = move("source = \"emulated\"\n", Kind::kVram, true);
+  EXPECT_EQ(number_after(info, "bound_regions"), 0u);
+  EXPECT_NE(info.find("tuning.tcpx.interface gives no NIC that sends"), std::string::npos) << info;
 }
 
 // ---- pools in memory of a GPU
@@ -150,7 +176,7 @@ class UnpackFails : public TcpxGpuTest {
   }
   Transfer make_write() {
     return left_->transfer(
-        Op::write, left_->block_list(Blocks::at(mine_.data(), kPage).repeat(kPages, kPage)),
+        left_->block_list(Blocks::at(mine_.data(), kPage).repeat(kPages, kPage)),
         peer_->block_list(Blocks::at(theirs_.data(), kPage, Kind::kVram).repeat(kPages, kPage)));
   }
   // Under way, with a launch that does not go on.

@@ -24,8 +24,8 @@ TEST_P(TransportTest, WriteMovesPickedBlocksAndNoOthers) {
   const auto from = shuffled(kBlocks, 1);
   const auto to = shuffled(kBlocks, 2);
   constexpr uint32_t kMoved = kBlocks / 2;
-  const Transfer move = left_->transfer(Op::write, mine(), std::span(from).first(kMoved), theirs(),
-                                        std::span(to).first(kMoved));
+  const Transfer move =
+      left_->transfer(mine()[std::span(from).first(kMoved)], theirs()[std::span(to).first(kMoved)]);
   ASSERT_EQ(run(move), Status::kOk) << last_error();
   for (uint32_t i = 0; i < kMoved; ++i) {
     ASSERT_EQ(
@@ -46,7 +46,7 @@ TEST_P(TransportTest, ReadMovesPickedBlocks) {
   stamp(right_memory_->data(), right_memory_->size(), 2);
   const auto from = shuffled(kBlocks, 3);
   const auto to = shuffled(kBlocks, 4);
-  const Transfer move = left_->transfer(Op::read, mine(), to, theirs(), from);
+  const Transfer move = left_->transfer(theirs()[from], mine()[to]);
   ASSERT_EQ(run(move), Status::kOk) << last_error();
   for (uint32_t i = 0; i < kBlocks; ++i) {
     ASSERT_EQ(
@@ -59,8 +59,7 @@ TEST_P(TransportTest, ReadMovesPickedBlocks) {
 TEST_P(TransportTest, UnequalBlockSizesAreCutToFit) {
   stamp(left_memory_->data(), left_memory_->size(), 3);
   // Every other 8 KiB block here against 2 KiB blocks there.
-  const Transfer move =
-      left_->transfer(Op::write, mine(8192), Range{0, 2, 256}, theirs(2048), Range{0, 1, 1024});
+  const Transfer move = left_->transfer(mine(8192)[Range{0, 2, 256}], theirs(2048)[Range{0, 1, 1024}]);
   ASSERT_EQ(run(move), Status::kOk) << last_error();
   for (uint64_t i = 0; i < 256; ++i) {
     ASSERT_EQ(std::memcmp(right_memory_->data() + i * 8192, left_memory_->data() + i * 16384, 8192), 0) << i;
@@ -72,8 +71,7 @@ TEST_P(TransportTest, NestedStridesMoveOneHeadOfEveryToken) {
   // There: 64 pages of 16 tokens of 8 heads of 512 bytes. Here: the third head alone, packed.
   const Blocks theirs_head = at(right_memory_->data() + 2 * 512, 512).repeat(64, 65536).repeat(16, 4096);
   const Blocks mine_head = at(left_memory_->data(), 512).repeat(64 * 16, 512);
-  const Transfer move =
-      left_->transfer(Op::read, left_->block_list(mine_head), peer_->block_list(theirs_head));
+  const Transfer move = left_->transfer(peer_->block_list(theirs_head), left_->block_list(mine_head));
   ASSERT_EQ(run(move), Status::kOk) << last_error();
   for (uint64_t token = 0; token < 64 * 16; ++token) {
     ASSERT_EQ(
@@ -85,7 +83,7 @@ TEST_P(TransportTest, NestedStridesMoveOneHeadOfEveryToken) {
 TEST_P(TransportTest, NoticeArrivesAfterEveryByte) {
   const BlockList from = mine();
   const BlockList to = theirs();
-  const Transfer move = left_->transfer(Op::write, from, to, {.notice = "first"});
+  const Transfer move = left_->transfer(from, to, {.notice = "first"});
   for (uint64_t round = 1; round <= 20; ++round) {
     stamp(left_memory_->data(), left_memory_->size(), round);
     const std::string text = "round " + std::to_string(round);
@@ -102,7 +100,7 @@ TEST_P(TransportTest, NoticeArrivesAfterEveryByte) {
 }
 
 TEST_P(TransportTest, ReadCarriesANoticeToTheOwner) {
-  const Transfer move = left_->transfer(Op::read, mine(), theirs(), {.notice = "read it"});
+  const Transfer move = left_->transfer(theirs(), mine(), {.notice = "read it"});
   ASSERT_EQ(run(move), Status::kOk) << last_error();
   EXPECT_EQ(next_notice(*right_).text(), "read it");
 }
@@ -140,8 +138,7 @@ TEST_P(TransportTest, EmptyAndLargestNoticesArriveWhole) {
 
 TEST_P(TransportTest, CountersAddUpAfterTheData) {
   const Counter counter = right_->counter(5);
-  const Transfer move =
-      left_->transfer(Op::write, mine(), theirs(), {.counter_key = counter.key(), .counter_add = 10});
+  const Transfer move = left_->transfer(mine(), theirs(), {.counter_key = counter.key(), .counter_add = 10});
   ASSERT_EQ(run(move), Status::kOk) << last_error();
   ASSERT_EQ(counter.wait(15, 20s), Status::kOk);
   ASSERT_EQ(peer_->add(counter.key(), 3), Status::kOk);
@@ -152,7 +149,7 @@ TEST_P(TransportTest, CountersAddUpAfterTheData) {
 
 TEST_P(TransportTest, ATransferIsPostedAgainAndAgain) {
   const auto picks = shuffled(16, 9);
-  const Transfer move = left_->transfer(Op::write, mine(), picks, theirs(), picks);
+  const Transfer move = left_->transfer(mine()[picks], theirs()[picks]);
   for (uint64_t round = 0; round < 500; ++round) {
     stamp(left_memory_->data(), 16 * kBlock, round);
     ASSERT_EQ(run(move), Status::kOk) << round;
@@ -163,11 +160,11 @@ TEST_P(TransportTest, ATransferIsPostedAgainAndAgain) {
 TEST_P(TransportTest, LargeTransfersMoveWhole) {
   start({}, {}, uint64_t{48} << 20);
   stamp(left_memory_->data(), left_memory_->size(), 5);
-  const Transfer write = left_->transfer(Op::write, mine(16 << 20), theirs(16 << 20));
+  const Transfer write = left_->transfer(mine(16 << 20), theirs(16 << 20));
   ASSERT_EQ(run(write), Status::kOk) << last_error();
   ASSERT_EQ(std::memcmp(right_memory_->data(), left_memory_->data(), left_memory_->size()), 0);
   stamp(right_memory_->data(), right_memory_->size(), 6);
-  const Transfer read = left_->transfer(Op::read, mine(16 << 20), theirs(16 << 20));
+  const Transfer read = left_->transfer(theirs(16 << 20), mine(16 << 20));
   ASSERT_EQ(run(read), Status::kOk) << last_error();
   ASSERT_EQ(std::memcmp(right_memory_->data(), left_memory_->data(), left_memory_->size()), 0);
 }
@@ -177,7 +174,7 @@ TEST_P(TransportTest, OddAddressesAndLengthsMoveExactly) {
   for (const uint64_t length : {1, 3, 63, 1001, 4097}) {
     const BlockList from = left_->block_list(at(left_memory_->data() + 13, length).repeat(50, length + 5));
     const BlockList to = peer_->block_list(at(right_memory_->data() + 1, length).repeat(50, length + 9));
-    ASSERT_EQ(run(left_->transfer(Op::write, from, to)), Status::kOk) << last_error();
+    ASSERT_EQ(run(left_->transfer(from, to)), Status::kOk) << last_error();
     for (uint64_t i = 0; i < 50; ++i) {
       ASSERT_EQ(std::memcmp(right_memory_->data() + 1 + i * (length + 9),
                             left_memory_->data() + 13 + i * (length + 5), length),
@@ -189,7 +186,7 @@ TEST_P(TransportTest, OddAddressesAndLengthsMoveExactly) {
 
 TEST_P(TransportTest, WorkSplitOverTwoEnginesJoinsBeforeItsNotice) {
   start({.workers = 2}, {.workers = 2}, uint64_t{16} << 20);
-  const Transfer move = left_->transfer(Op::write, mine(), theirs(), {.notice = "joined", .workers = 2});
+  const Transfer move = left_->transfer(mine(), theirs(), {.notice = "joined", .workers = 2});
   for (uint64_t round = 0; round < 5; ++round) {
     stamp(left_memory_->data(), left_memory_->size(), round);
     ASSERT_EQ(run(move), Status::kOk) << last_error();
@@ -200,20 +197,18 @@ TEST_P(TransportTest, WorkSplitOverTwoEnginesJoinsBeforeItsNotice) {
 
 TEST_P(TransportTest, CompletionsAreQueuedOrCalledBackOnce) {
   std::atomic<int> called{0};
-  const Transfer called_back =
-      left_->transfer(Op::write, mine(), theirs(),
-                      {.user_data = &called, .callback = [](const towline_completion_t* completion) {
-                         if (completion->status == TOWLINE_OK)
-                           static_cast<std::atomic<int>*>(completion->user_data)->fetch_add(1);
-                       }});
+  const Transfer called_back = left_->transfer(
+      mine(), theirs(), {.user_data = &called, .callback = [](const towline_completion_t* completion) {
+                           if (completion->status == TOWLINE_OK)
+                             static_cast<std::atomic<int>*>(completion->user_data)->fetch_add(1);
+                         }});
   ASSERT_EQ(run(called_back), Status::kOk);
   const auto until = std::chrono::steady_clock::now() + 20s;
   while (called.load() == 0 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
   EXPECT_EQ(called.load(), 1);
 
   int tag = 0;
-  const Transfer queued =
-      left_->transfer(Op::write, mine(), theirs(), {.queue_completion = true, .user_data = &tag});
+  const Transfer queued = left_->transfer(mine(), theirs(), {.queue_completion = true, .user_data = &tag});
   ASSERT_GE(static_cast<int>(queued.post()), 0);
   Completion completion;
   int32_t pulled = 0;
@@ -229,13 +224,13 @@ TEST_P(TransportTest, CompletionsAreQueuedOrCalledBackOnce) {
 TEST_P(TransportTest, PassiveApplicationsServeReadsAndWrites) {
   // `right` is never called in here: its hosted engine does what the path needs.
   stamp(right_memory_->data(), right_memory_->size(), 8);
-  ASSERT_EQ(run(left_->transfer(Op::read, mine(), theirs())), Status::kOk);
+  ASSERT_EQ(run(left_->transfer(theirs(), mine())), Status::kOk);
   ASSERT_EQ(std::memcmp(right_memory_->data(), left_memory_->data(), left_memory_->size()), 0);
 }
 
 TEST_P(TransportTest, TheOwnerCountsWhatItTakesPartIn) {
-  ASSERT_EQ(run(left_->transfer(Op::write, mine(), theirs())), Status::kOk) << last_error();
-  const Transfer read = left_->transfer(Op::read, mine(), theirs());
+  ASSERT_EQ(run(left_->transfer(mine(), theirs())), Status::kOk) << last_error();
+  const Transfer read = left_->transfer(theirs(), mine());
   ASSERT_EQ(run(read), Status::kOk) << last_error();
   ASSERT_EQ(run(read), Status::kOk) << last_error();
   const uint64_t once = GetParam().framed ? left_memory_->size() : 0;
@@ -256,7 +251,7 @@ TEST_P(TransportTest, CallerDrivenAgentsWorkWhileTheyAreDriven) {
   });
   stamp(left_memory_->data(), left_memory_->size(), 9);
   {
-    const Transfer move = left_->transfer(Op::write, mine(), theirs(), {.notice = "driven"});
+    const Transfer move = left_->transfer(mine(), theirs(), {.notice = "driven"});
     EXPECT_EQ(run(move), Status::kOk) << last_error();
     EXPECT_EQ(std::memcmp(right_memory_->data(), left_memory_->data(), left_memory_->size()), 0);
     EXPECT_EQ(next_notice(*right_).text(), "driven");
@@ -275,7 +270,7 @@ TEST_P(TransportTest, ManyThreadsShareOneAgent) {
   for (uint32_t t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
       const Range share{t * kBlocks / kThreads, 1, kBlocks / kThreads};
-      const Transfer move = left_->transfer(Op::write, from, share, to, share, {.notice = "t"});
+      const Transfer move = left_->transfer(from[share], to[share], {.notice = "t"});
       for (int round = 0; round < 20; ++round) {
         Status status = run(move);
         while (status == Status::kAgain) {
@@ -305,9 +300,9 @@ TEST_P(TransportTest, AccessRightsAreKept) {
   const Peer peer = left_->add_peer(right_->metadata());
   const BlockList there = peer.block_list(at(memory.data(), kBlock));
   const BlockList here = left_->block_list(at(left_memory_->data(), kBlock));
-  EXPECT_EQ(run(left_->transfer(Op::read, here, there)), Status::kOk);
+  EXPECT_EQ(run(left_->transfer(there, here)), Status::kOk);
   try {
-    (void)left_->transfer(Op::write, here, there);
+    (void)left_->transfer(here, there);
     FAIL() << "writing a read-only region was allowed";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Status::kPermissionDenied) << error.what();
@@ -327,7 +322,7 @@ TEST_P(TransportTest, GuardedRegionsAreReachedOnlyWhereTheOwnerChecks) {
   const BlockList there = peer.block_list(at(memory.data(), kBlock));
   const BlockList here = left_->block_list(at(left_memory_->data(), kBlock));
   try {
-    const Transfer move = left_->transfer(Op::read, here, there);
+    const Transfer move = left_->transfer(there, here);
     EXPECT_TRUE(GetParam().guards);
     EXPECT_EQ(run(move), Status::kOk);
     EXPECT_EQ(std::memcmp(left_memory_->data(), memory.data(), kBlock), 0);
@@ -340,7 +335,7 @@ TEST_P(TransportTest, GuardedRegionsAreReachedOnlyWhereTheOwnerChecks) {
 // A list that was made before outlives its memory.
 void expect_stale(const Agent& agent, const BlockList& here, const BlockList& there) {
   try {
-    const Transfer late = agent.transfer(Op::write, here, there);
+    const Transfer late = agent.transfer(here, there);
     ADD_FAILURE() << "a transfer of deregistered memory was made";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Status::kStale) << error.what();
@@ -349,7 +344,7 @@ void expect_stale(const Agent& agent, const BlockList& here, const BlockList& th
 
 TEST_P(TransportTest, DeregisteredMemoryIsNeverTouchedAgain) {
   const BlockList there = theirs();
-  const Transfer move = left_->transfer(Op::write, mine(), there);
+  const Transfer move = left_->transfer(mine(), there);
   ASSERT_EQ(run(move), Status::kOk);
   ASSERT_EQ(right_region_->deregister(20s), Status::kOk) << last_error();
   std::memset(right_memory_->data(), 0x5a, right_memory_->size());
@@ -370,14 +365,14 @@ TEST_P(TransportTest, MetadataFromBeforeDoesNotReachDeregisteredMemory) {
   const Agent late("late", late_options);
   const Buffer late_memory(kBlock, GetParam().shared_memory);
   const Region late_region = late.register_memory(view(late_memory.data(), kBlock), {.access = Access::kAll});
-  ASSERT_EQ(run(left_->transfer(Op::write, mine(), theirs())), Status::kOk);
+  ASSERT_EQ(run(left_->transfer(mine(), theirs())), Status::kOk);
   ASSERT_EQ(right_region_->deregister(20s), Status::kOk) << last_error();
   std::memset(right_memory_->data(), 0x5a, right_memory_->size());
   // An agent that knew it, and an agent that connects for the first time.
   const auto write_from = [&](const Agent& agent, const Buffer& memory) {
     const Peer right = agent.add_peer(before);
     try {
-      const Transfer write = agent.transfer(Op::write, agent.block_list(at(memory.data(), kBlock)),
+      const Transfer write = agent.transfer(agent.block_list(at(memory.data(), kBlock)),
                                             right.block_list(at(right_memory_->data(), kBlock)));
       EXPECT_NE(run(write), Status::kOk);
     } catch (const Error& error) {
@@ -399,8 +394,7 @@ TEST_P(TransportTest, NothingLandsInDeregisteredMemoryWhateverAPeerLearnsMeanwhi
     for (; !stop; tries.fetch_add(1)) {
       try {
         owner.refresh(1s);
-        const Transfer write =
-            left_->transfer(Op::write, here, owner.block_list(at(right_memory_->data(), kBlock)));
+        const Transfer write = left_->transfer(here, owner.block_list(at(right_memory_->data(), kBlock)));
         (void)run(write);
       } catch (const Error&) {  // it came too late
       }
@@ -434,8 +428,7 @@ TEST_P(TransportTest, NothingLandsInTheMemoryOfAnAgentThatHasClosed) {
     const Buffer memory(kBlock * kBlocks, GetParam().shared_memory);
     Region region = owner->register_memory(view(memory.data(), memory.size()), {.access = Access::kAll});
     const Peer peer = left_->add_peer(owner->metadata());
-    const Transfer move =
-        left_->transfer(Op::write, mine(), peer.block_list(cut(memory.data(), memory.size(), kBlock)));
+    const Transfer move = left_->transfer(mine(), peer.block_list(cut(memory.data(), memory.size(), kBlock)));
     std::atomic<uint32_t> posts{0};
     std::thread poster([&] {
       for (Status last = Status::kOk; last == Status::kOk; posts.fetch_add(1)) last = run(move);
@@ -455,7 +448,7 @@ TEST_P(TransportTest, AnOwnerMayDeregisterWhileItsPeersPost) {
     const Buffer memory(kBlock, GetParam().shared_memory);
     Region region = right_->register_memory(view(memory.data(), memory.size()), {.access = Access::kAll});
     const Peer peer = left_->add_peer(right_->metadata());
-    const Transfer move = left_->transfer(Op::write, here, peer.block_list(at(memory.data(), kBlock)));
+    const Transfer move = left_->transfer(here, peer.block_list(at(memory.data(), kBlock)));
     std::atomic<uint32_t> posts{0};
     Status last = Status::kOk;
     std::thread poster([&] {
@@ -472,7 +465,7 @@ TEST_P(TransportTest, AnOwnerMayDeregisterWhileItsPeersPost) {
 
 TEST_P(TransportTest, DeregisteringLocalMemoryStopsItsTransfers) {
   const BlockList here = mine();
-  const Transfer move = left_->transfer(Op::write, here, theirs());
+  const Transfer move = left_->transfer(here, theirs());
   ASSERT_EQ(run(move), Status::kOk);
   ASSERT_EQ(left_region_->deregister(20s), Status::kOk) << last_error();
   EXPECT_EQ(move.post(), Status::kStale);
@@ -482,7 +475,7 @@ TEST_P(TransportTest, DeregisteringLocalMemoryStopsItsTransfers) {
 
 TEST_P(TransportTest, CancelHasOneOutcomeAndAFence) {
   start({}, {}, uint64_t{64} << 20);
-  const Transfer move = left_->transfer(Op::write, mine(1 << 20), theirs(1 << 20));
+  const Transfer move = left_->transfer(mine(1 << 20), theirs(1 << 20));
   for (int round = 0; round < 5; ++round) {
     const Status posted = move.post();
     ASSERT_GE(static_cast<int>(posted), 0);
@@ -500,9 +493,8 @@ TEST_P(TransportTest, CancelHasOneOutcomeAndAFence) {
 
 TEST_P(TransportTest, ACancelledReadIsFencedOnBothSidesWhileItsConnectionLasts) {
   start({}, {}, uint64_t{16} << 20);
-  const Transfer move = left_->transfer(Op::read, mine(1 << 20), theirs(1 << 20));
-  const Transfer first_page =
-      left_->transfer(Op::read, mine(4096), Range{0, 1, 1}, theirs(4096), Range{0, 1, 1});
+  const Transfer move = left_->transfer(theirs(1 << 20), mine(1 << 20));
+  const Transfer first_page = left_->transfer(theirs(4096)[Range{0, 1, 1}], mine(4096)[Range{0, 1, 1}]);
   for (int round = 0; round < 4; ++round) {
     ASSERT_GE(static_cast<int>(move.post()), 0);
     for (int poll = 0; poll < round * round; ++poll) (void)move.poll();
@@ -525,9 +517,9 @@ TEST_P(TransportTest, AClosedPeerEndsTransfersAndOthersGoOn) {
   const Buffer memory(kBlock * kBlocks, GetParam().shared_memory);
   Region region = third.register_memory(view(memory.data(), memory.size()), {.access = Access::kAll});
   const Peer other = left_->add_peer(third.metadata());
-  const Transfer to_right = left_->transfer(Op::write, mine(), theirs(), {.timeout = 5s});
+  const Transfer to_right = left_->transfer(mine(), theirs(), {.timeout = 5s});
   const Transfer to_third =
-      left_->transfer(Op::write, mine(), other.block_list(cut(memory.data(), memory.size(), kBlock)));
+      left_->transfer(mine(), other.block_list(cut(memory.data(), memory.size(), kBlock)));
   ASSERT_EQ(run(to_right), Status::kOk);
   right_region_.reset();
   right_.reset();
@@ -540,20 +532,20 @@ TEST_P(TransportTest, AClosedPeerEndsTransfersAndOthersGoOn) {
 
 // A post that was accepted is not refused because its outcome came before it returned.
 TEST_P(TransportTest, ADeadlineThatIsOverAtOnceEndsAnAcceptedPost) {
-  ASSERT_EQ(run(left_->transfer(Op::write, mine(), theirs())), Status::kOk) << last_error();  // connected
+  ASSERT_EQ(run(left_->transfer(mine(), theirs())), Status::kOk) << last_error();  // connected
   for (int i = 0; i < 200; ++i) {
-    const Transfer move = left_->transfer(Op::write, mine(), theirs(), {.timeout = 1ns});
+    const Transfer move = left_->transfer(mine(), theirs(), {.timeout = 1ns});
     const Status posted = move.post();
     ASSERT_TRUE(posted == Status::kOk || posted == Status::kInProgress) << status_name(posted);
     const Status status = move.wait(20s);
     ASSERT_TRUE(status == Status::kOk || status == Status::kTimedOut) << status_name(status);
     ASSERT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk);
   }
-  EXPECT_EQ(run(left_->transfer(Op::write, mine(), theirs())), Status::kOk) << last_error();
+  EXPECT_EQ(run(left_->transfer(mine(), theirs())), Status::kOk) << last_error();
 }
 
 TEST_P(TransportTest, ARestartedPeerIsANewIncarnation) {
-  const Transfer old = left_->transfer(Op::write, mine(), theirs(), {.timeout = 5s});
+  const Transfer old = left_->transfer(mine(), theirs(), {.timeout = 5s});
   ASSERT_EQ(run(old), Status::kOk);
   right_.reset();  // as a crash would, without deregistering
   right_region_.reset();
@@ -571,7 +563,7 @@ TEST_P(TransportTest, ARestartedPeerIsANewIncarnation) {
   EXPECT_NE(again.incarnation(), peer_->incarnation());
   EXPECT_EQ(old.post(), Status::kPeerRestarted);
   const BlockList there = again.block_list(cut(right_memory_->data(), right_memory_->size(), kBlock));
-  EXPECT_EQ(run(left_->transfer(Op::write, mine(), there)), Status::kOk) << last_error();
+  EXPECT_EQ(run(left_->transfer(mine(), there)), Status::kOk) << last_error();
 }
 
 TEST_P(TransportTest, APeersRegionsComeInTheOrderOfRegistration) {
@@ -587,7 +579,7 @@ TEST_P(TransportTest, APeersRegionsComeInTheOrderOfRegistration) {
 }
 
 TEST_P(TransportTest, RouteSaysWhichBackendAndWhy) {
-  const Transfer move = left_->transfer(Op::write, mine(), theirs());
+  const Transfer move = left_->transfer(mine(), theirs());
   const std::string route = move.route();
   EXPECT_NE(route.find("\"backend\":\"" + GetParam().backend() + "\""), std::string::npos) << route;
   EXPECT_NE(route.find("\"how\""), std::string::npos) << route;

@@ -84,7 +84,8 @@ inline const Transport kTransports[] = {
     // RDMA: over the network inside this process, and over libfabric.
     {.name = "rdma_loopback",
      .backends = "rdma",
-     .config = "[tuning.rdma]\nrails = \"loopback:conformance, loopback:conformance\"\n",
+     .config = "[tuning.rdma]\nrails = \"loopback:conformance, loopback:conformance\"\n"
+               "background_bytes = \"1\"\n",
      .shared_memory = false,
      .guards = false},
     // GPU memory that the NICs read and write themselves.
@@ -161,6 +162,14 @@ inline const Transport kTransports[] = {
      .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\", \"" TOWLINE_TCPX_PLUGIN
                "\"]\n[tuning.tcpx]\nsource = \"emulated\"\nsockets = 4\n",
      .shared_memory = false,
+     .kind = Kind::kVram,
+     .framed = true},
+    // As it lies, without being gathered.
+    {.name = "tcpx_bound_gpu",
+     .backends = "tcpx,cuda",
+     .config = "plugins = [\"" TOWLINE_CUDA_FAKE "\", \"" TOWLINE_TCPX_PLUGIN
+               "\"]\n[tuning.tcpx]\nsource = \"emulated\"\nsend = \"emulated\"\nsockets = 2\n",
+     .shared_memory = true,
      .kind = Kind::kVram,
      .framed = true},
     {.name = "tcpx_mapped_gpu",

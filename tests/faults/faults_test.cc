@@ -60,7 +60,7 @@ class Survivor {
                                        {.access = Access::kAll})) {}
 
   Transfer write_to(const Peer& peer, const Victim& victim, const TransferOptions& options = {}) const {
-    return agent_.transfer(Op::write, agent_.block_list(blocks_at(memory_.data())),
+    return agent_.transfer(agent_.block_list(blocks_at(memory_.data())),
                            peer.block_list(blocks_at(reinterpret_cast<const void*>(victim.memory()))),
                            options);
   }
@@ -269,7 +269,7 @@ TEST(Limits, OutOfDescriptorsIsAClearErrorAndTheFirstAgentGoesOn) {
     Memory memory(1 << 20);
     const Region region = first.register_memory(dram(memory), {.access = Access::kAll});
     const Peer self = first.add_peer(first.metadata());
-    const Transfer move = first.transfer(Op::write, first.block_list(Blocks::at(memory.data(), 4096)),
+    const Transfer move = first.transfer(first.block_list(Blocks::at(memory.data(), 4096)),
                                          self.block_list(Blocks::at(memory.data() + 4096, 4096)));
     const rlimit none = {3, 3};
     setrlimit(RLIMIT_NOFILE, &none);
@@ -349,7 +349,7 @@ TEST(TwoHosts, ANetworkThatComesLateIsGivenOut) {
     Memory own(1 << 20);
     const Region own_region = other.register_memory(dram(own), {.access = Access::kAll});
     const Peer peer = other.connect(early.address());
-    const Transfer move = other.transfer(Op::write, other.block_list(Blocks::at(own.data(), 1 << 20)),
+    const Transfer move = other.transfer(other.block_list(Blocks::at(own.data(), 1 << 20)),
                                          peer.block_list(Blocks::at(memory.data(), 1 << 20)));
     return Survivor::run(move) == Status::kOk;
   }));

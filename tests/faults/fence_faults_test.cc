@@ -49,7 +49,7 @@ TEST(RemoteFence, WhatStoodStillOnTheWayDoesNotLandOnceItIsFenced) {
   const BlockList theirs =
       peer.block_list(blocks_of(reinterpret_cast<const void*>(owner.memory()), kVictimBytes, kBlock));
   std::fill_n(memory.data(), kVictimBytes, std::byte{0xaa});
-  const Transfer old = writer.transfer(Op::write, mine, theirs, {.timeout = 20s});
+  const Transfer old = writer.transfer(mine, theirs, {.timeout = 20s});
   ASSERT_EQ(run(old), Status::kOk) << last_error();  // all sockets are up
 
   network.stall();
@@ -61,7 +61,7 @@ TEST(RemoteFence, WhatStoodStillOnTheWayDoesNotLandOnceItIsFenced) {
 
   const auto back_at = Clock::now();
   std::fill_n(memory.data(), kVictimBytes, std::byte{0xbb});
-  const Transfer fresh = writer.transfer(Op::write, mine, theirs, {.timeout = 20s});
+  const Transfer fresh = writer.transfer(mine, theirs, {.timeout = 20s});
   ASSERT_EQ(old.wait_fenced(Fence::kBoth, 5s), Status::kOk);
   std::printf("    fenced on both sides %lld ms after the new connection was begun\n",
               static_cast<long long>(
@@ -70,7 +70,7 @@ TEST(RemoteFence, WhatStoodStillOnTheWayDoesNotLandOnceItIsFenced) {
 
   network.release();
   ASSERT_TRUE(eventually([&] { return network.all_ended(); }, 20s));
-  const Transfer back = writer.transfer(Op::read, mine, theirs, {.timeout = 20s});
+  const Transfer back = writer.transfer(theirs, mine, {.timeout = 20s});
   std::fill_n(memory.data(), kVictimBytes, std::byte{0});
   ASSERT_EQ(run(back), Status::kOk) << last_error();
   const auto old_bytes = std::count(memory.data(), memory.data() + kVictimBytes, std::byte{0xaa});

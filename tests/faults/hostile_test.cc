@@ -128,7 +128,7 @@ class Client {
         region_(agent_.register_memory(dram(memory_), {.access = Access::kAll})),
         peer_(agent_.connect(victim.address())),
         move_(agent_.transfer(
-            Op::write, agent_.block_list(Blocks::at(memory_.data(), kPage)),
+            agent_.block_list(Blocks::at(memory_.data(), kPage)),
             peer_.block_list(Blocks::at(reinterpret_cast<const void*>(victim.memory()), kPage)),
             {.timeout = 20s})) {}
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "support/directed.h"
 #include "towline/towline.hpp"
 #include "victim.h"
 
@@ -40,8 +41,8 @@ class Legs : public ::testing::TestWithParam<const char*> {  // shm's path
   }
   [[nodiscard]] Transfer move(Op op, const Peer& peer, const Victim& victim,
                               TransferOptions options = {}) const {
-    return agent_.transfer(
-        op,
+    return directed(
+        agent_, op,
         agent_.block_list(Blocks::at(memory_.data(), kLegBlock, Kind::kVram).repeat(kLegBlocks, kLegBlock)),
         peer.block_list(Blocks::at(victim.memory(), kLegBlock).repeat(kLegBlocks, kLegBlock)), options);
   }

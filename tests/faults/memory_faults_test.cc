@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "support/directed.h"
 #include "support/failing_new.h"
 #include "towline/towline.hpp"
 
@@ -65,9 +66,8 @@ class WithoutMemory : public ::testing::TestWithParam<Path> {
  protected:
   static Status move(Party& here, Peer& peer, Party& there, Op op, std::string_view notice,
                      std::chrono::nanoseconds timeout = 300ms) {
-    Transfer transfer =
-        here.agent().transfer(op, here.agent().block_list(here.blocks()), peer.block_list(there.blocks()),
-                              {.notice = notice, .timeout = timeout});
+    Transfer transfer = directed(here.agent(), op, here.agent().block_list(here.blocks()),
+                                 peer.block_list(there.blocks()), {.notice = notice, .timeout = timeout});
     const Status posted = transfer.post();
     return posted == Status::kInProgress ? transfer.wait(timeout) : posted;
   }

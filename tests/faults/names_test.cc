@@ -59,8 +59,8 @@ struct Side {
 
   Transfer read_from(const Peer& peer, const Victim& victim) const {
     const auto* there = reinterpret_cast<const void*>(victim.memory());
-    return agent.transfer(Op::read, agent.block_list(Blocks::at(memory.data(), memory.size())),
-                          peer.block_list(Blocks::at(there, memory.size())), {.timeout = 5s});
+    return agent.transfer(peer.block_list(Blocks::at(there, memory.size())),
+                          agent.block_list(Blocks::at(memory.data(), memory.size())), {.timeout = 5s});
   }
   static Status run(const Transfer& transfer) {
     const Status posted = transfer.post();
@@ -167,7 +167,7 @@ TEST(Names, PeersThatNobodyAskedForShareOneSeriesOfCounters) {
     const Peer peer = stranger.connect(agent.address());
     Memory own(4096);
     const Region mine = stranger.register_memory(dram(own), {.access = Access::kAll});
-    const Transfer move = stranger.transfer(Op::write, stranger.block_list(Blocks::at(own.data(), 4096)),
+    const Transfer move = stranger.transfer(stranger.block_list(Blocks::at(own.data(), 4096)),
                                             peer.block_list(Blocks::at(memory.data(), 4096)));
     ASSERT_EQ(Side::run(move), Status::kOk) << last_error();
   }

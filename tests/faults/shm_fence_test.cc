@@ -18,6 +18,7 @@
 #include "base/os/unique_fd.h"
 #include "eventually.h"
 #include "shm_workers.h"
+#include "support/directed.h"
 #include "towline/towline.hpp"
 
 namespace towline::faults {
@@ -143,11 +144,11 @@ class HeldBack : public ::testing::TestWithParam<HeldWay> {
     while (!made) {
       std::thread([&] {
         if (worker_of_this_thread(writer_.native()) != worker) return;
-        made.emplace(
-            writer_.transfer(op, writer_.block_list(blocks_of(memory.data(), kFenceBytes, kFenceBlock)),
-                             peer_.block_list(Blocks::at(owner_.memory(), kFenceBlock, GetParam().kind)
-                                                  .repeat(kFenceBytes / kFenceBlock, kFenceBlock)),
-                             {.timeout = 20s}));
+        made.emplace(directed(writer_, op,
+                              writer_.block_list(blocks_of(memory.data(), kFenceBytes, kFenceBlock)),
+                              peer_.block_list(Blocks::at(owner_.memory(), kFenceBlock, GetParam().kind)
+                                                   .repeat(kFenceBytes / kFenceBlock, kFenceBlock)),
+                              {.timeout = 20s}));
       }).join();
     }
     return std::move(*made);

@@ -328,8 +328,8 @@ TEST(ShmStrangersOfAProcess, APeerThatCutsItsFileOffEndsNobodyElse) {
     const Region region = agent.register_memory(dram(memory), {.access = Access::kAll});
     const Peer owner = agent.add_peer(blob);
     const auto* theirs = reinterpret_cast<const void*>(introduction_of(blob).regions[0].address);
-    const Transfer move = agent.transfer(Op::read, agent.block_list(Blocks::at(memory.data(), kBytes)),
-                                         owner.block_list(Blocks::at(theirs, kBytes)));
+    const Transfer move = agent.transfer(owner.block_list(Blocks::at(theirs, kBytes)),
+                                         agent.block_list(Blocks::at(memory.data(), kBytes)));
     const auto run = [&] {
       const Status posted = move.post();
       return static_cast<int32_t>(posted == Status::kInProgress ? move.wait(20s) : posted);

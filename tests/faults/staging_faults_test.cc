@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "storage_support.h"
+#include "support/directed.h"
 #include "towline/storage.hpp"
 #include "towline/towline.hpp"
 #include "victim.h"
@@ -54,18 +55,17 @@ class Stager {
         blocks_of(reinterpret_cast<const void*>(victim.memory()), kVictimBytes, kStagedBlock));
   }
   [[nodiscard]] BlockList in_file(const Region& file) const {
-    return agent_.block_list(storage_blocks(file, 0, kStagedBlock).repeat(kBlocks, kStagedBlock));
+    return agent_.block_list(file.blocks(0, kStagedBlock).repeat(kBlocks, kStagedBlock));
   }
   void fill(const Peer& peer, const Victim& victim) const {
-    const Transfer give =
-        agent_.transfer(Op::write, agent_.block_list(blocks_of(memory_.data(), kVictimBytes, kStagedBlock)),
-                        theirs(peer, victim));
+    const Transfer give = agent_.transfer(
+        agent_.block_list(blocks_of(memory_.data(), kVictimBytes, kStagedBlock)), theirs(peer, victim));
     const Status posted = give.post();
     ASSERT_EQ(posted == Status::kInProgress ? give.wait(60s) : posted, Status::kOk);
   }
   void fill(const Region& file) const {
     const Transfer give = agent_.transfer(
-        Op::write, agent_.block_list(blocks_of(memory_.data(), kVictimBytes, kStagedBlock)), in_file(file));
+        agent_.block_list(blocks_of(memory_.data(), kVictimBytes, kStagedBlock)), in_file(file));
     const Status posted = give.post();
     ASSERT_EQ(posted == Status::kInProgress ? give.wait(60s) : posted, Status::kOk);
   }
@@ -121,7 +121,7 @@ TEST_P(StagingFaults, APeerKilledInTheMiddleLeavesWhatIsNotNamedAsFailed) {
   const Folder folder;
   const Stager stager(GetParam());
   const Region file =
-      register_storage(stager.agent_, "file:" + (folder / "saved"), {.create = true, .bytes = kVictimBytes});
+      stager.agent_.register_storage("file:" + (folder / "saved"), {.create = true, .bytes = kVictimBytes});
   for (const Op op : {Op::read, Op::write}) {
     Victim victim({.backends = GetParam(), .config = {}});
     const Peer peer = stager.agent_.connect(victim.address());
@@ -130,7 +130,7 @@ TEST_P(StagingFaults, APeerKilledInTheMiddleLeavesWhatIsNotNamedAsFailed) {
     if (op == Op::write) {
       ASSERT_NO_FATAL_FAILURE(stager.fill(file));
     }
-    const Transfer save = stager.agent_.transfer(op, stager.in_file(file), stager.theirs(peer, victim));
+    const Transfer save = directed(stager.agent_, op, stager.in_file(file), stager.theirs(peer, victim));
     Stager::drive_to_the_middle(save);
     victim.kill_hard();
     const Status outcome = save.wait(60s);
@@ -147,7 +147,7 @@ TEST_P(StagingFaults, APeerKilledInTheMiddleLeavesWhatIsNotNamedAsFailed) {
   Victim victim({.backends = GetParam(), .config = {}});
   const Peer peer = stager.agent_.connect(victim.address());
   stager.fill(peer, victim);
-  const Transfer save = stager.agent_.transfer(Op::read, stager.in_file(file), stager.theirs(peer, victim));
+  const Transfer save = stager.agent_.transfer(stager.theirs(peer, victim), stager.in_file(file));
   const Status posted = save.post();
   EXPECT_EQ(posted == Status::kInProgress ? save.wait(60s) : posted, Status::kOk);
 }
@@ -162,8 +162,8 @@ TEST_P(StagingFaults, ADiskThatFillsUpInTheMiddleNamesWhatIsMissing) {
   stager.fill(peer, victim);
   {
     const Region file =
-        register_storage(stager.agent_, "file:" + (small / "saved"), {.create = true, .bytes = kVictimBytes});
-    const Transfer save = stager.agent_.transfer(Op::read, stager.in_file(file), stager.theirs(peer, victim));
+        stager.agent_.register_storage("file:" + (small / "saved"), {.create = true, .bytes = kVictimBytes});
+    const Transfer save = stager.agent_.transfer(stager.theirs(peer, victim), stager.in_file(file));
     const Status posted = save.post();
     ASSERT_EQ(posted == Status::kInProgress ? save.wait(60s) : posted, Status::kNoSpace);
     ASSERT_EQ(save.wait_fenced(Fence::kBoth, 60s), Status::kOk);
@@ -177,8 +177,8 @@ TEST_P(StagingFaults, ADiskThatFillsUpInTheMiddleNamesWhatIsMissing) {
   // The peer was not harmed.
   const Folder roomy;
   const Region file =
-      register_storage(stager.agent_, "file:" + (roomy / "saved"), {.create = true, .bytes = kVictimBytes});
-  const Transfer save = stager.agent_.transfer(Op::read, stager.in_file(file), stager.theirs(peer, victim));
+      stager.agent_.register_storage("file:" + (roomy / "saved"), {.create = true, .bytes = kVictimBytes});
+  const Transfer save = stager.agent_.transfer(stager.theirs(peer, victim), stager.in_file(file));
   const Status posted = save.post();
   EXPECT_EQ(posted == Status::kInProgress ? save.wait(60s) : posted, Status::kOk);
 }
@@ -190,8 +190,8 @@ TEST_P(StagingFaults, ACancelInTheMiddleLeavesWhatIsNotNamedAsFailed) {
   const Peer peer = stager.agent_.connect(victim.address());
   stager.fill(peer, victim);
   const Region file =
-      register_storage(stager.agent_, "file:" + (folder / "saved"), {.create = true, .bytes = kVictimBytes});
-  const Transfer save = stager.agent_.transfer(Op::read, stager.in_file(file), stager.theirs(peer, victim));
+      stager.agent_.register_storage("file:" + (folder / "saved"), {.create = true, .bytes = kVictimBytes});
+  const Transfer save = stager.agent_.transfer(stager.theirs(peer, victim), stager.in_file(file));
   Stager::drive_to_the_middle(save);
   save.cancel();
   EXPECT_EQ(save.wait(60s), Status::kCancelled);

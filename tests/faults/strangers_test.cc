@@ -46,7 +46,7 @@ class Owner {
     const Region own_region = peer_agent.register_memory(dram(own), {.access = Access::kAll});
     const Peer owner = peer_agent.connect(agent_.address());
     const Transfer move =
-        peer_agent.transfer(Op::write, peer_agent.block_list(Blocks::at(own.data(), kBytes)),
+        peer_agent.transfer(peer_agent.block_list(Blocks::at(own.data(), kBytes)),
                             owner.block_list(Blocks::at(memory_.data(), kBytes)), {.timeout = 5s});
     const Status posted = move.post();
     return (posted == Status::kInProgress ? move.wait(10s) : posted) == Status::kOk &&

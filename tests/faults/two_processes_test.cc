@@ -72,8 +72,8 @@ TEST_P(TwoProcesses, PagesGoWhereTheyArePickedAndComeBack) {
     stamp(round);
     std::shuffle(from.begin(), from.end(), std::mt19937(round));
     std::shuffle(to.begin(), to.end(), std::mt19937(round + 100));
-    ASSERT_EQ(run(agent_.transfer(Op::write, mine(0), from, theirs(), to)), Status::kOk) << last_error();
-    ASSERT_EQ(run(agent_.transfer(Op::read, mine(kPages), to, theirs(), to)), Status::kOk) << last_error();
+    ASSERT_EQ(run(agent_.transfer(mine(0)[from], theirs()[to])), Status::kOk) << last_error();
+    ASSERT_EQ(run(agent_.transfer(theirs()[to], mine(kPages)[to])), Status::kOk) << last_error();
     for (uint32_t i = 0; i < kPages; ++i)
       ASSERT_EQ(std::memcmp(got(to[i]), sent(from[i]), kPage), 0) << "round " << round << " page " << i;
   }
@@ -81,7 +81,7 @@ TEST_P(TwoProcesses, PagesGoWhereTheyArePickedAndComeBack) {
 
 TEST_P(TwoProcesses, OddLengthsTouchNoOtherByte) {
   stamp(7);
-  ASSERT_EQ(run(agent_.transfer(Op::write, mine(0), theirs())), Status::kOk) << last_error();
+  ASSERT_EQ(run(agent_.transfer(mine(0), theirs())), Status::kOk) << last_error();
   // Every other stretch of 777 bytes gets other bytes.
   constexpr uint64_t kOdd = 777;
   const uint64_t kOdds = kPages / 2;
@@ -90,10 +90,9 @@ TEST_P(TwoProcesses, OddLengthsTouchNoOtherByte) {
   };
   for (uint64_t i = 0; i < kPages * kPage; ++i) memory_.data()[kPages * kPage + i] = ~memory_.data()[i];
   const auto* there = reinterpret_cast<const std::byte*>(victim_.memory());
-  ASSERT_EQ(run(agent_.transfer(Op::write, picks(agent_, got(0)), picks(peer_, there))), Status::kOk)
-      << last_error();
+  ASSERT_EQ(run(agent_.transfer(picks(agent_, got(0)), picks(peer_, there))), Status::kOk) << last_error();
   std::memset(memory_.data() + kPages * kPage, 0, kPages * kPage);
-  ASSERT_EQ(run(agent_.transfer(Op::read, mine(kPages), theirs())), Status::kOk) << last_error();
+  ASSERT_EQ(run(agent_.transfer(theirs(), mine(kPages))), Status::kOk) << last_error();
   for (uint64_t i = 0; i < kPages * kPage; ++i) {
     const bool other = i < 2 * kOdd * kOdds && i % (2 * kOdd) < kOdd;
     ASSERT_EQ(got(0)[i], other ? ~sent(0)[i] : sent(0)[i]) << i;
@@ -105,20 +104,19 @@ TEST_P(TwoProcesses, NoticesFollowTheBytesAndAreAnswered) {
   for (uint32_t round = 0; round < 20; ++round) {
     stamp(round + 50);
     const std::string text = "round " + std::to_string(round);
-    ASSERT_EQ(run(agent_.transfer(Op::write, mine(0), theirs(), {.notice = text})), Status::kOk)
-        << last_error();
+    ASSERT_EQ(run(agent_.transfer(mine(0), theirs(), {.notice = text})), Status::kOk) << last_error();
     ASSERT_TRUE(eventually([&] {
       (void)agent_.wait(10ms);
       return agent_.receive(notice) == Status::kOk && notice.text() == text;
     })) << text;
   }
-  ASSERT_EQ(run(agent_.transfer(Op::read, mine(kPages), theirs())), Status::kOk) << last_error();
+  ASSERT_EQ(run(agent_.transfer(theirs(), mine(kPages))), Status::kOk) << last_error();
   EXPECT_EQ(std::memcmp(got(0), sent(0), kPages * kPage), 0);
 }
 
 TEST_P(TwoProcesses, WhatWasCancelledIsFencedAndTheNextOneMoves) {
   stamp(11);
-  const Transfer move = agent_.transfer(Op::write, mine(0), theirs());
+  const Transfer move = agent_.transfer(mine(0), theirs());
   for (int round = 0; round < 10; ++round) {
     ASSERT_GE(static_cast<int>(move.post()), 0);
     for (int poll = 0; poll < round * 10; ++poll) (void)move.poll();
@@ -128,7 +126,7 @@ TEST_P(TwoProcesses, WhatWasCancelledIsFencedAndTheNextOneMoves) {
     ASSERT_EQ(move.wait_fenced(Fence::kBoth, 30s), Status::kOk);
   }
   ASSERT_EQ(run(move), Status::kOk) << last_error();
-  ASSERT_EQ(run(agent_.transfer(Op::read, mine(kPages), theirs())), Status::kOk) << last_error();
+  ASSERT_EQ(run(agent_.transfer(theirs(), mine(kPages))), Status::kOk) << last_error();
   EXPECT_EQ(std::memcmp(got(0), sent(0), kPages * kPage), 0);
 }
 

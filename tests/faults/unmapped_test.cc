@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "eventually.h"
+#include "support/directed.h"
 #include "victim.h"
 #include "ways.h"
 
@@ -43,9 +44,9 @@ class Unmapped : public ::testing::TestWithParam<Way> {
         peer_(agent_.connect(victim_.address())) {}
   [[nodiscard]] Status move(Op op, const std::byte* here, const Peer& peer, uint64_t there,
                             std::string_view notice = {}) const {
-    const Transfer made = agent_.transfer(
-        op, agent_.block_list(Blocks::at(here, kMapped)),
-        peer.block_list(Blocks::at(reinterpret_cast<const void*>(there), kMapped)), {.notice = notice});
+    const Transfer made = directed(agent_, op, agent_.block_list(Blocks::at(here, kMapped)),
+                                   peer.block_list(Blocks::at(reinterpret_cast<const void*>(there), kMapped)),
+                                   {.notice = notice});
     const Status posted = made.post();
     return posted == Status::kInProgress ? made.wait(30s) : posted;
   }

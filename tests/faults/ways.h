@@ -61,6 +61,10 @@ inline const Way kWays[] = {
      "plugins = [\"" TOWLINE_CUDA_FAKE "\", \"" TOWLINE_TCPX_PLUGIN
      "\"]\n[tuning.tcpx]\nsource = \"emulated\"\n",
      true, Kind::kVram},
+    {"tcpx_bound_gpu", "tcpx,cuda",
+     "plugins = [\"" TOWLINE_CUDA_FAKE "\", \"" TOWLINE_TCPX_PLUGIN
+     "\"]\n[tuning.tcpx]\nsource = \"emulated\"\nsend = \"emulated\"\n",
+     true, Kind::kVram},
     // By an engine of a plugin of NIXL's interface, which copies between processes.
     {"nixl_net", "nixl_net",
      "plugins = [\"" TOWLINE_NIXL_NET_PLUGIN "\"]\n[nixl_net]\nlibrary = \"" TOWLINE_FAKE_NIXL_NET "\"\n",

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/directed.h"
 #include "towline/plugin/v1.h"
 #include "towline/towline.hpp"
 
@@ -54,7 +55,7 @@ class SelfCopy {
     const BlockList here = agent_.block_list(blocks_of(memory_.data(), memory_.size(), 4096));
     const BlockList there = self_.block_list(blocks_of(memory_.data(), memory_.size(), 4096));
     const Transfer move =
-        agent_.transfer(op, here, Range{0, 1, 16}, there, Range{16, 1, 16}, {.notice = "moved"});
+        directed(agent_, op, here[Range{0, 1, 16}], there[Range{16, 1, 16}], {.notice = "moved"});
     EXPECT_NE(move.route().find("\"backend\":\"" + backend + "\""), std::string::npos) << move.route();
     const Status posted = move.post();
     ASSERT_EQ(posted == Status::kInProgress ? move.wait(20s) : posted, Status::kOk) << last_error();
@@ -105,7 +106,7 @@ TEST(FrozenPlugin, AResultThatSaysNothingEndsItsPartWithAnError) {
   std::vector<std::byte> memory(8192);
   const Region region = agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
   const Peer self = agent.add_peer(agent.metadata());
-  const Transfer move = agent.transfer(Op::write, agent.block_list(Blocks::at(memory.data(), 4096)),
+  const Transfer move = agent.transfer(agent.block_list(Blocks::at(memory.data(), 4096)),
                                        self.block_list(Blocks::at(memory.data() + 4096, 4096)));
   const Status posted = move.post();
   EXPECT_EQ(posted == Status::kInProgress ? move.wait(20s) : posted, Status::kInternal);
@@ -174,7 +175,7 @@ TEST(Registering, ThatBlocksStopsNeitherHeartbeatsNorPosts) {
   first.join();
   const Region there = peer.register_memory(dram(theirs.data(), theirs.size()), {.access = Access::kAll});
   const Peer to = agent.add_peer(peer.metadata());
-  const Transfer move = agent.transfer(Op::write, agent.block_list(Blocks::at(memory.data(), 8192)),
+  const Transfer move = agent.transfer(agent.block_list(Blocks::at(memory.data(), 8192)),
                                        to.block_list(Blocks::at(theirs.data(), 8192)));
   const auto run = [&] {
     const Status posted = move.post();
@@ -215,7 +216,7 @@ TEST(AddingABackend, ToAnAgentThatLivesReachesItsRegionsAndPeers) {
   const Region region = agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
   const Peer self = agent.add_peer(agent.metadata());
   const auto make = [&](const TransferOptions& options) {
-    return agent.transfer(Op::write, agent.block_list(Blocks::at(memory.data(), 4096)),
+    return agent.transfer(agent.block_list(Blocks::at(memory.data(), 4096)),
                           self.block_list(Blocks::at(memory.data() + 4096, 4096)), options);
   };
   const Transfer before = make({});
@@ -258,7 +259,7 @@ TEST(AddingABackend, KnowsWhatPeersSaidOfItBeforeItWasThere) {
   const Region mine = reader.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
   reader.add_backend(file_of("as_it_is").c_str());
   try {
-    (void)reader.transfer(Op::write, reader.block_list(Blocks::at(memory.data(), 4096)),
+    (void)reader.transfer(reader.block_list(Blocks::at(memory.data(), 4096)),
                           peer.block_list(Blocks::at(memory.data() + 4096, 4096)), {.backend = "frozen"});
     FAIL() << "it reaches another agent";
   } catch (const Error& error) {

@@ -22,8 +22,7 @@ TEST(Plugin, AnOutOfTreeBackendMovesBlocksAndNotices) {
   const Peer self = agent.add_peer(agent.metadata());
   const BlockList here = agent.block_list(blocks_of(memory.data(), memory.size(), 4096));
   const BlockList there = self.block_list(blocks_of(memory.data(), memory.size(), 4096));
-  const Transfer move =
-      agent.transfer(Op::write, here, Range{0, 1, 8}, there, Range{8, 1, 8}, {.notice = "moved"});
+  const Transfer move = agent.transfer(here[Range{0, 1, 8}], there[Range{8, 1, 8}], {.notice = "moved"});
   // In progress: the agent's own thread was at work just then.
   const Status posted = move.post();
   ASSERT_EQ(posted == Status::kInProgress ? move.wait(20s) : posted, Status::kOk) << last_error();
@@ -43,7 +42,7 @@ TEST(Plugin, TheRouterTakesTheCheapestThatReaches) {
   std::vector<std::byte> memory(8192);
   const Region region = agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
   const Peer self = agent.add_peer(agent.metadata());
-  const Transfer move = agent.transfer(Op::write, agent.block_list(Blocks::at(memory.data(), 4096)),
+  const Transfer move = agent.transfer(agent.block_list(Blocks::at(memory.data(), 4096)),
                                        self.block_list(Blocks::at(memory.data() + 4096, 4096)));
   EXPECT_NE(move.route().find("\"backend\":\"selfcopy\""), std::string::npos) << move.route();
 }

@@ -33,7 +33,7 @@ class Slow : public ::testing::Test {
   // By the slow backend. Returns when the bytes are there.
   void move_slowly() {
     const Transfer move =
-        agent_->transfer(Op::write, agent_->block_list(Blocks::at(memory_.data(), 4096)),
+        agent_->transfer(agent_->block_list(Blocks::at(memory_.data(), 4096)),
                          self_->block_list(Blocks::at(memory_.data() + kHalf, 4096)), {.backend = "slow"});
     const Status posted = move.post();
     ASSERT_EQ(posted == Status::kInProgress ? move.wait(20s) : posted, Status::kOk) << last_error();
@@ -46,7 +46,7 @@ class Slow : public ::testing::Test {
   }
   // Another transfer of the same worker, made, posted and ended, with its notice.
   void others_go_on() {
-    const Transfer other = agent_->transfer(Op::write, agent_->block_list(Blocks::at(memory_.data(), 8192)),
+    const Transfer other = agent_->transfer(agent_->block_list(Blocks::at(memory_.data(), 8192)),
                                             self_->block_list(Blocks::at(memory_.data() + kHalf, 8192)),
                                             {.notice = "others", .timeout = 10s, .backend = "memory"});
     const Status posted = other.post();
@@ -98,7 +98,7 @@ TEST_F(Slow, OthersGoOnWhileARegistrationBlocks) {
 TEST_F(Slow, ATransferIsNotMadeInTimeWhileItsImportBlocksAndClosingWaitsForThat) {
   gate_->held = kSlowImport;
   try {
-    const Transfer move = agent_->transfer(Op::write, agent_->block_list(Blocks::at(memory_.data(), 4096)),
+    const Transfer move = agent_->transfer(agent_->block_list(Blocks::at(memory_.data(), 4096)),
                                            self_->block_list(Blocks::at(memory_.data() + kHalf, 4096)),
                                            {.timeout = 50ms, .backend = "slow"});
     ADD_FAILURE() << "it was made";

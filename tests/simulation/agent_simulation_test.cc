@@ -117,11 +117,11 @@ class Simulation {
     options.struct_size = sizeof options;
     options.notice = "?";
     options.notice_bytes = 1;
+    options.from = options.to = picks;
     Side& side = sides_[move.side];
     // Faults may cut the connection while it is being made; that is an error, and trying again is right.
     for (int attempt = 0; attempt < 50 && move.transfer == nullptr; ++attempt) {
-      (void)towline_transfer_create(&side.handle, TOWLINE_WRITE, side.mine, &picks, side.theirs, &picks,
-                                    &options, &move.transfer);
+      (void)towline_transfer_create(&side.handle, side.mine, side.theirs, &options, &move.transfer);
       drive();
     }
     if (move.transfer != nullptr) moves_.push_back(move);
@@ -166,7 +166,7 @@ class Simulation {
     for (Side& side : sides_) {
       side.agent->progress();
       towline_notice_t notice;
-      while (towline_notice_receive(&side.handle, &notice) == TOWLINE_OK) {
+      while (towline_notice_receive(&side.handle, &notice, sizeof notice) == TOWLINE_OK) {
         receive({static_cast<const char*>(notice.data), notice.bytes});
         towline_notice_release(&side.handle, &notice);
       }

@@ -70,8 +70,7 @@ class DeregistrationTest : public ::testing::Test {
     return made;
   }
   [[nodiscard]] int32_t make(towline_transfer_t*& transfer) {
-    return towline_transfer_create(&mine_.handle, TOWLINE_WRITE, local_, nullptr, remote_, nullptr, nullptr,
-                                   &transfer);
+    return towline_transfer_create(&mine_.handle, local_, remote_, nullptr, &transfer);
   }
 
   Side mine_;

@@ -173,7 +173,7 @@ TEST_P(PaceSimulation, AnAgentsLimitHoldsForOnePostAndItsNoticeComesLast) {
   expect_rate(posts, kRate);
   EXPECT_EQ(mine_.memory, theirs_.memory);
   towline_notice_t notice = {};
-  ASSERT_EQ(towline_notice_receive(&theirs_.handle, &notice), TOWLINE_OK);
+  ASSERT_EQ(towline_notice_receive(&theirs_.handle, &notice, sizeof notice), TOWLINE_OK);
   EXPECT_EQ(notice.bytes, 9u);
   towline_notice_release(&theirs_.handle, &notice);
   release(posts);

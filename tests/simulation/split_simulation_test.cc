@@ -41,15 +41,20 @@ class SplitPosts {
     local_ = list(nullptr, mine_.memory);
     remote_ = list(peer_, theirs_.memory);
     std::atomic<bool> made = false;
+    std::atomic<uint32_t> passes = 0;
     std::thread other([&] {  // making a plan waits for its connections
       while (!made.load()) {
         theirs_.agent->progress();
+        ++passes;
         std::this_thread::yield();
       }
     });
-    // Faults may cut a connection while it is being made; trying again is right.
-    for (int attempt = 0; attempt < 50 && plan_ == nullptr; ++attempt)
+    // Faults may cut a connection while it is being made; trying again is right. On a busy machine simulated time may pass
+    // without the other thread: an attempt begins when that has just run.
+    for (int attempt = 0; attempt < 50 && plan_ == nullptr; ++attempt) {
+      for (const uint32_t seen = passes; passes.load() < seen + 2;) std::this_thread::yield();
       (void)towline_plan_create(&mine_.handle, local_, remote_, nullptr, &plan_);
+    }
     made = true;
     other.join();
     EXPECT_NE(plan_, nullptr) << towline_last_error();
@@ -107,7 +112,7 @@ class SplitPosts {
   // Of everything, in one notice that says which post it was.
   bool take_notice(uint8_t stamp) {
     towline_notice_t notice = {};
-    if (towline_notice_receive(&theirs_.handle, &notice) != TOWLINE_OK) return false;
+    if (towline_notice_receive(&theirs_.handle, &notice, sizeof notice) != TOWLINE_OK) return false;
     const bool this_one = notice.bytes == 1 && *static_cast<const uint8_t*>(notice.data) == stamp;
     towline_notice_release(&theirs_.handle, &notice);
     if (!this_one) return false;  // of a post before it that had failed here already

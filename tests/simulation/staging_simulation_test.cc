@@ -119,8 +119,11 @@ class StagingRun {
     move.op = index % 2 == 0 ? TOWLINE_READ : TOWLINE_WRITE;
     move.first = index * kBytesEach;
     const towline_picks_t picks = {nullptr, 0, 0, index * kBlocksEach, 1, kBlocksEach};
+    TOWLINE_INIT(towline_transfer_options_t, options);
+    options.from = options.to = picks;
+    const bool reads = move.op == TOWLINE_READ;
     for (int attempt = 0; attempt < 50 && move.transfer == nullptr; ++attempt) {
-      (void)towline_transfer_create(&stager_, move.op, ours_, &picks, theirs_, &picks, nullptr,
+      (void)towline_transfer_create(&stager_, reads ? theirs_ : ours_, reads ? ours_ : theirs_, &options,
                                     &move.transfer);
       drive();
     }

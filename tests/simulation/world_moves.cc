@@ -27,8 +27,11 @@ bool World::make(SimulatedMove& move) {
   options.struct_size = sizeof options;
   options.notice = "?";
   options.notice_bytes = 1;
-  if (towline_transfer_create(&agent.handle, move.op, agent.mine, &own, other.theirs, &shared, &options,
-                              &move.transfer) != TOWLINE_OK)
+  const bool reads = move.op == TOWLINE_READ;
+  options.from = reads ? shared : own;
+  options.to = reads ? own : shared;
+  if (towline_transfer_create(&agent.handle, reads ? other.theirs : agent.mine,
+                              reads ? agent.mine : other.theirs, &options, &move.transfer) != TOWLINE_OK)
     return false;  // no connection just now; a later turn tries again
   move.made_for = other.registration;
   return true;
@@ -166,7 +169,7 @@ void World::drive() {
     if (agent.agent == nullptr) continue;
     agent.agent->progress();
     towline_notice_t notice;
-    while (towline_notice_receive(&agent.handle, &notice) == TOWLINE_OK) {
+    while (towline_notice_receive(&agent.handle, &notice, sizeof notice) == TOWLINE_OK) {
       receive(i, {static_cast<const char*>(notice.data), notice.bytes}, notice.peer_name);
       towline_notice_release(&agent.handle, &notice);
     }

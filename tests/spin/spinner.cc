@@ -76,14 +76,14 @@ void Spinner::agent_call() {
       break;
     case 3: {
       towline_completion_t ends[8];
-      const int32_t count = call(towline_completions_pull(place.agent, ends, random_.below(9)));
+      const int32_t count = call(towline_completions_pull(place.agent, ends, random_.below(9), sizeof *ends));
       for (int32_t i = 0; i < count; ++i) ++static_cast<Tally*>(ends[i].user_data)->pulled;
       break;
     }
     case 4:
     case 5: {
       towline_notice_t notice{};
-      while (call(towline_notice_receive(place.agent, &notice)) == TOWLINE_OK) {
+      while (call(towline_notice_receive(place.agent, &notice, sizeof notice)) == TOWLINE_OK) {
         world_.notice_came(notice.data, notice.bytes);
         towline_notice_release(place.agent, &notice);
       }
@@ -358,7 +358,10 @@ bool Spinner::make(Move& move, Place& from, Place& to, towline_peer_t* peer) {
     options.timeout_ns = below(0.2) ? 1 + random_.below(2'000'000) : 0;
     move.tally = world_.new_tally(called_back);
     options.user_data = move.tally;
-    made = call(towline_transfer_create(from.agent, move.op, mine, &local, theirs, &remote, &options,
+    const bool reads = move.op == TOWLINE_READ;
+    options.from = reads ? remote : local;
+    options.to = reads ? local : remote;
+    made = call(towline_transfer_create(from.agent, reads ? theirs : mine, reads ? mine : theirs, &options,
                                         &move.transfer)) == TOWLINE_OK;
   }
   if (mine != nullptr) towline_block_list_destroy(mine);

@@ -54,7 +54,10 @@ void Agent::close() {
   native = nullptr;
 }
 
-Agent::~Agent() { close(); }
+Agent::~Agent() {
+  const Turn turn;
+  close();
+}
 
 namespace {
 
@@ -247,7 +250,7 @@ void set_limit(const Agent& agent, uint64_t bytes_per_s, std::string_view priori
 }  // namespace
 
 void bind_agent(nb::module_& module) {
-  nb::class_<Counter>(module, "Counter", nb::type_slots(collected<Counter>))
+  Class<Counter>(module, "Counter", nb::type_slots(collected<Counter>))
       .def_prop_ro("key", [](const Counter& counter) { return towline_counter_key(counter.native); })
       .def_prop_ro("value", [](const Counter& counter) { return towline_counter_value(counter.native); })
       .def("wait", &wait_counter, nb::arg("threshold"), nb::arg("timeout") = nb::none())
@@ -274,7 +277,7 @@ void bind_agent(nb::module_& module) {
         return nb::str("Counter(key={}, value={})")
             .format(towline_counter_key(counter.native), towline_counter_value(counter.native));
       });
-  nb::class_<Agent>(module, "Agent", nb::is_weak_referenceable())
+  Class<Agent>(module, "Agent", nb::is_weak_referenceable())
       .def("__init__", &open, nb::arg("name"), nb::arg("hosted"), nb::arg("workers"),
            nb::arg("listen").none(), nb::arg("advertise").none(), nb::arg("backends").none(),
            nb::arg("config").none(), nb::arg("timeout").none())
@@ -317,7 +320,7 @@ void bind_agent(nb::module_& module) {
       .def("metadata", &metadata, nb::arg("regions") = nb::none())
       .def("add_peer", &add_peer, nb::arg("blob"))
       .def("connect", &connect, nb::arg("address"), nb::arg("timeout") = nb::none())
-      .def("peer", &find_peer, nb::arg("name"))
+      .def("find_peer", &find_peer, nb::arg("name"))
       .def("counter", &create_counter, nb::arg("initial") = 0)
       .def(
           "block_list",
@@ -325,7 +328,7 @@ void bind_agent(nb::module_& module) {
             return make_block_list(nb::borrow(self), nb::none(), source, page_dim, kind);
           },
           nb::arg("source"), nb::kw_only(), nb::arg("page_dim") = nb::none(), nb::arg("kind") = "dram");
-  module.def("_close_all", &close_all);
+  define(module, "_close_all", &close_all);
 }
 
 }  // namespace towline::python

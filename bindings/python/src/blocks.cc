@@ -248,7 +248,7 @@ nb::object make_block_list(nb::object agent, nb::object peer, nb::handle source,
 
 void bind_blocks(nb::module_& module) {
   static_assert(sizeof(Blocks) == sizeof(towline_blocks_t), "arrays of Blocks are handed to C");
-  nb::class_<Blocks>(module, "Blocks")
+  Class<Blocks>(module, "Blocks")
       .def("__init__", &make_blocks, nb::arg("address"), nb::arg("length"), nb::arg("dims"), nb::kw_only(),
            nb::arg("kind") = "dram", nb::arg("device") = 0)
       .def_ro("address", &Blocks::address)
@@ -276,16 +276,18 @@ void bind_blocks(nb::module_& module) {
         if (blocks.device != 0) result += ", device=" + std::to_string(blocks.device);
         return nb::str((result + ")").c_str());
       });
-  nb::class_<BlockList> list(module, "BlockList", nb::type_slots(collected<BlockList>));
+  Class<BlockList> list(module, "BlockList", nb::type_slots(collected<BlockList>));
   bind_layout(module, list);
   list.def("__len__", [](const BlockList& list) { return towline_block_list_blocks(list.native); })
       .def_prop_ro("blocks", [](const BlockList& list) { return towline_block_list_blocks(list.native); })
       .def_prop_ro("nbytes", [](const BlockList& list) { return towline_block_list_bytes(list.native); })
       .def_prop_ro("peer", [](const BlockList& list) { return list.peer; })
-      .def("__getitem__",
-           [](nb::handle_t<BlockList> list, nb::handle picks) {
-             return nb::module_::import_("towline._plan").attr("pick")(list, picks);
-           })
+      .def(
+          "__getitem__",
+          [](nb::handle_t<BlockList> list, nb::handle picks) {
+            return nb::module_::import_("towline._plan").attr("pick")(list, picks);
+          },
+          nb::arg("picks").none())
       .def("__repr__", [](const BlockList& list) {
         return nb::str("BlockList(blocks={}, nbytes={}, peer={!r})")
             .format(towline_block_list_blocks(list.native), towline_block_list_bytes(list.native), list.peer);

@@ -6,7 +6,8 @@
 //      slices, so that signals are seen. close() ends all of them.
 //   2. Objects made from an agent hold a Python reference to it, which the garbage collector sees; the agent
 //      holds none to them.
-//   3. Fields are used only with the GIL held, so that they need no locks of their own.
+//   3. Fields are used only with the GIL held, or in a Turn where there is none (turns.h), so that they need no locks of
+//      their own.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -19,6 +20,7 @@
 #include <utility>
 
 #include "gil.h"
+#include "turns.h"
 
 namespace nb = nanobind;
 
@@ -279,7 +281,7 @@ struct Region {
   }
 };
 
-void bind_storage(nb::module_& module, nb::class_<Region>& region);
+void bind_storage(nb::module_& module, Class<Region>& region);
 
 struct BlockList {
   nb::object agent;
@@ -303,7 +305,7 @@ nb::object make_block_list(nb::object agent, nb::object peer, nb::handle source,
 // All elements of a region of the agent, or of the peer's with this name (layout.cc).
 nb::object region_list(const Region& region);
 nb::object peer_region_list(nb::handle peer, nb::handle name);
-void bind_layout(nb::module_& module, nb::class_<BlockList>& list);
+void bind_layout(nb::module_& module, Class<BlockList>& list);
 // From (element_bytes, counts[, strides]); raises for anything else.
 void take_layout(nb::handle given, towline_layout_t& layout);
 

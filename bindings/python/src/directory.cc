@@ -273,7 +273,7 @@ nb::object next_event(Watch& watch, nb::handle timeout) {
 }  // namespace
 
 void bind_directory(nb::module_& module) {
-  nb::class_<DirectoryCall>(module, "DirectoryCall", nb::type_slots(collected<DirectoryCall>))
+  Class<DirectoryCall>(module, "DirectoryCall", nb::type_slots(collected<DirectoryCall>))
       .def_prop_ro("done",
                    [](const DirectoryCall& call) {
                      return towline_directory_call_poll(call.native) != TOWLINE_IN_PROGRESS;
@@ -293,7 +293,7 @@ void bind_directory(nb::module_& module) {
                    "towline_directory_call_wait_async");
            })
       .def("__await__", [](nb::handle self) { return awaiting("wait_call", self); });
-  nb::class_<Watch>(module, "Watch", nb::type_slots(collected<Watch>))
+  Class<Watch>(module, "Watch", nb::type_slots(collected<Watch>))
       .def("next", &next_event, nb::arg("timeout") = nb::none())
       .def_prop_ro("following",
                    [](const Watch& watch) { return towline_watch_status(watch.native) == TOWLINE_OK; })
@@ -311,8 +311,7 @@ void bind_directory(nb::module_& module) {
       .def("__anext__", [](nb::handle self) {
         return nb::module_::import_("towline._asyncio").attr("next_of_watch")(self);
       });
-  nb::class_<Directory>(module, "Directory", nb::type_slots(collected<Directory>),
-                        nb::is_weak_referenceable())
+  Class<Directory>(module, "Directory", nb::type_slots(collected<Directory>), nb::is_weak_referenceable())
       .def("put", &put, nb::arg("key"), nb::arg("value"), nb::kw_only(), nb::arg("leased") = false,
            nb::arg("create") = false, nb::arg("timeout") = nb::none())
       .def("get", &get, nb::arg("key"), nb::kw_only(), nb::arg("prefix") = false, nb::arg("wait") = false,
@@ -330,7 +329,7 @@ void bind_directory(nb::module_& module) {
       .def("close", &Directory::close, nb::arg("timeout") = nb::none())
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", [](Directory& directory, nb::args) { directory.close(nb::none()); });
-  module.def("_open_directory", &open);
+  define(module, "_open_directory", &open);
 }
 
 }  // namespace towline::python

@@ -109,8 +109,8 @@ void back_off(uint32_t& turns) noexcept {
 }
 
 void bind_errors(nb::module_& module) {
-  module.def("_install", &install);
-  module.def("_status_list", [] {
+  define(module, "_install", &install);
+  define(module, "_status_list", [] {
     nb::list list;
 #define TOWLINE_STATUS_PAIR(c_name, cpp_name, value, says) \
   list.append(nb::make_tuple(nb::str(#c_name), nb::int_(value)));
@@ -118,7 +118,7 @@ void bind_errors(nb::module_& module) {
 #undef TOWLINE_STATUS_PAIR
     return list;
   });
-  module.def("status_text", [](int status) { return nb::str(towline_status_text(status)); });
+  define(module, "status_text", [](int status) { return nb::str(towline_status_text(status)); });
 }
 
 }  // namespace towline::python

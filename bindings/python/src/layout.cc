@@ -115,13 +115,13 @@ void take_layout(nb::handle given, towline_layout_t& layout) {
   if (take(given[2], layout.stride, "a stride of a layout") != layout.dimensions) fail();
 }
 
-void bind_layout(nb::module_& module, nb::class_<BlockList>& list) {
+void bind_layout(nb::module_& module, Class<BlockList>& list) {
   list.def_prop_ro("layout", &layout)
       .def("_select", &select, nb::arg("choices"))
       .def_prop_ro("_identity", &identity);
-  module.def("_region_list", [](const Region& region) { return region_list(region); });
-  module.def("_peer_region_list",
-             [](nb::handle_t<Peer> peer, nb::handle name) { return peer_region_list(peer, name); });
+  define(module, "_region_list", [](const Region& region) { return region_list(region); });
+  define(module, "_peer_region_list",
+         [](nb::handle_t<Peer> peer, nb::handle name) { return peer_region_list(peer, name); });
 }
 
 }  // namespace towline::python

@@ -94,10 +94,10 @@ void forget() {
 }  // namespace
 
 void bind_logging(nb::module_& module) {
-  module.def("_start_log", &start);
-  module.def("_stop_log", &stop);
-  module.def("_next_logs", &next);
-  module.def("_forget_log", &forget);
+  define(module, "_start_log", &start);
+  define(module, "_stop_log", &stop);
+  define(module, "_next_logs", &next);
+  define(module, "_forget_log", &forget);
 }
 
 }  // namespace towline::python

@@ -286,7 +286,7 @@ const char* access_name(uint32_t access) noexcept {
 }
 
 void bind_memory(nb::module_& module) {
-  nb::class_<Memory>(module, "Memory", nb::type_slots(memory_slots))
+  Class<Memory>(module, "Memory", nb::type_slots(memory_slots))
       .def_prop_ro("address",
                    [](const Memory& memory) {
                      return reinterpret_cast<uintptr_t>(towline_memory_address(memory.native));
@@ -308,7 +308,7 @@ void bind_memory(nb::module_& module) {
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", [](Memory& memory, nb::args) { free_memory(memory); })
       .def("free", &free_memory);
-  nb::class_<Region> region(module, "Region", nb::type_slots(collected<Region>));
+  Class<Region> region(module, "Region", nb::type_slots(collected<Region>));
   region.def_prop_ro("key", [](const Region& one) { return towline_region_key(one.use()); })
       .def_ro("address", &Region::address)
       .def_ro("device", &Region::device)
@@ -342,10 +342,10 @@ void bind_memory(nb::module_& module) {
                     kind_name(one.kind));
       });
   bind_storage(module, region);
-  module.def("_allocate", &allocate, nb::arg("agent"), nb::arg("nbytes"), nb::arg("huge"));
-  module.def("_register", &register_memory, nb::arg("agent"), nb::arg("object"), nb::arg("access"),
-             nb::arg("guarded"), nb::arg("share"), nb::arg("kind").none(), nb::arg("name").none(),
-             nb::arg("layout").none(), nb::arg("page_dim").none());
+  define(module, "_allocate", &allocate, nb::arg("agent"), nb::arg("nbytes"), nb::arg("huge"));
+  define(module, "_register", &register_memory, nb::arg("agent"), nb::arg("object"), nb::arg("access"),
+         nb::arg("guarded"), nb::arg("share"), nb::arg("kind").none(), nb::arg("name").none(),
+         nb::arg("layout").none(), nb::arg("page_dim").none());
 }
 
 }  // namespace towline::python

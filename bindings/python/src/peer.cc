@@ -158,7 +158,7 @@ towline_peer_t* Peer::use() const {
 }
 
 void bind_peer(nb::module_& module) {
-  nb::class_<RegionInfo>(module, "RegionInfo")
+  Class<RegionInfo>(module, "RegionInfo")
       .def_ro("key", &RegionInfo::key)
       .def_prop_ro("name",
                    [](const RegionInfo& region) -> nb::object {
@@ -177,7 +177,7 @@ void bind_peer(nb::module_& module) {
             .format(region.name.empty() ? nb::str("") : nb::str("{!r}, ").format(text(region.name.c_str())),
                     region.key, region.address, region.bytes, access_name(region.access));
       });
-  nb::class_<Peer>(module, "Peer", nb::type_slots(collected<Peer>), nb::is_weak_referenceable())
+  Class<Peer>(module, "Peer", nb::type_slots(collected<Peer>), nb::is_weak_referenceable())
       .def_prop_ro("name", [](const Peer& peer) { return text(towline_peer_name(peer.use())); })
       .def_prop_ro("incarnation", [](const Peer& peer) { return text(towline_peer_incarnation(peer.use())); })
       .def_prop_ro("health", &health)

@@ -457,7 +457,7 @@ void cancel(const Group& group) {
 }
 
 void bind_posts(nb::module_& module) {
-  nb::class_<Post>(module, "Post", nb::type_slots(collected<Post>), nb::is_weak_referenceable())
+  Class<Post>(module, "Post", nb::type_slots(collected<Post>), nb::is_weak_referenceable())
       .def("poll", [](Post& post) { return status_object(found(post, look(post))); })
       .def("done", [](Post& post) { return look(post) != TOWLINE_IN_PROGRESS; })
       .def(
@@ -520,7 +520,7 @@ uint32_t fences_of(nb::handle name) {
 }
 
 void bind_plan(nb::module_& module) {
-  nb::class_<Plan>(module, "Plan", nb::type_slots(collected<Plan>), nb::is_weak_referenceable())
+  Class<Plan>(module, "Plan", nb::type_slots(collected<Plan>), nb::is_weak_referenceable())
       .def("post", &post, nb::arg("from_picks").none() = nb::none(), nb::arg("to_picks").none() = nb::none(),
            nb::kw_only(), nb::arg("notice").none() = nb::none(), nb::arg("counter").none() = nb::none(),
            nb::arg("timeout").none() = nb::none(), nb::arg("priority") = "bulk",
@@ -539,7 +539,7 @@ void bind_plan(nb::module_& module) {
       .def("__repr__",
            [](const Plan& plan) { return nb::str("Plan({!r} -> {!r})").format(plan.from, plan.to); });
   bind_posts(module);
-  nb::class_<GroupResult>(module, "GroupResult")
+  Class<GroupResult>(module, "GroupResult")
       .def_prop_ro("status", [](const GroupResult& result) { return status_object(result.status); })
       .def_prop_ro("fenced_locally", [](const GroupResult& result) { return (result.fences & 1) != 0; })
       .def_prop_ro("fenced_remotely", [](const GroupResult& result) { return (result.fences & 2) != 0; })
@@ -555,7 +555,7 @@ void bind_plan(nb::module_& module) {
         return nb::str("GroupResult(status={}, members={}, nbytes={} of {})")
             .format(towline_status_name(result.status), result.members, result.bytes, result.total_bytes);
       });
-  nb::class_<Group>(module, "_Group", nb::type_slots(collected<Group>), nb::is_weak_referenceable())
+  Class<Group>(module, "_Group", nb::type_slots(collected<Group>), nb::is_weak_referenceable())
       .def("close", &close)
       .def("poll", &poll)
       .def("wait", &wait, nb::arg("timeout") = nb::none())
@@ -578,11 +578,11 @@ void bind_plan(nb::module_& module) {
       .def_ro("_id", &Group::id)
       .def_ro("_agent", &Group::agent)
       .def("_look", [](const Group& group) { return nb::int_(look(group)); });
-  module.def("_plan", &make_plan, nb::arg("agent"), nb::arg("from"), nb::arg("to"), nb::arg("timeout").none(),
-             nb::arg("backend").none(), nb::arg("usual_bytes"), nb::arg("recut"));
-  module.def("_make_group", &make_group, nb::arg("agent"), nb::arg("notice").none(),
-             nb::arg("counter").none(), nb::arg("timeout").none(), nb::arg("priority"),
-             nb::arg("awaitable").none(), nb::arg("tag"));
+  define(module, "_plan", &make_plan, nb::arg("agent"), nb::arg("from"), nb::arg("to"),
+         nb::arg("timeout").none(), nb::arg("backend").none(), nb::arg("usual_bytes"), nb::arg("recut"));
+  define(module, "_make_group", &make_group, nb::arg("agent"), nb::arg("notice").none(),
+         nb::arg("counter").none(), nb::arg("timeout").none(), nb::arg("priority"),
+         nb::arg("awaitable").none(), nb::arg("tag"));
 }
 
 }  // namespace towline::python

@@ -192,7 +192,7 @@ uint64_t next_number() noexcept {
 }
 
 void bind_queue(nb::module_& module) {
-  nb::class_<Notice>(module, "Notice", nb::type_slots(collected<Notice>))
+  Class<Notice>(module, "Notice", nb::type_slots(collected<Notice>))
       .def_ro("peer", &Notice::peer)
       .def_ro("data", &Notice::data)
       .def_ro("tag", &Notice::tag)
@@ -200,8 +200,8 @@ void bind_queue(nb::module_& module) {
       .def("__repr__", [](const Notice& notice) {
         return nb::str("Notice(peer={!r}, tag={}, data={!r})").format(notice.peer, notice.tag, notice.data);
       });
-  nb::class_<PeerHandle>(module, "_PeerHandle");
-  nb::class_<Queue>(module, "_Queue")
+  Class<PeerHandle>(module, "_PeerHandle");
+  Class<Queue>(module, "_Queue")
       .def_prop_ro("fd", &fd_of)
       .def("take", &take)
       .def("close", &Queue::close)
@@ -211,12 +211,12 @@ void bind_queue(nb::module_& module) {
             return receive_notice(agent, queue, timeout);
           },
           nb::arg("agent"), nb::arg("timeout").none());
-  module.def("_next_number", &next_number);
-  module.def("_events", [](nb::handle_t<Agent> self) {
+  define(module, "_next_number", &next_number);
+  define(module, "_events", [](nb::handle_t<Agent> self) {
     (void)events_of(agent_of(self));
     return agent_of(self).events;
   });
-  module.def("_own_queue", [](nb::handle_t<Agent> self) {
+  define(module, "_own_queue", [](nb::handle_t<Agent> self) {
     Agent& agent = agent_of(self);
     (void)agent.use();
     if (!agent.own_queue.is_valid()) {
@@ -226,9 +226,10 @@ void bind_queue(nb::module_& module) {
     }
     return agent.own_queue;
   });
-  module.def("_health_queue", [](nb::handle_t<Agent> self) { return make_queue(agent_of(self), 1, true); });
-  module.def(
-      "_subscribed_queue",
+  define(module, "_health_queue",
+         [](nb::handle_t<Agent> self) { return make_queue(agent_of(self), 1, true); });
+  define(
+      module, "_subscribed_queue",
       [](nb::handle_t<Agent> self, nb::handle tag, nb::handle mask) {
         const uint64_t its_tag = unsigned_integer(tag, "tag");
         const uint64_t its_mask = mask.is_none() ? UINT64_MAX : unsigned_integer(mask, "mask");
@@ -238,7 +239,7 @@ void bind_queue(nb::module_& module) {
         return made;
       },
       nb::arg("agent"), nb::arg("tag"), nb::arg("mask").none());
-  module.def("_peer", [](nb::handle_t<Agent> agent, PeerHandle& handle) {
+  define(module, "_peer", [](nb::handle_t<Agent> agent, PeerHandle& handle) {
     towline_peer_t* const native = std::exchange(handle.native, nullptr);
     return nb::cast(new Peer(nb::borrow(agent), native), nb::rv_policy::take_ownership);
   });

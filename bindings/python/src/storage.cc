@@ -148,7 +148,7 @@ nb::object blocks_of(const Region& region, nb::handle offset, nb::handle length,
 
 }  // namespace
 
-void bind_storage(nb::module_& module, nb::class_<Region>& region) {
+void bind_storage(nb::module_& module, Class<Region>& region) {
   region.def("commit", &commit, nb::arg("timeout") = nb::none())
       .def("commit_async",
            [](nb::handle self, nb::args arguments, nb::kwargs keywords) {
@@ -156,11 +156,11 @@ void bind_storage(nb::module_& module, nb::class_<Region>& region) {
            })
       .def("_start_commit", &start_commit, nb::arg("timeout").none(), nb::arg("number"))
       .def("blocks", &blocks_of, nb::arg("offset"), nb::arg("length"), nb::arg("dims"));
-  module.def("_register_storage", &register_storage, nb::arg("agent"), nb::arg("uri").none(), nb::arg("fd"),
-             nb::arg("access").none(), nb::arg("flags"), nb::arg("sync"), nb::arg("mode"), nb::arg("nbytes"),
-             nb::arg("name").none(), nb::arg("layout").none());
-  module.def("_query_storage", &query_storage, nb::arg("agent"), nb::arg("uri"));
-  module.def("_list_storage", &list_storage, nb::arg("agent"), nb::arg("prefix"), nb::arg("limit"));
+  define(module, "_register_storage", &register_storage, nb::arg("agent"), nb::arg("uri").none(),
+         nb::arg("fd"), nb::arg("access").none(), nb::arg("flags"), nb::arg("sync"), nb::arg("mode"),
+         nb::arg("nbytes"), nb::arg("name").none(), nb::arg("layout").none());
+  define(module, "_query_storage", &query_storage, nb::arg("agent"), nb::arg("uri"));
+  define(module, "_list_storage", &list_storage, nb::arg("agent"), nb::arg("prefix"), nb::arg("limit"));
   module.attr("_STORAGE_CREATE") = uint32_t{TOWLINE_STORAGE_CREATE};
   module.attr("_STORAGE_TRUNCATE") = uint32_t{TOWLINE_STORAGE_TRUNCATE};
   module.attr("_STORAGE_DIRECT") = uint32_t{TOWLINE_STORAGE_DIRECT};

@@ -258,13 +258,13 @@ void set_counter(towline_transfer_options_t& options, nb::handle counter) {
   options.counter_add = unsigned_integer(counter[1], "a counter's amount");
 }
 
-nb::object create(uint32_t op, nb::handle agent, const BlockList& mine, nb::handle my_picks,
-                  const BlockList& theirs, nb::handle their_picks, nb::handle notice, nb::handle counter,
+nb::object create(nb::handle_t<Agent> agent, const BlockList& from, nb::handle from_picks,
+                  const BlockList& to, nb::handle to_picks, nb::handle notice, nb::handle counter,
                   nb::handle timeout, nb::handle backend, nb::handle workers) {
   auto* transfer = new Transfer;
   nb::object made = nb::cast(transfer, nb::rv_policy::take_ownership);
   transfer->agent = nb::borrow(agent);
-  transfer->peer = theirs.peer;
+  transfer->peer = from.peer.is_none() ? to.peer : from.peer;
   transfer->timeout = timeout.is_none() ? 0 : std::max<uint64_t>(timeout_ns(timeout, 0), 1);
 
   TOWLINE_INIT(towline_transfer_options_t, options);
@@ -284,14 +284,15 @@ nb::object create(uint32_t op, nb::handle agent, const BlockList& mine, nb::hand
     options.notice = its_notice.data();
     options.notice_bytes = its_notice.size();
   }
-  const Picks local(my_picks, towline_block_list_blocks(mine.native), "local");
-  const Picks remote(their_picks, towline_block_list_blocks(theirs.native), "remote");
+  const Picks sources(from_picks, towline_block_list_blocks(from.native), "from");
+  const Picks targets(to_picks, towline_block_list_blocks(to.native), "to");
+  if (sources.native() != nullptr) options.from = *sources.native();
+  if (targets.native() != nullptr) options.to = *targets.native();
   int32_t status = 0;
   towline_transfer_t* native = nullptr;
   {
     const AgentCall call(agent_of(agent));
-    status = towline_transfer_create(call.native(), op, mine.native, local.native(), theirs.native,
-                                     remote.native(), &options, &native);
+    status = towline_transfer_create(call.native(), from.native, to.native, &options, &native);
   }
   check(status, "towline_transfer_create");
   transfer->native = native;
@@ -302,26 +303,12 @@ nb::object create(uint32_t op, nb::handle agent, const BlockList& mine, nb::hand
   return made;
 }
 
-template <uint32_t op>
-nb::object make(nb::handle_t<Agent> agent, const BlockList& mine, nb::handle my_picks,
-                const BlockList& theirs, nb::handle their_picks, nb::handle notice, nb::handle counter,
-                nb::handle timeout, nb::handle backend, nb::handle workers) {
-  return create(op, agent, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, workers);
-}
-
-template <class Function>
-void bind_make(nb::module_& module, const char* name, Function function) {
-  module.def(name, function, nb::arg("agent"), nb::arg("mine"), nb::arg("my_picks").none(), nb::arg("theirs"),
-             nb::arg("their_picks").none(), nb::arg("notice").none(), nb::arg("counter").none(),
-             nb::arg("timeout").none(), nb::arg("backend").none(), nb::arg("workers"));
-}
-
 }  // namespace
 
 nb::object make_result(const towline_result_t& result) { return nb::cast(Result{result}); }
 
 void bind_transfer(nb::module_& module) {
-  nb::class_<Result>(module, "Result")
+  Class<Result>(module, "Result")
       .def_prop_ro("status", [](const Result& result) { return status_object(result.status); })
       .def_prop_ro("fenced_locally",
                    [](const Result& result) { return (result.fences & TOWLINE_FENCE_LOCAL) != 0; })
@@ -337,7 +324,7 @@ void bind_transfer(nb::module_& module) {
         return nb::str("Result(status={}, nbytes={} of {}, blocks={})")
             .format(towline_status_name(result.status), result.bytes, result.total_bytes, result.blocks);
       });
-  nb::class_<Replays>(module, "Replays")
+  Class<Replays>(module, "Replays")
       .def_ro("begun", &Replays::begun)
       .def_ro("ended", &Replays::ended)
       .def_ro("refused", &Replays::refused)
@@ -346,7 +333,7 @@ void bind_transfer(nb::module_& module) {
         return nb::str("Replays(begun={}, ended={}, refused={}, status={})")
             .format(replays.begun, replays.ended, replays.refused, towline_status_name(replays.status));
       });
-  nb::class_<Transfer>(module, "Transfer", nb::type_slots(collected<Transfer>), nb::is_weak_referenceable())
+  Class<Transfer>(module, "Transfer", nb::type_slots(collected<Transfer>), nb::is_weak_referenceable())
       .def("post", &post)
       .def("poll", &poll)
       .def("wait", &wait, nb::arg("timeout") = nb::none())
@@ -367,8 +354,9 @@ void bind_transfer(nb::module_& module) {
              return nb::module_::import_("json").attr("loads")(route(transfer));
            })
       .def("__repr__", &show);
-  bind_make(module, "_read", &make<TOWLINE_READ>);
-  bind_make(module, "_write", &make<TOWLINE_WRITE>);
+  define(module, "_transfer", &create, nb::arg("agent"), nb::arg("from_"), nb::arg("from_picks").none(),
+         nb::arg("to"), nb::arg("to_picks").none(), nb::arg("notice").none(), nb::arg("counter").none(),
+         nb::arg("timeout").none(), nb::arg("backend").none(), nb::arg("workers"));
 }
 
 }  // namespace towline::python

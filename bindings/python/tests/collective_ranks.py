@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
+import os
+import signal
 import traceback
 
 import numpy as np
@@ -26,6 +29,7 @@ def serve(pipe, rank: int, size: int, folder: str) -> None:
 
 def obey(pipe, world) -> None:
     """Calls functions of any module with the world until told to stop."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     while (command := pipe.recv()) is not None:
         function, arguments = command
         try:
@@ -46,6 +50,7 @@ class Ranks:
     def __init__(self, size: int, folder: str, serve=serve) -> None:
         context = multiprocessing.get_context("spawn")
         self.size = size
+        self.stuck: str | None = None
         self.pipes, self.processes = [], []
         for rank in range(size):
             pipe, far_end = context.Pipe()
@@ -56,6 +61,7 @@ class Ranks:
             self.processes.append(process)
 
     def begin(self, function, *arguments, ranks=None) -> None:
+        assert self.stuck is None, self.stuck
         for rank in ranks if ranks is not None else range(self.size):
             self.pipes[rank].send((function, arguments))
 
@@ -63,9 +69,21 @@ class Ranks:
         """(True, result) or (False, (kind, text, traceback)) of every rank."""
         told = []
         for rank in ranks if ranks is not None else range(self.size):
-            assert self.pipes[rank].poll(TIMEOUT), f"rank {rank} does not answer"
+            if not self.pipes[rank].poll(TIMEOUT):
+                self._end(f"rank {rank} did not answer within {TIMEOUT:.0f} s, and all ranks were ended")
             told.append(self.pipes[rank].recv())
         return told
+
+    def _end(self, why: str) -> None:
+        """Ends all ranks, which say where they are: what they answer later would be taken for the answer to something else."""
+        self.stuck = why
+        for process in self.processes:
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGUSR1)
+        for process in self.processes:
+            process.join(1)
+            process.kill()
+        raise AssertionError(why)
 
     def run(self, function, *arguments) -> list:
         """Has every rank call function(world, *arguments); their results."""

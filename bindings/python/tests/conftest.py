@@ -24,7 +24,7 @@ def make_agent():
 
     def make(name: str = "agent", **options) -> towline.Agent:
         options.setdefault("listen", "127.0.0.1:0")
-        options.setdefault("timeout", TIMEOUT)
+        options.setdefault("default_timeout", TIMEOUT)
         agents.append(towline.Agent(name, **options))
         return agents[-1]
 
@@ -50,10 +50,10 @@ class Pair:
         )
 
     def write(self, mine=None, theirs=None, **options) -> towline.Transfer:
-        return self.near.write(self.my_blocks, mine, self.their_blocks, theirs, **options)
+        return self.near.transfer(self.my_blocks[mine], self.their_blocks[theirs], **options)
 
     def read(self, mine=None, theirs=None, **options) -> towline.Transfer:
-        return self.near.read(self.my_blocks, mine, self.their_blocks, theirs, **options)
+        return self.near.transfer(self.their_blocks[theirs], self.my_blocks[mine], **options)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def stamped(pages: int, page_bytes: int, first: int) -> np.ndarray:
 
 def _serve(pipe, pages: int, page_bytes: int, options: dict) -> None:
     """The far process: owns pages, tells about them, and answers commands until the pipe ends."""
-    agent = towline.Agent("server", listen="127.0.0.1:0", timeout=TIMEOUT, **options)
+    agent = towline.Agent("server", listen="127.0.0.1:0", default_timeout=TIMEOUT, **options)
     memory = agent.allocate(pages * page_bytes)
     array = memory.numpy("uint32", (pages, -1))
     array[:] = stamped(pages, page_bytes, 1000)
@@ -85,7 +85,7 @@ def _serve(pipe, pages: int, page_bytes: int, options: dict) -> None:
         elif command == "counter":
             pipe.send(counter.wait(5, timeout=TIMEOUT))
         elif isinstance(command, tuple):  # send a notice back
-            agent.peer(command[0]).send(command[1])
+            agent.find_peer(command[0]).send(command[1])
             pipe.send(None)
     del array
     agent.close()

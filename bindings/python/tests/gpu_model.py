@@ -49,7 +49,13 @@ class Model:
     def allocate(self, size: int) -> int:
         """Memory that processes share; the model's GPUs' pool."""
         self._library.towline_gpu_model_malloc.restype = ctypes.c_void_p
-        return self._library.towline_gpu_model_malloc(ctypes.c_uint64(size))
+        return self._library.towline_gpu_model_malloc(ctypes.c_int64(size), 0, None)
+
+    def pool(self) -> list[int]:
+        """The addresses of the functions that allocate from it and free."""
+        return [
+            ctypes.cast(getattr(self._library, f"towline_gpu_model_{what}"), ctypes.c_void_p).value for what in ("malloc", "free")
+        ]
 
     def drain(self, stream: int) -> None:
         self._library.towline_gpu_model_drain(ctypes.c_void_p(stream))

@@ -46,6 +46,13 @@ def test_operations(ranks, what):
     ranks.run(getattr(ranks_do, what))
 
 
+def test_the_order_of_reductions_is_a_hint():
+    with collectives.Communicator(rank=0, size=1, hints={"order": "any"}) as alone:
+        assert alone.info()["details"]["order"] == "any"
+    with pytest.raises(towline.InvalidArgument, match='order = "fastest".*expected rank or any'):
+        collectives.Communicator(rank=0, size=1, hints={"order": "fastest"})
+
+
 def test_works_can_be_awaited(ranks):
     assert ranks.run(ranks_do.awaited) == [3.0] * SIZE
 

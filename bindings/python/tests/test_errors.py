@@ -50,8 +50,8 @@ def test_every_status_has_a_name_and_errors_fit_builtin_ones():
         ({"name": "x", "config": {"peer": {"lost": None}}}, towline.InvalidArgument),
         ({"name": "x", "config": {"peer.lost": "soon"}}, towline.InvalidArgument),
         ({"name": "x", "config": {"log.level": "loud"}}, towline.InvalidArgument),
-        ({"name": "x", "timeout": -1}, towline.InvalidArgument),
-        ({"name": "x", "timeout": "soon"}, TypeError),
+        ({"name": "x", "default_timeout": -1}, towline.InvalidArgument),
+        ({"name": "x", "default_timeout": "soon"}, TypeError),
     ],
     ids=str,
 )
@@ -108,7 +108,7 @@ def test_what_is_no_agent_is_refused():
         lambda: towline.Agent.register(5, bytearray(4)),
         lambda: towline.Agent.allocate(5, 4096),
         lambda: towline.Agent.block_list("text", (1, 2)),
-        lambda: towline.Agent.peer(None, "x"),
+        lambda: towline.Agent.find_peer(None, "x"),
         lambda: towline.Agent.counter(object()),
         lambda: towline.Agent.query_storage(5, "/"),
         lambda: towline.Agent.directory(5, "etcd://x"),
@@ -128,7 +128,7 @@ def test_names_may_hold_odd_bytes(make_agent):
     name = b"odd \xff\xfe \n name".decode("utf-8", "surrogateescape")
     odd, other = make_agent(name), make_agent("other")
     assert odd.name == name
-    assert other.add_peer(odd.metadata()).name == other.peer(name).name == name
+    assert other.add_peer(odd.metadata()).name == other.find_peer(name).name == name
 
 
 def test_unreachable_address_and_unknown_peer(make_agent):
@@ -139,7 +139,7 @@ def test_unreachable_address_and_unknown_peer(make_agent):
         with pytest.raises(ConnectionError, match=address.split(":")[1]):
             agent.connect(address, timeout=TIMEOUT)
     with pytest.raises(LookupError, match="nobody"):
-        agent.peer("nobody")
+        agent.find_peer("nobody")
     for junk in (b"junk", b"", b"not metadata", agent.metadata()[:-1], agent.metadata() + b"x", bytes(64)):
         with pytest.raises(ValueError):
             agent.add_peer(junk)
@@ -186,7 +186,7 @@ def test_wrong_access_kind_and_shape(make_agent):
     [
         ([16], IndexError),
         ([-1], IndexError),
-        (-1, IndexError),
+        (-17, IndexError),
         (range(-2, 0), IndexError),
         (np.array([0, 16]), IndexError),
         (np.array([0, -1], np.int32), IndexError),
@@ -213,14 +213,14 @@ def test_bad_picks(pair, picks, error):
 def test_transfers_that_do_not_fit(make_agent, pair):
     with pytest.raises(towline.Mismatch):
         pair.write([0], [0, 1])
-    with pytest.raises(towline.Error):
-        pair.near.write(pair.their_blocks, None, pair.my_blocks, None)
+    with pytest.raises(towline.InvalidArgument, match="both lists are of peers"):
+        pair.near.transfer(pair.their_blocks, pair.their_blocks)
     with pytest.raises(towline.Error, match="warp"):
         pair.write(backend="warp")
     with pytest.raises(towline.InvalidArgument):
-        make_agent().write(pair.my_blocks, None, pair.their_blocks, None)
-    with pytest.raises(TypeError):
-        pair.near.write(None, None, pair.their_blocks, None)
+        make_agent().transfer(pair.my_blocks, pair.their_blocks)
+    with pytest.raises(towline.InvalidArgument, match="not NoneType"):
+        pair.near.transfer(None, pair.their_blocks)
     with pytest.raises(towline.LimitExceeded):
         pair.write(notice=bytes(65537))
 

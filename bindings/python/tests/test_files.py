@@ -29,10 +29,10 @@ class Store:
         return self.agent.block_list(file.blocks(0, PAGE_BYTES, (PAGES, PAGE_BYTES)))
 
     def write(self, file: towline.Region, mine=None, theirs=None) -> None:
-        self.agent.write(self.mine, mine, self.pages(file), theirs).wait(TIMEOUT)
+        self.agent.transfer(self.mine[mine], self.pages(file)[theirs]).wait(TIMEOUT)
 
     def read(self, file: towline.Region, mine=None, theirs=None) -> None:
-        self.agent.read(self.mine, mine, self.pages(file), theirs).wait(TIMEOUT)
+        self.agent.transfer(self.pages(file)[theirs], self.mine[mine]).wait(TIMEOUT)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_what_can_not_be_is_refused(store):
             register(reading, access="all")
     file = register(path)
     with pytest.raises(towline.PermissionDenied):
-        store.agent.write(store.mine, 0, store.agent.block_list(file.blocks(0, PAGE_BYTES)), 0)
+        store.agent.transfer(store.mine[0], store.agent.block_list(file.blocks(0, PAGE_BYTES))[0])
     with pytest.raises(towline.OutOfRange):
         store.agent.block_list(file.blocks(0, PAGE_BYTES + 1))
     with pytest.raises(towline.InvalidArgument, match="commit|file|storage"):
@@ -144,7 +144,7 @@ def test_a_short_read_names_its_blocks(store):
     path = store.folder / "file"
     path.write_bytes(bytes(BYTES))
     file = store.agent.register_storage(path)
-    move = store.agent.read(store.mine, None, store.pages(file), None)
+    move = store.agent.transfer(store.pages(file), store.mine)
     os.truncate(path, 3 * PAGE_BYTES)
     with pytest.raises(towline.Error):
         move.wait(TIMEOUT)

@@ -23,7 +23,7 @@ def test_each_status_but_the_good_ones_has_a_class():
 
 
 def test_a_failed_copy_says_with_whom_and_by_what(make_agent):
-    pair = Pair(make_agent, backends="tcp", timeout=TIMEOUT)
+    pair = Pair(make_agent, backends="tcp", default_timeout=TIMEOUT)
     plan = pair.near.plan(pair.my_blocks, pair.their_blocks)
     plan.post([0], [0]).result(TIMEOUT)
     post = plan.post([1], [1])
@@ -89,7 +89,7 @@ def test_the_peers_of_an_agent_can_be_iterated(pair):
 
 
 def test_a_failed_group_says_with_whom_and_by_what(make_agent):
-    pair = Pair(make_agent, backends="tcp", timeout=TIMEOUT)
+    pair = Pair(make_agent, backends="tcp", default_timeout=TIMEOUT)
     group = pair.near.group(timeout=TIMEOUT)
     group.copy(pair.my_blocks[0], pair.their_blocks[0])
     with pytest.raises(towline.OutOfRange):
@@ -147,7 +147,7 @@ def test_a_deadline_that_has_passed_is_not_the_default(pair, wait):
 def test_the_sentence_of_a_failure_is_its_own(pair):
     """Not that of an older failure of the thread."""
     with pytest.raises(towline.NotFound, match="nobody"):
-        pair.near.peer("nobody")
+        pair.near.find_peer("nobody")
     for call in (
         lambda: pair.near.counter().wait(1, 0),
         lambda: pair.near.copy(pair.my_blocks[[99]], pair.their_blocks[[0]]),

@@ -51,7 +51,7 @@ def test_torch_pages_move_in_the_order_of_torchs_stream(pair) -> None:
     here, there = pages_of(near, far, mine, theirs, regions)
     assert regions[0].kind == "vram"
     picks = torch.randperm(512)
-    write = near.write(here, None, there, picks)
+    write = near.transfer(here, there[picks])
     assert write.route()["backend"] == "cuda"
     for stream in (torch.cuda.Stream(0), torch.cuda.current_stream(0)):
         with torch.cuda.stream(stream):
@@ -66,7 +66,7 @@ def test_torch_pages_move_in_the_order_of_torchs_stream(pair) -> None:
     torch.cuda.synchronize(0)
     mine.zero_()
     torch.cuda.synchronize(0)
-    read = near.read(here, None, there, picks)
+    read = near.transfer(there[picks], here)
     stream = torch.cuda.Stream(0)
     read.post()
     read.wait_on(stream)
@@ -81,7 +81,7 @@ def test_a_graph_of_torch_moves_each_time(pair) -> None:
     near, far = pair
     mine, theirs = cache(0, 3, 256, 8192), cache(LAST, 4, 256, 8192)
     regions: list = []
-    move = near.write(*_all(pages_of(near, far, mine, theirs, regions)))
+    move = near.transfer(*pages_of(near, far, mine, theirs, regions))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         mine.add_(1)
@@ -100,11 +100,6 @@ def test_a_graph_of_torch_moves_each_time(pair) -> None:
     assert torch.equal(theirs, after)
     assert (move.replays.ended, move.replays.refused) == (6, 1)
     assert move.replays.status == towline.Status.STALE
-
-
-def _all(lists):
-    here, there = lists
-    return here, None, there, None
 
 
 def test_heads_are_recut_for_another_layout_and_tensor_parallel_degree(pair) -> None:
@@ -127,11 +122,11 @@ def test_heads_are_recut_for_another_layout_and_tensor_parallel_degree(pair) -> 
             )
         )
         mine_rank = theirs[:, :, rank * half : (rank + 1) * half].transpose(1, 2).to("cuda:0")
-        near.read(here, None, there, None).wait(timeout=60)
+        near.transfer(there, here).wait(timeout=60)
         assert torch.equal(mine, mine_rank)
         mine.add_(1)
         torch.cuda.synchronize(0)
-        near.write(here, None, there, None).wait(timeout=60)
+        near.transfer(here, there).wait(timeout=60)
         assert torch.equal(theirs[:, :, rank * half : (rank + 1) * half].transpose(1, 2).to("cuda:0"), mine)
         for region in regions:
             region.deregister()
@@ -156,10 +151,7 @@ def test_cupy_and_array_interfaces(pair) -> None:
         regions = [near.register(array, access="rw"), far.register(theirs, access="rw")]
         assert (regions[0].kind, regions[0].device, regions[0].nbytes) == ("vram", 0, 4 << 20)
         peer = near.add_peer(far.metadata())
-        move = near.write(
-            near.block_list(regions[0].blocks(0, 4096, (1024, 4096))), None,
-            peer.block_list(blocks_of(theirs, 4096, (1024, 4096))), None,
-        )
+        move = near.transfer(near.block_list(regions[0].blocks(0, 4096, (1024, 4096))), peer.block_list(blocks_of(theirs, 4096, (1024, 4096))))
         assert move.post_on(stream) == towline.Status.IN_PROGRESS
         move.wait(timeout=60)
         assert np.array_equal(theirs.cpu().numpy(), np.arange(1 << 20, dtype=np.int32))
@@ -177,7 +169,7 @@ def test_a_tensor_goes_to_a_file_and_comes_back(make_agent, tmp_path) -> None:
     stored = agent.block_list(file.blocks(0, page, (512, page)))
     picks = np.random.default_rng(1).permutation(512).astype(np.uint32)
     torch.cuda.synchronize(0)
-    save = agent.write(ours, picks, stored, None)
+    save = agent.transfer(ours[picks], stored)
     assert "cuda then posix" in save.route()["why"]
     save.wait(timeout=60)
     saved = np.fromfile(tmp_path / "pages", dtype=np.int16).reshape(512, -1)
@@ -185,7 +177,7 @@ def test_a_tensor_goes_to_a_file_and_comes_back(make_agent, tmp_path) -> None:
     expected = mine.clone()
     mine.zero_()
     torch.cuda.synchronize(0)
-    agent.read(ours, picks, stored, None).wait(timeout=60)
+    agent.transfer(stored, ours[picks]).wait(timeout=60)
     assert torch.equal(mine, expected)
 
 
@@ -193,7 +185,7 @@ def test_a_stream_of_another_gpu_and_what_is_no_stream_are_refused(pair) -> None
     near, far = pair
     mine, theirs = cache(0, 7, 16, 4096), cache(LAST, 8, 16, 4096)
     regions: list = []
-    move = near.write(*_all(pages_of(near, far, mine, theirs, regions)))
+    move = near.transfer(*pages_of(near, far, mine, theirs, regions))
     with pytest.raises(towline.InvalidArgument, match="stream"):
         move.post_on("stream")
     if LAST != 0:
@@ -223,7 +215,7 @@ def test_a_tensor_of_another_process_is_written(make_agent, environment) -> None
         region = near.register(mine, access="rw")
         peer = near.connect(address)
         there = peer.block_list(towline.Blocks(int(pointer), 1 << 20, (64, 1 << 20), kind="vram"))
-        move = near.write(near.block_list(mine), None, there, None)
+        move = near.transfer(near.block_list(mine), there)
         assert move.route()["backend"] == "cuda"
         move.wait(timeout=60)
         print("sum", file=theirs.stdin, flush=True)

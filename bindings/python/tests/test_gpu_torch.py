@@ -12,6 +12,7 @@ if not torch.cuda.is_available():
     pytest.skip("torch sees no GPU", allow_module_level=True)
 
 import torch_ranks as ranks_do  # noqa: E402
+import torch_symmetric_ranks as symmetric_do  # noqa: E402
 from collective_ranks import Ranks  # noqa: E402
 
 SIZE = 2
@@ -52,3 +53,16 @@ def test_ranks_that_disagree_are_told(ranks):
 def test_a_rank_that_does_not_come_is_named(ranks):
     told = ranks.run(ranks_do.late_on_gpus)
     assert all("rank 0 did not come" in one for one in told[1:]), told
+
+
+@pytest.fixture(scope="module")
+def extension():
+    """Compiled once, for all ranks: that takes about as long as a rank may take to answer."""
+    from towline import torch_symmetric
+
+    return torch_symmetric._extension()
+
+
+@pytest.mark.parametrize("what", ["symmetric", "symmetric_comes_and_goes", "symmetric_operations"])
+def test_symmetric_memory_of_torch(extension, ranks, what):
+    ranks.run(getattr(symmetric_do, what))

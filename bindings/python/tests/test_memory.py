@@ -59,7 +59,7 @@ def test_memory_and_indices_come_in_many_forms(pair, wrap):
     assert (region.address, region.nbytes) == (pages.ctypes.data, pages.nbytes)
     mine = pair.near.block_list(wrap(pages))
     assert (mine.blocks, mine.nbytes) == (4, pages.nbytes)
-    pair.near.read(mine, wrap(np.array([2, 0], np.int32)), pair.their_blocks, wrap(np.array([9, 3]))).wait(TIMEOUT)
+    pair.near.transfer(pair.their_blocks[wrap(np.array([9, 3]))], mine[wrap(np.array([2, 0], np.int32))]).wait(TIMEOUT)
     assert (pages[2] == 1009).all() and (pages[0] == 1003).all() and not pages[1].any()
 
 
@@ -71,7 +71,7 @@ def test_torch_tensors_register():
         blocks = agent.block_list(cache)
         assert (blocks.blocks, blocks.nbytes, region.nbytes) == (8, 256, 256)
         cache[1] = 3
-        agent.write(blocks, torch.tensor([1, 1]), blocks, torch.tensor([4, 5], dtype=torch.int32)).wait(TIMEOUT)
+        agent.transfer(blocks[torch.tensor([1, 1])], blocks[torch.tensor([4, 5], dtype=torch.int32)]).wait(TIMEOUT)
         assert (cache[4] == 3).all() and (cache[5] == 3).all()
 
 
@@ -99,7 +99,7 @@ def test_tensors_are_taken_as_torch_shows_them(pair):
     region = pair.near.register(pages, access="rw")
     assert region.owner is pages
     indices = FakeTensor(np.array([3, 1], np.int64))
-    pair.near.read(pair.near.block_list(pages), indices, pair.their_blocks, [5, 6]).wait(TIMEOUT)
+    pair.near.transfer(pair.their_blocks[[5, 6]], pair.near.block_list(pages)[indices]).wait(TIMEOUT)
     assert (pages.array[3] == 1005).all() and (pages.array[1] == 1006).all()
     pages.device.type = "meta"
     with pytest.raises(towline.Unsupported, match="meta"):
@@ -180,7 +180,7 @@ def test_agent_ends_with_the_last_object_made_from_it():
     region = agent.register(bytearray(4096), access="rw")
     agent.region = region  # a cycle, which the collector sees
     blocks = agent.block_list((region.address, 8))
-    move = agent.write(blocks, None, blocks, None)
+    move = agent.transfer(blocks, blocks)
     agent.kept = (region, blocks, move)
     del agent, region, blocks, move
     gc.collect()

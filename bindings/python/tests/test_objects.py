@@ -79,9 +79,9 @@ def test_an_object_is_written_read_and_found(agent, pages):
     object = agent.register_storage("s3://bucket/dir/a b", create=True, nbytes=BYTES)
     assert (object.kind, object.nbytes) == ("object", BYTES)
     mine = agent.block_list(pages)
-    agent.write(mine, None, whole(agent, object), None).wait(TIMEOUT)
+    agent.transfer(mine, whole(agent, object)).wait(TIMEOUT)
     pages[:] = 77
-    agent.read(mine, [3, 5], whole(agent, object), [11, 0]).wait(TIMEOUT)
+    agent.transfer(whole(agent, object)[[11, 0]], mine[[3, 5]]).wait(TIMEOUT)
     assert (pages[3] == 11).all() and (pages[5] == 0).all() and (pages[4] == 77).all()
     info = agent.query_storage("s3://bucket/dir/a b")
     assert (info.kind, info.nbytes) == ("object", BYTES) and abs(info.modified_ns / 1e9 - time.time()) < 3600
@@ -92,7 +92,7 @@ def test_what_there_is_is_listed(agent, pages):
     mine = agent.block_list(pages)
     for name in ("one", "three", "two"):
         object = agent.register_storage(f"s3://bucket/list/{name}", create=True, nbytes=BYTES)
-        agent.write(mine, None, whole(agent, object), None).wait(TIMEOUT)
+        agent.transfer(mine, whole(agent, object)).wait(TIMEOUT)
     found = agent.list_storage("s3://bucket/list/")
     assert [uri for uri, _ in found] == [f"s3://bucket/list/{name}" for name in ("one", "three", "two")]
     assert {info.nbytes for _, info in found} == {BYTES}
@@ -105,7 +105,7 @@ def test_what_there_is_is_listed(agent, pages):
 def test_a_replacement_appears_at_commit(agent, pages):
     name = "s3://bucket/replaced"
     anew = agent.register_storage(name, replace=True, nbytes=BYTES)
-    agent.write(agent.block_list(pages), None, whole(agent, anew), None).wait(TIMEOUT)
+    agent.transfer(agent.block_list(pages), whole(agent, anew)).wait(TIMEOUT)
     assert agent.query_storage(name) is None
     anew.commit(timeout=TIMEOUT)
     assert agent.query_storage(name).nbytes == BYTES
@@ -116,9 +116,9 @@ def test_a_conditional_write_sees_what_others_did(agent, pages):
     mine = agent.block_list(pages)
     first = agent.register_storage(name, create=True, conditional=True, nbytes=BYTES)
     second = agent.register_storage(name, create=True, nbytes=BYTES)
-    agent.write(mine, None, whole(agent, second), None).wait(TIMEOUT)
+    agent.transfer(mine, whole(agent, second)).wait(TIMEOUT)
     with pytest.raises(towline.Stale):
-        agent.write(mine, None, whole(agent, first), None).wait(TIMEOUT)
+        agent.transfer(mine, whole(agent, first)).wait(TIMEOUT)
 
 
 def test_an_agent_that_lives_learns_of_objects(make_agent, endpoint):
@@ -130,10 +130,10 @@ def test_an_agent_that_lives_learns_of_objects(make_agent, endpoint):
         late.register_storage("s3://bucket/late", create=True, nbytes=BYTES)
     late.add_backend("object")
     object = late.register_storage("s3://bucket/late", create=True, nbytes=BYTES)
-    late.write(late.block_list(array), None, whole(late, object), None).wait(TIMEOUT)
+    late.transfer(late.block_list(array), whole(late, object)).wait(TIMEOUT)
     expected = array.copy()
     array[:] = 0
-    late.read(late.block_list(array), None, whole(late, object), None).wait(TIMEOUT)
+    late.transfer(whole(late, object), late.block_list(array)).wait(TIMEOUT)
     assert (array == expected).all()
     with pytest.raises(towline.Error) as caught:
         late.add_backend("object")

@@ -46,7 +46,7 @@ def test_wrong_picks_raise_and_name_the_pick(pair):
     plan = pair.near.plan(pair.my_blocks, pair.their_blocks)
     with pytest.raises(towline.OutOfRange, match="index 99 at position 1 of 2"):
         plan.post([0, 99], [0, 1])
-    with pytest.raises(towline.Mismatch, match="2 local blocks"):
+    with pytest.raises(towline.Mismatch, match="2 'from' blocks"):
         plan.post([0, 1], [0, 1, 2])
     with pytest.raises(towline.InvalidArgument, match="picked twice"):
         plan.post([0, 1], [3, 3])

@@ -15,7 +15,7 @@ agent = towline.Agent("leaver", listen="127.0.0.1:0")
 memory = bytearray(1 << 20)
 region = agent.register(memory, access="rw")
 blocks = agent.block_list((region.address, 4096))
-move = agent.write(blocks, None, blocks, None)
+move = agent.transfer(blocks, blocks)
 move.wait()
 """
 
@@ -187,7 +187,7 @@ def test_killed_peer_is_noticed(make_agent):
     peer = agent.add_peer(server.blob)
     memory = agent.allocate(4096)
     region = agent.register(memory, access="rw")
-    move = agent.read(agent.block_list((region.address, 4096)), None, peer.block_list(server.blocks), [0], backend="tcp")
+    move = agent.transfer(peer.block_list(server.blocks)[[0]], agent.block_list((region.address, 4096)), backend="tcp")
     assert move.wait(TIMEOUT) == towline.Status.OK
     server.process.kill()
     server.process.join(TIMEOUT)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: scripts/torch-cpu makes an environment with it")
 
 import gpu_model  # noqa: E402
 import torch_ranks as ranks_do  # noqa: E402
-from collective_ranks import Ranks  # noqa: E402
+import torch_symmetric_ranks as symmetric_do  # noqa: E402
+from collective_ranks import TIMEOUT, Ranks  # noqa: E402
 
 SIZE = 4
 pytestmark = pytest.mark.skipif(gpu_model.find() is None, reason="no library of GPU models: build the tests of preset ci")
@@ -67,4 +72,51 @@ def test_ranks_that_disagree_are_told(ranks):
 
 def test_a_rank_that_does_not_come_is_named(ranks):
     told = ranks.run(ranks_do.late_on_gpus)
+    assert all("rank 0 did not come" in one for one in told[1:]), told
+
+
+# ---- torch's symmetric memory
+
+
+@pytest.fixture(scope="module")
+def symmetric(tmp_path_factory):
+    if shutil.which("ninja") is None or shutil.which("c++") is None:
+        pytest.skip("torch compiles no extension here: ninja or a C++ compiler is missing")
+    from towline import torch_symmetric
+
+    torch_symmetric._extension()  # once for all ranks
+    ranks = Ranks(SIZE, str(tmp_path_factory.mktemp("symmetric")), ranks_do.serve_on_model)
+    yield ranks
+    assert ranks.stop() == [0] * SIZE
+
+
+def test_symmetric_memory_of_torch(symmetric):
+    symmetric.run(symmetric_do.symmetric)
+
+
+def test_a_lock_that_a_killed_compiler_left_holds_up_nobody(symmetric):
+    from towline import torch_symmetric
+
+    lock = torch_symmetric._folder() / "lock"
+    lock.touch()
+    code = "from towline import torch_symmetric; torch_symmetric._extension()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT)
+    assert not lock.exists()
+
+
+def test_symmetric_memory_that_all_ranks_freed_is_given_back(symmetric):
+    assert max(symmetric.run(symmetric_do.symmetric_comes_and_goes)) <= 2
+
+
+def test_misuse_of_symmetric_memory_is_told(symmetric):
+    for rank, told in enumerate(symmetric.run(symmetric_do.symmetric_errors)):
+        assert len(told) == 4, told
+        assert "was not allocated by torch.distributed._symmetric_memory.empty()" in told[0]
+        assert f"ranks disagree in rendezvous: rank {rank} has {10 + rank} bytes" in told[1]
+        assert "channel 64 is out of range" in told[2]
+        assert f"no rank {SIZE} among {SIZE}" in told[3]
+
+
+def test_a_rank_that_does_not_come_to_a_barrier_of_symmetric_memory_is_named(symmetric):
+    told = symmetric.run(symmetric_do.symmetric_late)
     assert all("rank 0 did not come" in one for one in told[1:]), told

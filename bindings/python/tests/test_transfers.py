@@ -26,14 +26,14 @@ def test_pages_cross_processes_both_ways(make_agent, server, backend):
     before = server.ask("pages")
     picks, their_picks = np.array([5, 0, 9], np.int32), np.array([1, 2, 60], np.int64)
 
-    move = agent.read(mine, picks, theirs, their_picks, backend=backend)
+    move = agent.transfer(theirs[their_picks], mine[picks], backend=backend)
     assert move.wait(TIMEOUT) == towline.Status.OK
     assert move.route()["backend"] == backend
     assert np.array_equal(pages[picks], before[their_picks])
     assert np.array_equal(np.delete(pages, picks, 0), np.delete(stamped(server.pages, server.page_bytes, 0), picks, 0))
 
     pages[:] = stamped(server.pages, server.page_bytes, 7000)
-    agent.write(mine, slice(10, 20), theirs, range(30, 50, 2), backend=backend).wait(TIMEOUT)
+    agent.transfer(mine[slice(10, 20)], theirs[range(30, 50, 2)], backend=backend).wait(TIMEOUT)
     after = server.ask("pages")
     assert np.array_equal(after[30:50:2], pages[10:20])
     assert np.array_equal(np.delete(after, range(30, 50, 2), 0), np.delete(before, range(30, 50, 2), 0))
@@ -46,14 +46,14 @@ def test_notice_follows_its_data_and_counters_count(make_agent, server, backend)
     pages, _region, mine = local_pages(agent, server)
     theirs = peer.block_list(server.blocks)
     pages[:] = 4242
-    move = agent.write(mine, [3], theirs, [3], notice=b"req-1", backend=backend)
+    move = agent.transfer(mine[[3]], theirs[[3]], notice=b"req-1", backend=backend)
     for notice in (b"req-1", b"req-2", b""):
         move.set_notice(notice)
         move.post()
         assert server.ask("receive") == (agent.name, notice)
         assert (server.ask("pages")[3] == 4242).all()
         assert move.wait(TIMEOUT) == towline.Status.OK
-    counted = agent.write(mine, [3], theirs, [3], counter=(server.counter_key, 4), backend=backend)
+    counted = agent.transfer(mine[[3]], theirs[[3]], counter=(server.counter_key, 4), backend=backend)
     counted.wait(TIMEOUT)
     peer.add(server.counter_key)
     assert server.ask("counter") >= 5
@@ -110,9 +110,9 @@ def test_index_arrays_are_not_copied(make_agent):
     region = pair.near.register(memory, access="rw")
     blocks = pair.near.block_list(towline.Blocks(region.address, 1, (pages, 1)))
     indices = np.arange(pages, dtype=np.int64)
-    pair.near.write(blocks, indices, blocks, indices)
+    pair.near.transfer(blocks[indices], blocks[indices])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    move = pair.near.write(blocks, indices, blocks, indices)
+    move = pair.near.transfer(blocks[indices], blocks[indices])
     grown_bytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert grown_bytes < indices.nbytes / 2, "ascending indices become a range, and need no memory"
     assert move.nbytes == pages
@@ -138,7 +138,7 @@ def test_transfer_is_posted_again_and_again(pair):
 def test_unequal_blocks_are_cut(make_agent):
     pair = Pair(make_agent, pages=8, page_bytes=4096)
     half_pages = pair.peer.block_list(towline.Blocks(pair.theirs.ctypes.data, 2048, (16, 2048)))
-    pair.near.read(pair.my_blocks, [0, 1], half_pages, [0, 1, 4, 5]).wait(TIMEOUT)
+    pair.near.transfer(half_pages[[0, 1, 4, 5]], pair.my_blocks[[0, 1]]).wait(TIMEOUT)
     assert (pair.mine[0] == 1000).all() and (pair.mine[1] == 1002).all()
 
 

@@ -37,7 +37,7 @@ class Agent(_core.Agent):
     backends: names in order of preference, as a list or with commas; by default all that are usable.
     config: TOML text, or a mapping from keys ("peer.lost", or {"peer": {"lost": ..}}) to values, over the environment and
         the configuration file.
-    timeout: seconds for transfers and control calls that name none; 30 by default.
+    default_timeout: seconds for posts and control calls that name none; 30 by default.
 
     `close()`, or the end of a `with` block, ends everything. So does dropping the agent and all that was made from it.
     """
@@ -52,7 +52,7 @@ class Agent(_core.Agent):
         advertise: str | None = None,
         backends: str | Iterable[str] | None = None,
         config: str | Mapping[str, Any] | None = None,
-        timeout: float | None = None,
+        default_timeout: float | None = None,
     ) -> None:
         if progress not in ("hosted", "caller"):
             raise _errors.InvalidArgument(f"progress is 'hosted' or 'caller', not {progress!r}")
@@ -62,11 +62,14 @@ class Agent(_core.Agent):
             config = _toml(config, "")
         if workers is not None and not 0 <= workers < 1 << 32:
             raise _errors.InvalidArgument(f"workers is a number from 1 to 8, not {workers}")
-        super().__init__(name, progress == "hosted", workers or 0, listen, advertise, backends, config, timeout)
+        super().__init__(
+            name, progress == "hosted", workers or 0, listen, advertise, backends, config, default_timeout
+        )
         self._hub_of_loops: Hub | None = None
         self._making_hub = threading.Lock()
         self._directories: dict[str, _core.Directory] = {}
         self._plans: dict[tuple[Any, Any], _core.Plan] = {}  # the last used last
+        self._keeping_plans = threading.Lock()
 
     def __enter__(self) -> Agent:
         return self
@@ -211,7 +214,7 @@ class Agent(_core.Agent):
         found = []
         for entry in self.info()["peers"]:
             try:
-                found.append(self.peer(entry["incarnation"]))
+                found.append(self.find_peer(entry["incarnation"]))
             except _errors.NotFound:  # gone meanwhile
                 pass
         return found
@@ -248,12 +251,10 @@ class Agent(_core.Agent):
 
     # ---- transfers
 
-    def read(
+    def transfer(
         self,
-        mine: _core.BlockList,
-        my_picks: Any,
-        theirs: _core.BlockList,
-        their_picks: Any,
+        from_: _core.BlockList | PickedBlocks | View,
+        to: _core.BlockList | PickedBlocks | View,
         *,
         notice: bytes | None = None,
         counter: int | tuple[int, int] | None = None,
@@ -261,31 +262,20 @@ class Agent(_core.Agent):
         backend: str | None = None,
         workers: int = 1,
     ) -> _core.Transfer:
-        """Prepares moving picked blocks of theirs into picked blocks of mine, pairwise in order.
+        """Prepares a move whose picks are fixed: `agent.transfer(theirs[their_pages], mine[my_pages])`, to be posted any
+        number of times, once at a time.
 
-        picks: None (all), a slice or range, integers, or an array of 4- or 8-byte integers, which is not copied.
         notice: sent to the peer once the data is there. counter: key, or (key, amount), of a counter of the peer's to
         add to then. timeout: seconds from each post. backend: forces one. workers: how many to split the work over.
 
         For work of a GPU's stream that is captured in a graph. Anything else: copy() and plan().
         """
-        return _core._read(self, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, workers)
+        from ._plan import pair
 
-    def write(
-        self,
-        mine: _core.BlockList,
-        my_picks: Any,
-        theirs: _core.BlockList,
-        their_picks: Any,
-        *,
-        notice: bytes | None = None,
-        counter: int | tuple[int, int] | None = None,
-        timeout: float | None = None,
-        backend: str | None = None,
-        workers: int = 1,
-    ) -> _core.Transfer:
-        """Prepares moving picked blocks of mine into picked blocks of theirs; for the rest, see read()."""
-        return _core._write(self, mine, my_picks, theirs, their_picks, notice, counter, timeout, backend, workers)
+        source, from_picks, target, to_picks = pair(from_, to)
+        return _core._transfer(
+            self, source, from_picks, target, to_picks, notice, counter, timeout, backend, workers
+        )
 
     # ---- plans, posts and groups
 
@@ -416,13 +406,19 @@ class Agent(_core.Agent):
 
     def _plan_of(self, from_: _core.BlockList, to: _core.BlockList) -> _core.Plan:
         key = (from_._identity, to._identity)
-        plan = self._plans.pop(key, None)
-        if plan is None:
-            plan = self.plan(from_, to)
-            if len(self._plans) >= _KEPT_PLANS:
-                self._plans.pop(next(iter(self._plans)))
-        self._plans[key] = plan  # the plan keeps both lists, so their ids stay theirs
-        return plan
+        with self._keeping_plans:
+            plan = self._plans.pop(key, None)
+            if plan is not None:
+                self._plans[key] = plan
+                return plan
+        plan = self.plan(from_, to)
+        dropped = None  # outside the lock
+        with self._keeping_plans:
+            plan = self._plans.setdefault(key, plan)  # another thread's, if it came first
+            if len(self._plans) > _KEPT_PLANS:
+                dropped = self._plans.pop(next(iter(self._plans)))
+        del dropped
+        return plan  # it keeps both lists, so their ids stay theirs
 
     # ---- notices
 

@@ -66,20 +66,18 @@ _STORAGE_DIRECT: int
 _STORAGE_REPLACE: int
 _STORAGE_CONDITIONAL: int
 
-def _read(
+def _transfer(
     agent: Agent,
-    mine: BlockList,
-    my_picks: Picks,
-    theirs: BlockList,
-    their_picks: Picks,
+    from_: BlockList,
+    from_picks: Picks,
+    to: BlockList,
+    to_picks: Picks,
     notice: Buffer | None,
     counter: int | tuple[int, int] | None,
     timeout: float | None,
     backend: str | None,
     workers: int,
 ) -> Transfer: ...
-
-_write = _read
 
 def _plan(
     agent: Agent,
@@ -147,7 +145,7 @@ class Agent:
         metadata. Error with ALREADY_EXISTS, or with UNSUPPORTED and the reason why the plugin can't be taken."""
     def add_peer(self, blob: Buffer) -> Peer:
         """Makes a peer known from its metadata, or adds the regions in it to a peer that is known."""
-    def peer(self, name: str | bytes) -> Peer:
+    def find_peer(self, name: str | bytes) -> Peer:
         """A known peer by its name or incarnation, also one that came by itself. Raises NotFound, and AlreadyExists
         when several agents that are there bear the name."""
     def counter(self, initial: int = 0) -> Counter:
@@ -388,7 +386,7 @@ class Peer:
 
 @final
 class Transfer:
-    """A read or write that can be posted as often as wanted, once at a time, and be captured in a GPU's graph."""
+    """A move whose picks are fixed. It can be posted as often as wanted, once at a time, and be captured in a GPU's graph."""
 
     @property
     def nbytes(self) -> int:

@@ -344,7 +344,9 @@ struct Tables {
                                    .stream_wait = nullptr,
                                    .capture_runs = nullptr,
                                    .capture_forget = nullptr,
-                                   .repick = nullptr};
+                                   .repick = nullptr,
+                                   .view = nullptr,
+                                   .view_forget = nullptr};
     if constexpr (requires { &C::repick; }) table.repick = C::repick;
     if constexpr (requires { &C::settle_prepared; }) table.settle = C::settle_prepared;
     if constexpr (requires { &C::submit_on; }) {
@@ -354,6 +356,10 @@ struct Tables {
       table.stream_wait = C::wait_on;
       table.capture_runs = C::runs_of;
       table.capture_forget = C::forget;
+    }
+    if constexpr (requires { &C::view_prepared; }) {
+      table.view = C::view_prepared;
+      table.view_forget = C::forget_view;
     }
     return table;
   }

@@ -67,6 +67,8 @@ typedef struct towline_collective_open_args {
 #define TOWLINE_STEP_MOVE 1   // `bytes` from `from` to `to`
 #define TOWLINE_STEP_POST 2   // gives `words` to the function of legs_open, and goes on
 #define TOWLINE_STEP_AWAIT 3  // waits until that function has returned once more, or did so ahead
+#define TOWLINE_STEP_NORM \
+  4  // `from` is a towline_collective_norm_t: what issue_norm does after its all_reduce
 #define TOWLINE_STEP_WORDS 60
 typedef struct towline_collective_step_t {
   uint32_t kind;  // TOWLINE_STEP_*

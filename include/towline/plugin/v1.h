@@ -52,6 +52,7 @@ typedef struct towline_registration towline_registration;  // local memory as th
 typedef struct towline_import towline_import;              // a peer's region as reached over one connection
 typedef struct towline_storage towline_storage;            // an open file, device or object
 typedef struct towline_capture towline_capture;            // what an accelerator's graph holds of a transfer
+typedef struct towline_view towline_view;                  // memory that code on an accelerator reaches
 
 // The identity of an agent, for connecting and accepting.
 typedef struct towline_identity {
@@ -111,8 +112,9 @@ typedef struct towline_host_v1_t {
   const char* (*config)(void* context, const char* key, const char* fallback);
   const towline_identity* (*self)(void* context);
   uint32_t (*worker_count)(void* context);
-  // Watches a file descriptor (level-triggered epoll events); ready is called on the worker. unwatch before
-  // closing it. rewatch with no events pauses it, at no cost to the writer, until the next rewatch.
+  // Watches a file descriptor for epoll events; ready is called on the worker, which does not sleep while they
+  // last. With EPOLLET they only wake it, and ready may not be called. unwatch before closing it. rewatch with no
+  // events pauses it, at no cost to the writer, until the next rewatch.
   int32_t (*watch)(void* context, uint32_t worker, int fd, uint32_t epoll_events, towline_ready_fn ready,
                    void* argument);
   int32_t (*rewatch)(void* context, uint32_t worker, int fd, uint32_t epoll_events, towline_ready_fn ready,
@@ -397,6 +399,15 @@ typedef struct towline_data_table_v1 {
   // begins meanwhile. Any thread, no lock; does not block or allocate. Not TOWLINE_OK: not this plan; the core
   // releases it and prepares another. Null: always so.
   int32_t (*repick)(towline_prepared* prepared, const towline_plan* plan);
+
+  // Optional, both or none: for transports with an accelerator that reaches the memory of both sides (towline/gpu.h).
+  // Writes what code on it adds to addresses: one number for each of plan->local->regions and of
+  // plan->remote->regions. The memory stays mapped until view_forget, also when the plan, the regions, the connection
+  // or the peer have gone. TOWLINE_UNSUPPORTED: the bytes of this plan take another way. Under the worker's lock; may
+  // block as long as pinning host memory takes.
+  int32_t (*view)(towline_prepared* prepared, uint64_t* local, uint64_t* remote, towline_view** view);
+  void (*view_forget)(
+      towline_view* view);  // any thread, even after the plan, connection and backend have gone
 } towline_data_table_v1;
 #define TOWLINE_DATA_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_data_table_v1, disarm)
 

@@ -213,6 +213,8 @@ constexpr towline_data_table_v1 kData = {
     nullptr,
     nullptr,
     nullptr,
+    nullptr,
+    nullptr,
 };
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <towline/collectives.hpp>
 #include <towline/directory.hpp>
-#include <towline/gpu.hpp>
 #include <towline/storage.hpp>
 #include <towline/towline.hpp>
 

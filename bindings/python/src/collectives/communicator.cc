@@ -400,9 +400,9 @@ void check_waited(int32_t status, const char* function) {
 CommunicatorClass bind_communicator(nb::module_& module) {
   using nb::arg;
   const auto optional = [](const char* name) { return arg(name).none() = nb::none(); };
-  module.def("_close_all", &close_all);
-  module.def(
-      "_environment",
+  define(module, "_close_all", &close_all);
+  define(
+      module, "_environment",
       [](nb::handle method) {
         std::string keep;
         int32_t rank = 0;
@@ -412,13 +412,13 @@ CommunicatorClass bind_communicator(nb::module_& module) {
         return nb::make_tuple(rank, size);
       },
       arg("method").none());
-  module.def("_backends", [] {
+  define(module, "_backends", [] {
     char names[4096] = "";
     size_t needed = 0;
     check(towline_collective_backends(names, sizeof names - 1, &needed), "towline_collective_backends");
     return text(names);
   });
-  module.def("_load_backend", [](nb::handle name, nb::handle path) {
+  define(module, "_load_backend", [](nb::handle name, nb::handle path) {
     check(towline_collective_backend_load(bytes_of_text(name, "name").c_str(),
                                           bytes_of_text(path, "path").c_str()),
           "towline_collective_backend_load");

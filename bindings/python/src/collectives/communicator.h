@@ -8,6 +8,7 @@
 
 #include <string>
 
+#include "../turns.h"
 #include "views.h"
 
 namespace towline::python {
@@ -39,7 +40,10 @@ struct Communicator {
   Communicator() = default;
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
-  ~Communicator() { close(); }
+  ~Communicator() {
+    const Turn turn;
+    close();
+  }
   // Throws Closed.
   towline_communicator_t* use() const;
   // Throws Busy in one of its own hooks or works' functions.
@@ -110,7 +114,7 @@ nb::object give(T* made) {
   return nb::cast(made, nb::rv_policy::take_ownership);
 }
 
-using CommunicatorClass = nb::class_<Communicator>;
+using CommunicatorClass = Class<Communicator>;
 void bind_operations(CommunicatorClass& communicator, nb::module_& module);
 void bind_work(nb::module_& module);
 void bind_window(CommunicatorClass& communicator, nb::module_& module);

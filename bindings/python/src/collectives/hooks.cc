@@ -82,7 +82,7 @@ nb::object add(nb::handle self, nb::handle kind, nb::handle function) {
 }  // namespace
 
 void bind_hooks(CommunicatorClass& communicator, nb::module_& module) {
-  nb::class_<Hook>(module, "Hook", nb::type_slots(collected<Hook>)).def("remove", &Hook::remove);
+  Class<Hook>(module, "Hook", nb::type_slots(collected<Hook>)).def("remove", &Hook::remove);
   communicator.def("hook", &add, nb::arg("kind"), nb::arg("function"));
 }
 

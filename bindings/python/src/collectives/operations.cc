@@ -569,7 +569,7 @@ void bind_operations(CommunicatorClass& communicator, nb::module_& module) {
            hints, stream)
       .def("barrier", &barrier, only, async_op, timeout, hints, stream)
       .def("batch", &make_batch);
-  nb::class_<Batch>(module, "Batch", nb::type_slots(collected<Batch>))
+  Class<Batch>(module, "Batch", nb::type_slots(collected<Batch>))
       .def("__len__", [](const Batch& batch) { return batch.operations; })
       .def(
           "send",

@@ -23,6 +23,7 @@ struct Window {
   // Does not close: closing is collective and may wait for ever. A window that is not closed keeps its
   // memory.
   ~Window() {
+    const Turn turn;
     if (native == nullptr || communicator_of(communicator).native == nullptr) return;
     --communicator_of(communicator).windows;
     new Held(std::move(held));
@@ -145,7 +146,7 @@ nb::object memory(nb::handle self, nb::handle rank) {
 }
 
 void issue(Window& window, uint32_t op, int rank, uint64_t offset, nb::handle tensor, nb::handle stream,
-           nb::handle timeout) {
+           nb::handle timeout, uint64_t channel = 0) {
   Held held;
   held.take_gpus();
   towline_window_call_t call_made = {};
@@ -153,6 +154,7 @@ void issue(Window& window, uint32_t op, int rank, uint64_t offset, nb::handle te
   call_made.op = op;
   call_made.rank = rank;
   call_made.offset = offset;
+  call_made.channel = channel;
   if (!tensor.is_none()) {
     const View view =
         op == TOWLINE_WINDOW_GET ? held.writable_view(tensor, "tensor") : held.view(tensor, "tensor");
@@ -164,6 +166,10 @@ void issue(Window& window, uint32_t op, int rank, uint64_t offset, nb::handle te
   call(window, "towline_window_issue", [&](towline_window_t* native) {
     return towline_window_issue(native, &call_made, nanoseconds, native_stream);
   });
+}
+
+void need_no_channel(uint64_t channel) {
+  if (channel != 0) raise(TOWLINE_INVALID_ARGUMENT, "only signals in a stream have channels");
 }
 
 // The size of the struct in towline/device/symmetric.cuh; the library refuses another.
@@ -192,12 +198,12 @@ nb::dict array_interface(const WindowMemory& memory) {
 
 void bind_window(CommunicatorClass& communicator, nb::module_& module) {
   using nb::arg;
-  nb::class_<WindowMemory>(module, "WindowMemory", nb::type_slots(memory_slots))
+  Class<WindowMemory>(module, "WindowMemory", nb::type_slots(memory_slots))
       .def_prop_ro("address",
                    [](const WindowMemory& one) { return reinterpret_cast<uintptr_t>(one.address); })
       .def_prop_ro("bytes", [](const WindowMemory& one) { return one.bytes; })
       .def_prop_ro("__cuda_array_interface__", &array_interface);
-  nb::class_<Window>(module, "Window", nb::type_slots(collected<Window>))
+  Class<Window>(module, "Window", nb::type_slots(collected<Window>))
       .def(
           "bytes", [](const Window& window, int rank) { return towline_window_bytes(window.use(), rank); },
           arg("rank"))
@@ -234,25 +240,29 @@ void bind_window(CommunicatorClass& communicator, nb::module_& module) {
           arg("timeout").none() = nb::none())
       .def(
           "signal",
-          [](Window& window, int rank, nb::handle stream, nb::handle timeout) {
+          [](Window& window, int rank, nb::handle stream, nb::handle timeout, uint64_t channel) {
             if (!stream.is_none())
-              return issue(window, TOWLINE_WINDOW_SIGNAL, rank, 0, nb::none(), stream, timeout);
+              return issue(window, TOWLINE_WINDOW_SIGNAL, rank, 0, nb::none(), stream, timeout, channel);
+            need_no_channel(channel);
             call(window, "towline_window_signal",
                  [&](towline_window_t* native) { return towline_window_signal(native, rank); });
           },
-          arg("rank"), arg("stream").none() = nb::none(), arg("timeout").none() = nb::none())
+          arg("rank"), arg("stream").none() = nb::none(), arg("timeout").none() = nb::none(),
+          arg("channel") = 0)
       .def(
           "wait_signal",
-          [](Window& window, int rank, nb::handle timeout, nb::handle stream) {
+          [](Window& window, int rank, nb::handle timeout, nb::handle stream, uint64_t channel) {
             if (!stream.is_none())
-              return issue(window, TOWLINE_WINDOW_WAIT_SIGNAL, rank, 0, nb::none(), stream, timeout);
+              return issue(window, TOWLINE_WINDOW_WAIT_SIGNAL, rank, 0, nb::none(), stream, timeout, channel);
+            need_no_channel(channel);
             const uint64_t nanoseconds =
                 timeout_ns(timeout, towline_communicator_timeout(communicator_of(window.communicator).use()));
             call(window, "towline_window_wait_signal", [&](towline_window_t* native) {
               return towline_window_wait_signal(native, rank, nanoseconds);
             });
           },
-          arg("rank"), arg("timeout").none() = nb::none(), arg("stream").none() = nb::none())
+          arg("rank"), arg("timeout").none() = nb::none(), arg("stream").none() = nb::none(),
+          arg("channel") = 0)
       .def("symmetric", &symmetric)
       .def_prop_ro("on_gpu", [](const Window& window) { return window.on_gpu; })
       .def("close", &close, arg("timeout").none() = nb::none());

@@ -18,6 +18,7 @@ struct Work {
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
   ~Work() {
+    const Turn turn;
     if (!pending->listed || towline_work_state(pending->native) >= TOWLINE_WORK_COMPLETED) {
       communicator_of(communicator).drop(pending);
     } else {
@@ -116,7 +117,7 @@ nb::object make_work(nb::handle communicator, towline_work_t* native, Held&& hel
 }
 
 void bind_work(nb::module_& module) {
-  nb::class_<Work>(module, "Work", nb::type_slots(collected<Work>), nb::is_weak_referenceable())
+  Class<Work>(module, "Work", nb::type_slots(collected<Work>), nb::is_weak_referenceable())
       .def("wait", &wait, nb::arg("timeout").none() = nb::none())
       .def("wait_on", &wait_on, nb::arg("stream"))
       .def("poll", [](const Work& work) { return status_object(poll(work)); })

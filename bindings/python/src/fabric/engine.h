@@ -60,7 +60,10 @@ struct FabricEngine {
   FabricEngine() = default;
   FabricEngine(const FabricEngine&) = delete;
   FabricEngine& operator=(const FabricEngine&) = delete;
-  ~FabricEngine() { close(); }
+  ~FabricEngine() {
+    const Turn turn;
+    close();
+  }
   // Throws Closed.
   towline_fabric_t* use() const;
   void close();
@@ -100,7 +103,7 @@ struct FabricRemoteMemory {
   FabricRemoteMemory& operator=(const FabricRemoteMemory&) = delete;
 };
 
-using FabricEngineClass = nb::class_<FabricEngine>;
+using FabricEngineClass = Class<FabricEngine>;
 // transfers.cc
 void bind_fabric_transfers(FabricEngineClass& engine);
 

@@ -241,12 +241,12 @@ NB_MODULE(_fabric, module) {
   // An engine that the application still holds at exit is already closed, so it is not a leak.
   nb::set_leak_warnings(false);
   bind_errors(module);
-  nb::class_<FabricView>(module, "View")
+  Class<FabricView>(module, "View")
       .def(nb::init<nb::handle, bool>(), nb::arg("object"), nb::arg("writable"))
       .def_prop_ro("address",
                    [](const FabricView& view) { return reinterpret_cast<uint64_t>(view.buffer.buf); })
       .def_prop_ro("nbytes", [](const FabricView& view) { return view.buffer.len; });
-  nb::class_<FabricRemoteMemory>(module, "Remote")
+  Class<FabricRemoteMemory>(module, "Remote")
       .def("__init__", [](FabricRemoteMemory* remote, nb::handle blob) {
         const BytesView bytes(blob);
         towline_fabric_remote_t* native = nullptr;

@@ -265,7 +265,9 @@ impl Agent {
     pub fn try_receive(&self) -> Result<Option<Notice>> {
         let mut native = sys::towline_notice_t::default();
         // SAFETY: `native` is filled on success only.
-        let code = unsafe { sys::towline_notice_receive(self.native(), &mut native) };
+        let code = unsafe {
+            sys::towline_notice_receive(self.native(), &mut native, std::mem::size_of::<sys::towline_notice_t>())
+        };
         if code == Status::AGAIN.0 {
             return Ok(None);
         }

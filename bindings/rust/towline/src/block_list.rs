@@ -161,7 +161,8 @@ pub enum Picks<'a> {
 }
 
 impl Picks<'_> {
-    pub(crate) fn native(&self) -> Option<sys::towline_picks_t> {
+    #[inline]
+    pub(crate) fn native(&self) -> sys::towline_picks_t {
         // An empty slice's pointer is never null, so that it can't be taken for a range.
         let indices = |indices: *const std::ffi::c_void, index_bytes, count| sys::towline_picks_t {
             indices,
@@ -170,12 +171,10 @@ impl Picks<'_> {
             ..Default::default()
         };
         match *self {
-            Picks::All => None,
-            Picks::Range { start, step, count } => {
-                Some(sys::towline_picks_t { start, step, count, ..Default::default() })
-            }
-            Picks::U32(picks) => Some(indices(picks.as_ptr().cast(), 4, picks.len())),
-            Picks::U64(picks) => Some(indices(picks.as_ptr().cast(), 8, picks.len())),
+            Picks::All => Default::default(),
+            Picks::Range { start, step, count } => sys::towline_picks_t { start, step, count, ..Default::default() },
+            Picks::U32(picks) => indices(picks.as_ptr().cast(), 4, picks.len()),
+            Picks::U64(picks) => indices(picks.as_ptr().cast(), 8, picks.len()),
         }
     }
 }

@@ -138,7 +138,7 @@ impl BlockList {
         if picks.iter().any(|picks| matches!(picks, Picks::Range { count: 0, .. })) {
             return Ok(Vec::new());
         }
-        let native: Vec<_> = picks.iter().map(|picks| picks.native().unwrap_or_default()).collect();
+        let native: Vec<_> = picks.iter().map(|picks| picks.native()).collect();
         let mut indices: Vec<u32> = Vec::new();
         let mut needed = 0;
         loop {

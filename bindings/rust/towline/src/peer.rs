@@ -143,7 +143,7 @@ impl Peer {
     }
 
     /// Makes the agent forget the peer. Everything in flight to it ends with `CANCELLED`; its lists answer `STALE`.
-    pub fn forget(self) -> Result<()> {
+    pub fn remove(self) -> Result<()> {
         // The C function drops one reference on success; take one for it, since clones and lists hold theirs.
         let name = text::owned("the peer's incarnation", self.incarnation())?;
         let mut reference = std::ptr::null_mut();

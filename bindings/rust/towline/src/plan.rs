@@ -97,6 +97,7 @@ impl Agent {
 
 impl Plan {
     /// Starts a post. An error: not accepted; `AGAIN` if only credit or space is missing.
+    #[inline]
     pub fn post(&self, options: &PostOptions<'_>) -> Result<Post> {
         if let Some((queue, _)) = options.queue {
             queue.check_agent(&self.handle.agent)?;
@@ -158,6 +159,7 @@ impl Plan {
         self.start(&mut native).inspect_err(|_| unsafe { Arc::decrement_strong_count(Arc::as_ptr(shared)) })
     }
 
+    #[inline]
     fn start(&self, native: &mut sys::towline_post_options_t) -> Result<Post> {
         let mut post = ptr::null_mut();
         // SAFETY: every pointer outlives the call; `post` is written on success only.

@@ -68,6 +68,7 @@ impl Default for PostOptions<'_> {
 }
 
 impl PostOptions<'_> {
+    #[inline]
     pub(crate) fn native(&self) -> sys::towline_post_options_t {
         let (counter_key, counter_add) = self.count.unwrap_or_default();
         let (stream_kind, stream) = match self.stream {
@@ -77,8 +78,8 @@ impl PostOptions<'_> {
         };
         sys::towline_post_options_t {
             struct_size: size_of::<sys::towline_post_options_t>(),
-            from: self.from.native().unwrap_or_default(),
-            to: self.to.native().unwrap_or_default(),
+            from: self.from.native(),
+            to: self.to.native(),
             notice: notice_pointer(self.notice),
             notice_bytes: self.notice.len(),
             counter_key,
@@ -115,6 +116,7 @@ unsafe impl Send for Post {}
 unsafe impl Sync for Post {}
 
 impl Post {
+    #[inline]
     pub(crate) fn new(native: NonNull<sys::towline_post_t>, plan: Arc<PlanHandle>) -> Post {
         Post { native, _plan: plan }
     }
@@ -179,6 +181,7 @@ impl Post {
 }
 
 impl Drop for Post {
+    #[inline]
     fn drop(&mut self) {
         // SAFETY: released once.
         unsafe { sys::towline_post_release(self.native.as_ptr()) };

@@ -237,7 +237,7 @@ fn an_agent_lives_as_long_as_what_was_made_from_it() {
 fn a_forgotten_peer_ends_its_lists() {
     let pair = pair();
     let other = pair.peer.clone();
-    pair.peer.forget().unwrap();
+    pair.peer.remove().unwrap();
     let error = pair.writer.copy(&pair.mine, &pair.theirs, &PostOptions::default()).map(drop).unwrap_err();
     assert_eq!(error.status(), Status::STALE);
     assert_eq!(other.name(), "owner");
