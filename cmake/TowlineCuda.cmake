@@ -1,6 +1,6 @@
 # Kernels for GPUs: compiled to one image of machine code, which is embedded in the plugin.
 #
-#   towline_cuda_kernels(<target> SOURCE <file.cu> DEFINITION <name> IMAGE <file.cc>)
+#   towline_cuda_kernels(<target> SOURCE <file.cu> DEFINITION <name> IMAGE <file.cc> [INCLUDES <folder>...])
 #
 # compiles the source and defines <name> as the image's path for the target, whose <file.cc> embeds it. Without CUDA's
 # compiler it does nothing but say so. scripts/cuda-toolchain fetches the compiler; an installed one serves as well.
@@ -11,18 +11,19 @@ set(TOWLINE_CUDA_TARGETS "arch=compute_80,code=[sm_80,compute_80];arch=compute_9
 mark_as_advanced(TOWLINE_CUDA_TARGETS)
 
 function(towline_cuda_kernels target)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "SOURCE;DEFINITION;IMAGE" "")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "SOURCE;DEFINITION;IMAGE" "INCLUDES")
   if(NOT TOWLINE_NVCC)
     message(STATUS "No nvcc: ${target} is built without its kernels, and will say that it can't be used")
     return()
   endif()
   cmake_path(GET arg_SOURCE STEM stem)
   set(image ${CMAKE_CURRENT_BINARY_DIR}/${target}_${stem}.fatbin)
+  list(TRANSFORM arg_INCLUDES PREPEND "-I" OUTPUT_VARIABLE includes)
   list(TRANSFORM TOWLINE_CUDA_TARGETS PREPEND "-gencode=" OUTPUT_VARIABLE targets)
   add_custom_command(
     OUTPUT ${image}
     COMMAND ${PROJECT_SOURCE_DIR}/scripts/compile-kernels ${TOWLINE_NVCC} ${arg_SOURCE} ${image} -O3 -std=c++20 -fatbin ${targets}
-            -I ${PROJECT_SOURCE_DIR}/src -I ${PROJECT_SOURCE_DIR}/include --expt-relaxed-constexpr --fmad=false
+            -I ${PROJECT_SOURCE_DIR}/src -I ${PROJECT_SOURCE_DIR}/include ${includes} --expt-relaxed-constexpr --fmad=false
     DEPENDS ${arg_SOURCE} ${PROJECT_SOURCE_DIR}/scripts/compile-kernels
     DEPFILE ${image}.d
     COMMENT "Compiling ${arg_SOURCE} for GPUs"

@@ -44,7 +44,7 @@ class TowlineLink final : public Link {
     const auto here = agent_.block_list(towline::Blocks::at(memory_.data(), sizeof(Message)));
     const auto there = peer_->block_list(
         towline::Blocks::at(other.at("address").get<std::uint64_t>() + kPage, sizeof(Message)));
-    transfer_.emplace(agent_.transfer(towline::Op::write, here, there, {.notice = "m"}));
+    transfer_.emplace(agent_.transfer(here, there, {.notice = "m"}));
   }
 
   void connected() override { driver_ = {}; }

@@ -98,7 +98,7 @@ class Pair {
   towline::Transfer write_of(std::uint64_t bytes) const {
     const auto from = agent.block_list(towline::Blocks::at(memory.data(), bytes));
     const auto to = peer.block_list(towline::Blocks::at(hello_.at("address").get<std::uint64_t>(), bytes));
-    return agent.transfer(towline::Op::write, from, to);
+    return agent.transfer(from, to);
   }
 
  private:
@@ -124,7 +124,7 @@ Row making_irregular(const Pair& pair, const Options& options, const std::string
   const auto mine = shuffled<Index>(1);
   const auto theirs = shuffled<Index>(2);
   const Spread all = time_ns(options.rounds, 1, [&] {
-    const auto transfer = pair.agent.transfer(towline::Op::write, pair.here, mine, pair.there, theirs);
+    const auto transfer = pair.agent.transfer(pair.here[mine], pair.there[theirs]);
   });
   return {name, scaled(all, 1.0 / kPicked), "ns a block", 10, "make_ns_per_block"};
 }
@@ -138,7 +138,7 @@ Spread making_regular(const Pair& pair, const Options& options) {
     made.reserve(kAtOnce);
     const double start = now_s();
     for (std::size_t i = 0; i < kAtOnce; ++i) {
-      made.push_back(pair.agent.transfer(towline::Op::write, pair.here, range, pair.there, range));
+      made.push_back(pair.agent.transfer(pair.here[range], pair.there[range]));
     }
     samples.push_back((now_s() - start) * 1e9 / kAtOnce);
   }
@@ -154,7 +154,7 @@ void making_rows(const Pair& pair, const Options& options, std::vector<Row>& row
   const auto mine = shuffled<std::uint32_t>(1);
   const auto theirs = shuffled<std::uint32_t>(2);
   const Allocations before = allocations();
-  const auto transfer = pair.agent.transfer(towline::Op::write, pair.here, mine, pair.there, theirs);
+  const auto transfer = pair.agent.transfer(pair.here[mine], pair.there[theirs]);
   const auto held = static_cast<double>(allocations().bytes_in_use - before.bytes_in_use) / kPicked;
   rows.push_back({"memory of an irregular transfer", {held, held, held}, "bytes a block", 16});
 }

@@ -115,15 +115,14 @@ void run(const std::string& backend, int rounds) {
   };
   const auto once = [&](const towline::BlockList& a, const auto& my, const towline::BlockList& b,
                         const auto& their) {
-    const towline::Transfer transfer = sides.left.transfer(towline::Op::write, a, my, b, their);
+    const towline::Transfer transfer = sides.left.transfer(a[my], b[their]);
     const Status status = transfer.post();
     must(status == Status::kInProgress ? transfer.wait() : status);
   };
   std::printf("%s: %s\n", backend.c_str(), plan.backend().c_str());
 
   const uint64_t few = backend == "tcp" ? 200 : 20'000;
-  const towline::Transfer fixed =
-      sides.left.transfer(towline::Op::write, from, one(sources, 5), to, one(targets, 5));
+  const towline::Transfer fixed = sides.left.transfer(from[one(sources, 5)], to[one(targets, 5)]);
   compare("one page of 4 KiB", "ns", 1, rounds,
           {{"a transfer made before, posted again", few,
             [&](uint64_t) {

@@ -68,8 +68,10 @@ class TowlineContender final : public PairedContender {
     const std::uint64_t blocks = span() / block;
     const auto here = ends_->agent.block_list(towline::Blocks::at(local(), block).repeat(blocks, block));
     const auto there = ends_->peer.block_list(towline::Blocks::at(remote_, block).repeat(blocks, block));
-    transfer_.emplace(ends_->agent.transfer(cell().op == Op::kWrite ? towline::Op::write : towline::Op::read,
-                                            here, lists().local, there, lists().remote,
+    const towline::PickedBlocks mine = here[lists().local];
+    const towline::PickedBlocks theirs = there[lists().remote];
+    const bool write = cell().op == Op::kWrite;
+    transfer_.emplace(ends_->agent.transfer(write ? mine : theirs, write ? theirs : mine,
                                             {.backend = style_.backend, .workers = style_.threads}));
   }
 

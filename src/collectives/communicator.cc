@@ -86,11 +86,12 @@ std::shared_ptr<Communicator> Communicator::make(CommunicatorOptions options,
   if (way != "gpu" && way != "nccl" && way != "auto")
     fail(Status::kInvalidArgument, "{} = \"{}\": expected auto, gpu or nccl", kSetting, way);
   if (way == "nccl") options.backend = "nccl";
-  const std::string order = options.hints.contains("order") ? options.hints["order"]
-                                                            : config->get_string("tuning.collectives.order", "rank");
+  const std::string order = options.hints.contains("order")
+                                ? options.hints["order"]
+                                : config->get_string("tuning.collectives.order", "rank");
   if (order != "rank" && order != "any")
-    fail(Status::kInvalidArgument, "tuning.collectives.order = \"{}\" (or the hint \"order\"): expected rank or any",
-         order);
+    fail(Status::kInvalidArgument,
+         "tuning.collectives.order = \"{}\" (or the hint \"order\"): expected rank or any", order);
   if (order == "any") options.hints["order"] = order;  // backends read it there
   // Every attempt has keys of its own.
   const auto store_of = [&](const std::string& backend) {

@@ -54,11 +54,11 @@ json list_store(const cp::Place& place) {
   const towline::Agent agent("towline-ls", {.listen = "none"});
   json entries = json::array();
   if (!place.is_object()) {
-    const towline::StorageInfo info = towline::query_storage(agent, place.uri);
+    const towline::StorageInfo info = agent.query_storage(place.uri);
     if (info.exists != 0) entries.push_back({{"place", place.uri}, {"bytes", info.bytes}});
     return entries;
   }
-  for (const auto& [uri, info] : towline::list_storage(agent, place.uri))
+  for (const auto& [uri, info] : agent.list_storage(place.uri))
     entries.push_back({{"place", uri}, {"bytes", info.bytes}});
   return entries;
 }

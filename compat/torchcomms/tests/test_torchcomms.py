@@ -99,6 +99,8 @@ def test_what_is_wrong_raises_runtime_errors(comm):
         comm.barrier(True).wait_blocking()
     with pytest.raises(ModuleNotFoundError, match="failed to find backend"):
         torchcomms.new_comm("nothing", CPU)
+    with pytest.raises(RuntimeError, match="expected rank or any"):
+        torchcomms.new_comm("towline", CPU, name="ordered", hints={"order": "fastest"})
 
 
 def test_hooks(comm):

@@ -56,7 +56,7 @@ class Bench {
     for (size_t index = 0; index < options_.common.rows.size(); ++index) {
       const Row& row = options_.common.rows[index];
       bar_.update(static_cast<double>(index) / static_cast<double>(options_.common.rows.size()),
-                  fmt::format("{} {} x {}", row.op, format_size(static_cast<double>(row.size)), row.batch));
+                  fmt::format("{} {} x {}", row.from, format_size(static_cast<double>(row.size)), row.batch));
       tell_all({{"prepare", index}});
       gather("prepared", kRowWithin);
       tell_all({{"go", index}});
@@ -172,8 +172,8 @@ std::string render(const BenchOptions& options, const json& rows, const Terminal
                   options.targets == 1 ? "" : "s", memory_of(options.common), rows.at(0).value("route", "")));
   if (const std::string price = rows.at(0).value("price", ""); !price.empty())
     text += terminal.dim(fmt::format("a transfer of the first row is {}\n", price));
-  std::vector<Table::Column> columns{{"op", kLeft}, {"block"}, {"batch"},   {"threads"}, {"GB/s"},  {"p50"},
-                                     {"p99"},       {"max"},   {"a block"}, {"cpu/GB"},  {"target"}};
+  std::vector<Table::Column> columns{{"from", kLeft}, {"block"}, {"batch"},   {"threads"}, {"GB/s"},  {"p50"},
+                                     {"p99"},         {"max"},   {"a block"}, {"cpu/GB"},  {"target"}};
   const bool beside = !options.common.beside.what.empty();
   if (beside) columns.insert(columns.end(), {{"alone GB/s"}, {"product TFLOP/s"}, {"beside"}, {"loss"}});
   columns.push_back({"check", kLeft});
@@ -183,7 +183,7 @@ std::string render(const BenchOptions& options, const json& rows, const Terminal
     const std::string check = row.at("checked_blocks") == 0 ? terminal.dim("off")
                               : wrong == 0                  ? terminal.green("ok")
                                            : terminal.red(fmt::format("{} blocks wrong", wrong));
-    std::vector<std::string> cells{row.at("op"),
+    std::vector<std::string> cells{row.at("from"),
                                    format_size(row.at("size")),
                                    row.at("batch").dump(),
                                    row.at("threads").dump(),
@@ -215,9 +215,9 @@ std::vector<Row> rows_of(const BenchOptions& options) {
                               options.batches.size(), options.sizes.size())};
   }
   std::vector<Row> rows;
-  for (const std::string& op : options.ops) {
-    const bool known = op == "read" || op == "write" || (op == "mixed" && !options.storage.places.empty());
-    if (!known) throw Failure{fmt::format("no op '{}': read or write, with --storage mixed too", op)};
+  for (const std::string& from : options.storage.places.empty()
+                                     ? sides_of(options.from, {"initiator", "target"})
+                                     : storage_sides_of(options.from)) {
     for (size_t at = 0; at < options.sizes.size(); ++at) {
       const uint64_t size = options.sizes[at];
       if (size == 0) throw Failure{"a block of 0 bytes measures nothing"};
@@ -226,7 +226,7 @@ std::vector<Row> rows_of(const BenchOptions& options) {
       if (batch == 0) throw Failure{"a batch of 0 blocks measures nothing"};
       for (const uint32_t threads : options.threads) {
         if (threads == 0 || threads > 64) throw Failure{"threads: 1 to 64"};
-        rows.push_back({op, size, batch, threads});
+        rows.push_back({from, size, batch, threads});
       }
     }
   }

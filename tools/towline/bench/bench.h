@@ -14,8 +14,8 @@
 namespace tool::bench {
 
 struct BenchOptions {
-  InitiatorOptions common;  // of all initiators; rows are made from the members below
-  std::vector<std::string> ops{"write", "read"};
+  InitiatorOptions common;    // of all initiators; rows are made from the members below
+  std::string from = "both";  // initiator, target; with storage memory, storage or mixed
   std::vector<uint64_t> sizes;
   std::vector<uint64_t> batches;  // one for each size, or one for all; empty: by size
   std::vector<uint32_t> threads{1};

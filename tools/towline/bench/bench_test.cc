@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "failure.h"
+
 namespace tool::bench {
 namespace {
 
@@ -16,7 +18,7 @@ nlohmann::json measured(double wall_s, uint64_t bytes) {
 }
 
 const nlohmann::json kChecked = {{"blocks", 4}, {"wrong", 0}};
-const Row kRow{.op = "write", .size = 4096, .batch = 4};
+const Row kRow{.from = "initiator", .size = 4096, .batch = 4};
 
 TEST(Bench, ARowWithoutAProductSaysNothingOfOne) {
   const nlohmann::json row = join_row(kRow, {measured(2, 4'000'000'000)}, {kChecked});
@@ -31,6 +33,28 @@ TEST(Bench, AProductsLossIsOfItsOwnSpeedAlone) {
   EXPECT_DOUBLE_EQ(row.at("product_loss").get<double>(), 0.25);
   EXPECT_DOUBLE_EQ(row.at("bytes_per_s_alone").get<double>(), 6e9);
   EXPECT_DOUBLE_EQ(row.at("bytes_per_s").get<double>(), 4e9);
+}
+
+TEST(Bench, RowsSayWhereBytesComeFrom) {
+  BenchOptions options;
+  options.sizes = {4096};
+  const std::vector<Row> both = rows_of(options);
+  ASSERT_EQ(both.size(), 2u);
+  EXPECT_EQ(both[0].from, "initiator");
+  EXPECT_EQ(both[1].from, "target");
+  options.from = "storage";
+  try {
+    (void)rows_of(options);
+    FAIL() << "taken";
+  } catch (const Failure& failure) {
+    EXPECT_STREQ(failure.what(), "--from storage: initiator, target or both");
+  }
+  options.storage.places = {"/data"};
+  EXPECT_EQ(rows_of(options).front().from, "storage");
+  options.from = "mixed";
+  EXPECT_EQ(rows_of(options).size(), 1u);
+  options.from = "both";
+  EXPECT_EQ(rows_of(options).back().from, "storage");
 }
 
 TEST(Bench, AProductThatEndedNotOnceLosesNothing) {

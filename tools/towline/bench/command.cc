@@ -13,7 +13,6 @@ namespace {
 
 struct Texts {
   std::string sizes = "4KiB,64KiB,1MiB,64MiB";
-  std::string op = "both";
   std::string span = "256MiB";
   std::string seconds = "500ms";
   std::string collective;
@@ -71,7 +70,7 @@ void add_collective_options(CLI::App& command, BenchOptions& options, std::strin
                       "Measure collective operations, each result checked against float64: all, "
                       "or all_reduce, barrier ..")
           ->type_name("OP,..");
-  for (const char* other : {"--pattern", "--initiators", "--targets", "--op", "--batches", "--threads",
+  for (const char* other : {"--pattern", "--initiators", "--targets", "--from", "--batches", "--threads",
                             "--workers", "--target-memory", "--backend", "--span", "--sequential", "--warmup",
                             "--spin", "--faults", "--listen", "--connect", "--storage"})
     collective->excludes(command.get_option(other));
@@ -116,13 +115,20 @@ void add_beside_options(CLI::App& command, BenchOptions& options) {
               "GPU, and say what the product loses: gemm")
           ->check(CLI::IsMember({"gemm"}));
   for (const char* other : {"--storage", "--collective"}) beside->excludes(command.get_option(other));
+  auto* sms = command
+                  .add_option("--beside-sms", given.sms,
+                              "The product runs in a green context of so many multiprocessors and leaves the "
+                              "rest to copies (tuning.cuda.application_sms); by default it uses all")
+                  ->type_name("N")
+                  ->needs(beside);
   command
       .add_option(
-          "--beside-sms", given.sms,
-          "Multiprocessors that the product leaves the rest of to copies (tuning.cuda.application_sms); by "
-          "default it uses all")
+          "--beside-asked", given.asked,
+          "cuBLAS is asked to keep the product to so many multiprocessors; copies fit into the rest with "
+          "as many blocks (tuning.cuda.blocks)")
       ->type_name("N")
-      ->needs(beside);
+      ->needs(beside)
+      ->excludes(sms);
   command.add_option("--beside-size", given.size, "Of its square matrices")
       ->check(CLI::Range(64, 65536))
       ->capture_default_str()
@@ -146,7 +152,7 @@ void add_fabric_options(CLI::App& command, std::vector<std::string>& rails) {
     fabric->excludes(command.get_option(other));
 }
 
-void run_fabric(const BenchOptions& options, const std::vector<std::string>& rails, const std::string& op,
+void run_fabric(const BenchOptions& options, const std::vector<std::string>& rails,
                 const CommonOptions& common) {
   FabricBenchOptions fabric;
   fabric.rails = rails;
@@ -158,9 +164,7 @@ void run_fabric(const BenchOptions& options, const std::vector<std::string>& rai
   fabric.seconds = options.common.seconds;
   fabric.warmup = options.common.warmup;
   fabric.check = options.common.check;
-  const std::vector<std::string> ops =
-      op == "both" ? std::vector<std::string>{"write", "read"} : std::vector<std::string>{op};
-  fabric.rows = fabric_rows(ops, options.sizes, options.batches, fabric.span_bytes);
+  fabric.rows = fabric_rows(options.from, options.sizes, options.batches, fabric.span_bytes);
   run_fabric_bench(fabric, common);
 }
 
@@ -195,7 +199,12 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
                                          "Processes that post; by default as many as the pattern needs");
   auto* targets = command->add_option("--targets", options->targets,
                                       "Passive processes; by default as many as the pattern needs");
-  command->add_option("--op", texts->op, "read, write or both; with --storage mixed too")
+  command
+      ->add_option(
+          "--from", options->from,
+          "The side that bytes come from: initiator (which pushes them), target (it pulls them) or both in "
+          "turn; with --storage: memory, storage, both or mixed")
+      ->type_name("SIDE")
       ->capture_default_str();
   command->add_option("--sizes", texts->sizes, "Block sizes")->type_name("SIZE,..")->capture_default_str();
   command
@@ -271,16 +280,16 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       "  towline bench                                        two processes, both directions, 4 KiB to 64 "
       "MiB\n"
       "  towline bench --sizes 64KiB --memory private         memory that peers cannot map\n"
-      "  towline bench --pattern tp --targets 4 --op write    each block shared out over four ranks\n"
+      "  towline bench --pattern tp --targets 4             each block shared out over four ranks\n"
       "  towline bench --backend tcp --threads 1,2,4\n"
       "  towline bench --backend tcp --workers 4          large requests over four sockets\n"
       "  towline bench --backend tcpx --source mapped --sizes 1MiB\n"
       "  towline bench --listen '*:7800'                      on one host ...\n"
       "  towline bench --connect 10.0.0.7:7800                ... and on the other\n"
       "  towline bench --storage /data --direct --depths 1,8  files of a folder, past the page cache\n"
-      "  towline bench --storage . --op mixed --sync data --files 4\n"
+      "  towline bench --storage . --from mixed --sync data --files 4\n"
       "  towline bench --storage /data,nixl:POSIX:/data,s3://bucket/bench\n"
-      "  towline bench --memory vram --target-memory shared --op write --beside gemm\n"
+      "  towline bench --memory vram --target-memory shared --from initiator --beside gemm\n"
       "  towline bench --collective all --ranks 2,4,8 --sizes 4,4KiB,1MiB,256MiB\n"
       "  towline bench --collective all_reduce --peers gloo --python venv/bin/python\n"
       "  towline bench --collective all_reduce --memory vram --ranks 2 --sizes 4KiB,1MiB\n"
@@ -308,8 +317,7 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       run_collective_bench(collective, common);
       return;
     }
-    if (!texts->rails.empty()) return run_fabric(*options, texts->rails, texts->op, common);
-    if (texts->op != "both") options->ops = {texts->op};
+    if (!texts->rails.empty()) return run_fabric(*options, texts->rails, common);
     complete_storage(*options);
     (void)parse_buffer_kind(options->common.memory_kind);
     if (!options->common.target_memory_kind.empty())

@@ -99,7 +99,7 @@ std::string render(const json& report, const Terminal& terminal) {
   if (const std::string devices = describe_devices(); !devices.empty())
     text += terminal.bold("Devices\n") + devices;
   Table table{{{"what", kLeft},
-               {"op", kLeft},
+               {"from", kLeft},
                {"size"},
                {"pages"},
                {"p50"},
@@ -113,8 +113,8 @@ std::string render(const json& report, const Terminal& terminal) {
     const bool moves = row.at("kind") != "immediate";
     const uint64_t wrong = row.at("wrong_bytes");
     const double share = row.at("link_share");
-    table.add({row.at("kind"), row.at("op"), moves ? format_size(row.at("size")) : "", row.at("batch").dump(),
-               format_duration(row.at("p50_s")), format_duration(row.at("p99_s")),
+    table.add({row.at("kind"), row.at("from"), moves ? format_size(row.at("size")) : "",
+               row.at("batch").dump(), format_duration(row.at("p50_s")), format_duration(row.at("p99_s")),
                moves ? fmt::format("{:.2f}", row.at("bytes_per_s").get<double>() * 8e-9) : "",
                share > 0 ? fmt::format("{:.0f} %", share * 100) : "",
                fmt::format("{:.3f}", row.at("requests_per_s_of_rail").get<double>() * 1e-6),
@@ -153,17 +153,16 @@ FabricInvitation FabricInvitation::parse(const std::string& text) {
   return {from_hex(std::string_view{text}.substr(0, dot)), from_hex(std::string_view{text}.substr(dot + 1))};
 }
 
-std::vector<FabricRow> fabric_rows(const std::vector<std::string>& ops, const std::vector<uint64_t>& sizes,
+std::vector<FabricRow> fabric_rows(const std::string& from, const std::vector<uint64_t>& sizes,
                                    const std::vector<uint64_t>& batches, uint64_t span_bytes) {
   if (batches.size() > 1 && batches.size() != sizes.size())
     throw Failure{fmt::format("{} batches for {} sizes: give one for each, or one for all", batches.size(),
                               sizes.size())};
   std::vector<FabricRow> rows;
   for (const char* kind : {"paged", "single"}) {
-    for (const std::string& op : ops) {
-      if (op != "write" && op != "read") throw Failure{fmt::format("no op '{}': read or write", op)};
+    for (const std::string& side : sides_of(from, {"initiator", "target"})) {
       for (std::size_t i = 0; i < sizes.size(); ++i) {
-        FabricRow row{kind, op, sizes[i], 1};
+        FabricRow row{kind, side, sizes[i], 1};
         if (*kind == 'p')
           row.batch = batches.empty()
                           ? std::min(default_batch(sizes[i]),
@@ -178,7 +177,7 @@ std::vector<FabricRow> fabric_rows(const std::vector<std::string>& ops, const st
       }
     }
   }
-  rows.push_back({"immediate", "round trip", 0, 1});
+  rows.push_back({"immediate", "both", 0, 1});
   return rows;
 }
 

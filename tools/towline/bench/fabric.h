@@ -15,12 +15,12 @@
 namespace tool::bench {
 
 struct FabricRow {
-  std::string kind = "paged";  // paged, single or immediate
-  std::string op = "write";    // or read; of immediates: round trip
-  uint64_t size = 0;           // bytes of a page, or of a range
-  uint64_t batch = 1;          // pages of a transfer
+  std::string kind = "paged";      // paged, single or immediate
+  std::string from = "initiator";  // the side that bytes come from: that, or target; of immediates: both
+  uint64_t size = 0;               // bytes of a page, or of a range
+  uint64_t batch = 1;              // pages of a transfer
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FabricRow, kind, op, size, batch)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FabricRow, kind, from, size, batch)
 
 struct FabricBenchOptions {
   std::vector<std::string> rails;  // as towline_fabric_create takes them
@@ -34,9 +34,8 @@ struct FabricBenchOptions {
   bool check = true;
 };
 
-// Pages and ranges of each size for each operation, then immediates. Throws Failure if one does not fit into the span.
-[[nodiscard]] std::vector<FabricRow> fabric_rows(const std::vector<std::string>& ops,
-                                                 const std::vector<uint64_t>& sizes,
+// Pages and ranges of each size from each side that `from` names (sides_of), then immediates. Throws Failure if one does not fit into the span.
+[[nodiscard]] std::vector<FabricRow> fabric_rows(const std::string& from, const std::vector<uint64_t>& sizes,
                                                  const std::vector<uint64_t>& batches, uint64_t span_bytes);
 
 // Fills memory with the pattern that belongs to this offset and seed.

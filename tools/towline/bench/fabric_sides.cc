@@ -186,7 +186,7 @@ class Mover {
     std::ranges::shuffle(local_, std::mt19937_64{seed});
     std::ranges::shuffle(remote_pages_, std::mt19937_64{seed + 1});
     const uint64_t bytes = row.size * row.batch;
-    if (row.op == "read") {
+    if (row.from == "target") {
       std::ranges::fill(std::span{memory_}.first(bytes), std::byte{0xee});
       ask("fill", bytes, seed);
       return;
@@ -203,7 +203,7 @@ class Mover {
   }
 
   uint64_t check(const FabricRow& row, uint64_t seed) {
-    if (row.op != "read") return ask("check", row.size * row.batch, seed).at("wrong");
+    if (row.from != "target") return ask("check", row.size * row.batch, seed).at("wrong");
     uint64_t wrong = 0;
     each_page(row,
               [&](std::span<std::byte> page, uint64_t offset) { wrong += wrong_bytes(page, offset, seed); });
@@ -216,13 +216,13 @@ class Mover {
       if (engine_.wait_counter(kBack, ++round_trips_, kEndsWithin) != towline::Status::kOk)
         throw Failure{"an immediate did not come back within 60 s"};
     } else if (row.kind == "single") {
-      ended(row.op == "read" ? engine_.read(peer_, region_, 0, remote_, 0, row.size)
-                             : engine_.write(peer_, region_, 0, remote_, 0, row.size));
+      ended(row.from == "target" ? engine_.read(peer_, region_, 0, remote_, 0, row.size)
+                                 : engine_.write(peer_, region_, 0, remote_, 0, row.size));
     } else {
       const towline::FabricPages pages{
           .local_pages = local_, .remote_pages = remote_pages_, .page_bytes = row.size};
-      ended(row.op == "read" ? engine_.read(peer_, region_, remote_, pages)
-                             : engine_.write(peer_, region_, remote_, pages));
+      ended(row.from == "target" ? engine_.read(peer_, region_, remote_, pages)
+                                 : engine_.write(peer_, region_, remote_, pages));
     }
   }
 

@@ -31,14 +31,14 @@ TEST(FabricBench, InvitationsTravelAsText) {
 }
 
 TEST(FabricBench, RowsFitIntoTheSpan) {
-  const auto rows = fabric_rows({"write", "read"}, {4096, 1 << 20}, {}, 64 << 20);
+  const auto rows = fabric_rows("both", {4096, 1 << 20}, {}, 64 << 20);
   ASSERT_EQ(rows.size(), 9u);
   EXPECT_EQ(rows[0].batch, 16384u);
   EXPECT_EQ(rows[4].kind, "single");
   EXPECT_EQ(rows[8].kind, "immediate");
-  EXPECT_THROW((void)fabric_rows({"write"}, {4096}, {100}, 4096), Failure);
-  EXPECT_THROW((void)fabric_rows({"mixed"}, {4096}, {1}, 4096), Failure);
-  EXPECT_THROW((void)fabric_rows({"write"}, {4096, 8192}, {1, 1, 1}, 1 << 20), Failure);
+  EXPECT_THROW((void)fabric_rows("initiator", {4096}, {100}, 4096), Failure);
+  EXPECT_THROW((void)fabric_rows("mixed", {4096}, {1}, 4096), Failure);
+  EXPECT_THROW((void)fabric_rows("initiator", {4096, 8192}, {1, 1, 1}, 1 << 20), Failure);
 }
 
 }  // namespace

@@ -93,7 +93,9 @@ class Initiator {
     buffer_->push(0, buffer_->size());
     if (!options_.beside.what.empty())
       product_.emplace(static_cast<int>(buffer_->view().device), options_.beside.cublas, options_.beside.size,
-                       Product::Share{.sms = options_.beside.sms});
+                       options_.beside.asked != 0
+                           ? Product::Share{.sms = options_.beside.asked, .how = Product::How::kAsked}
+                           : Product::Share{.sms = options_.beside.sms});
     region_.emplace(rank_.agent().register_memory(buffer_->view()));
     peers_.resize(targets_);
     for (const Share& share : shares(options_.rows.front())) join(share.target, addresses[share.target]);
@@ -218,7 +220,7 @@ class Initiator {
     const auto local_picks = pick_blocks(row, options_.span_bytes, order);
     order.remote = true;
     const auto remote_picks = pick_blocks(row, options_.span_bytes, order);
-    const bool reads = row.op == "read";
+    const bool reads = row.from == "target";
     towline::Plan plan =
         rank_.agent().plan(reads ? there : here, reads ? here : there,
                            {.backend = options_.backend, .usual_bytes = share.length * row.batch});
@@ -243,25 +245,25 @@ class Initiator {
 
   // Stamps the source side.
   void fill(const Row& row, uint64_t epoch) {
-    if (row.op == "write") buffer_->pull(0, buffer_->size());
+    if (row.from == "initiator") buffer_->pull(0, buffer_->size());
     for (const Stream& stream : streams_) {
-      if (row.op == "write") {
+      if (row.from == "initiator") {
         fill_blocks(stream.local, stream.local_picks, epoch);
       } else {
         ask_blocks("fill", row, stream, epoch);
       }
     }
-    if (row.op == "write") buffer_->push(0, buffer_->size());
+    if (row.from == "initiator") buffer_->push(0, buffer_->size());
   }
 
   // Checks every byte of the destination side.
   json check(const Row& row, uint64_t epoch) {
     if (!options_.check) return {{"blocks", 0}, {"wrong", 0}};
     uint64_t wrong = 0;
-    if (row.op == "read") buffer_->pull(0, buffer_->size());
+    if (row.from == "target") buffer_->pull(0, buffer_->size());
     for (const Stream& stream : streams_) {
-      wrong += row.op == "read" ? count_wrong_blocks(stream.local, stream.local_picks, epoch)
-                                : ask_blocks("check", row, stream, epoch).at("wrong").get<uint64_t>();
+      wrong += row.from == "target" ? count_wrong_blocks(stream.local, stream.local_picks, epoch)
+                                    : ask_blocks("check", row, stream, epoch).at("wrong").get<uint64_t>();
     }
     return {{"blocks", streams_.size() * row.batch}, {"wrong", wrong}};
   }
@@ -274,7 +276,7 @@ class Initiator {
 
   void fail_if(Status status, const Row& row) const {
     if (!is_error(status)) return;
-    throw Failure{fmt::format("{} of {} blocks of {} bytes: {}. {}", row.op, row.batch, row.size,
+    throw Failure{fmt::format("{} blocks of {} bytes from the {}: {}. {}", row.batch, row.size, row.from,
                               status_text(status), route_)};
   }
 

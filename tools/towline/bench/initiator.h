@@ -14,10 +14,11 @@ namespace tool::bench {
 struct BesideOptions {
   std::string what;    // "gemm", or empty: nothing
   uint32_t sms = 0;    // a green context of so many multiprocessors is its own; 0: it uses all
+  uint32_t asked = 0;  // cuBLAS is asked to keep to so many; 0: to none
   std::string cublas;  // the library's file, if it is not found by itself
   int size = 8192;     // of its square matrices
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BesideOptions, what, sms, cublas, size)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BesideOptions, what, sms, asked, cublas, size)
 
 struct InitiatorOptions {
   uint32_t rank = 0;

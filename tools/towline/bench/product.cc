@@ -87,7 +87,7 @@ void* make_share(int gpu, Product::Share share) {
   void* context = nullptr;
   call("cuDeviceGetDevResource", gpu, &all, kMultiprocessors);
   call("cuDevSmResourceSplitByCount", &part, &parts, &all, &rest, 0u, unsigned{share.sms});
-  call("cuDevResourceGenerateDesc", &description, share.rest ? &rest : &part, 1u);
+  call("cuDevResourceGenerateDesc", &description, share.how == Product::How::kRest ? &rest : &part, 1u);
   call("cuGreenCtxCreate", &green, description, gpu, kGreenDefaultStream);
   call("cuCtxFromGreenCtx", &context, green);
   return context;
@@ -95,11 +95,12 @@ void* make_share(int gpu, Product::Share share) {
 
 }  // namespace
 
-Product::Product(int gpu, const std::string& cublas, int size, Share share) : gpu_(gpu), size_(size) {
+Product::Product(int gpu, const std::string& cublas, int size, Share share)
+    : gpu_(gpu), size_(size), share_(share) {
   call("cuInit", 0u);
   call("cuDevicePrimaryCtxRetain", &context_, gpu_);
   call("cuCtxSetCurrent", context_);
-  if (share.sms != 0) context_ = make_share(gpu_, share);
+  if (share.sms != 0 && share.how != How::kAsked) context_ = make_share(gpu_, share);
   thread_ = std::thread([this, cublas] {
     try {
       multiply_until_stopped(cublas);
@@ -160,6 +161,9 @@ void Product::multiply_until_stopped(const std::string& cublas) {
   call("cuStreamCreate", &stream, kNonBlocking);
   for (void*& event : ended) call("cuEventCreate", &event, kWithoutTime);
   check(find<int (*)(void*, void*)>(library, "cublasSetStream_v2")(handle, stream), "cublasSetStream");
+  if (share_.how == How::kAsked)
+    check(find<int (*)(void*, int)>(library, "cublasSetSmCountTarget")(handle, static_cast<int>(share_.sms)),
+          "cublasSetSmCountTarget");
   const std::vector<uint16_t> values = random_bf16(uint64_t(size_) * uint64_t(size_));
   const size_t bytes = values.size() * sizeof(uint16_t);
   std::array<unsigned long long, 3> matrices = {};

@@ -13,10 +13,12 @@ namespace tool::bench {
 
 class Product {
  public:
-  // Which multiprocessors it runs on: all, so many, or those that so many leave over.
+  // Which multiprocessors it runs on: all, a green context of so many, or one of those that so many leave over; or
+  // so many that cuBLAS is asked to keep to (cublasSetSmCountTarget).
+  enum class How { kPart, kRest, kAsked };
   struct Share {
-    uint32_t sms = 0;
-    bool rest = false;
+    uint32_t sms = 0;  // 0: all
+    How how = How::kPart;
   };
   // For square matrices of `size` x `size` in bf16. `cublas`: its file; empty: as the loader finds it. Throws Failure
   // that says what is missing.
@@ -37,6 +39,7 @@ class Product {
 
   const int gpu_;
   const int size_;
+  const Share share_;
   void* context_ = nullptr;
   std::atomic<bool> on_{false};
   std::atomic<bool> stop_{false};

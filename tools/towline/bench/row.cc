@@ -1,6 +1,7 @@
 #include "bench/row.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
@@ -29,6 +30,12 @@ Pattern parse_pattern(const std::string& text) {
   if (text == "onetomany") return Pattern::kOneToMany;
   if (text == "tp") return Pattern::kTensorParallel;
   throw Failure{fmt::format("no pattern '{}': pairwise, manytoone, onetomany or tp", text)};
+}
+
+std::vector<std::string> sides_of(const std::string& from, const std::vector<std::string>& sides) {
+  if (from == "both") return sides;
+  if (std::ranges::find(sides, from) != sides.end()) return {from};
+  throw Failure{fmt::format("--from {}: {} or both", from, fmt::join(sides, ", "))};
 }
 
 void check_pattern(Pattern pattern, uint32_t initiators, uint32_t targets) {

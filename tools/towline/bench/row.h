@@ -36,12 +36,17 @@ struct Share {
                                            uint32_t initiator, uint64_t block_bytes);
 
 struct Row {
-  std::string op = "write";
+  std::string from =
+      "initiator";     // the side that bytes come from: that, or target; of storage: storage, memory, mixed
   uint64_t size = 0;   // bytes of a block
   uint64_t batch = 0;  // blocks of a request, in each thread
   uint32_t threads = 1;
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Row, op, size, batch, threads)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Row, from, size, batch, threads)
+
+// What --from names: one of the sides, or each of them. Throws Failure.
+[[nodiscard]] std::vector<std::string> sides_of(const std::string& from,
+                                                const std::vector<std::string>& sides);
 
 // The number that fills 64 MiB, but at most 16,384.
 [[nodiscard]] uint64_t default_batch(uint64_t size);

@@ -84,10 +84,12 @@ struct StorageRun::Driver {
             .identity = identity};
   }
   // Moves a request's blocks in either direction, outside the measurement.
-  [[nodiscard]] Status move(const towline::Agent& agent, towline::Op op, const Request& request) const {
+  [[nodiscard]] Status move(const towline::Agent& agent, bool write, const Request& request) const {
     std::vector<uint64_t> here(request.picks.size());
     for (size_t i = 0; i < here.size(); ++i) here[i] = request.first + i;
-    return run_once(agent.transfer(op, *mine, here, *theirs, request.picks));
+    const towline::PickedBlocks memory = (*mine)[here];
+    const towline::PickedBlocks stored = (*theirs)[request.picks];
+    return run_once(agent.transfer(write ? memory : stored, write ? stored : memory));
   }
   void run(const StorageOptions& options, uint32_t depth);
   [[nodiscard]] bool post_next();
@@ -147,10 +149,12 @@ void StorageRun::Driver::run(const StorageOptions& options, uint32_t depth) {
   }
 }
 
+std::vector<std::string> storage_sides_of(const std::string& from) {
+  return from == "mixed" ? std::vector{from} : sides_of(from, {"memory", "storage"});
+}
+
 StorageRun::StorageRun(const StorageOptions& options, const StorageRow& row) : options_(options), row_(row) {
-  const std::string& op = row.row.op;
-  if (op != "read" && op != "write" && op != "mixed")
-    throw Failure{fmt::format("no op '{}': read, write or mixed", op)};
+  const std::string from = storage_sides_of(row.row.from).front();
   if (options.files == 0 || options.files > 1024) throw Failure{"files: 1 to 1024 per thread"};
   if (row.depth == 0 || row.depth > kMostDepth) throw Failure{"depths: 1 to 1024 requests in flight"};
   const std::string& engine = options.engine;
@@ -184,8 +188,7 @@ StorageRun::StorageRun(const StorageOptions& options, const StorageRow& row) : o
                                                             .direct = options.direct,
                                                             .sync = parse_sync(options.sync),
                                                             .bytes = blocks_of_file * block}));
-      blocks.push_back(
-          towline::storage_blocks(driver->scratch.back()->region(), 0, block).repeat(blocks_of_file, block));
+      blocks.push_back(driver->scratch.back()->region().blocks(0, block).repeat(blocks_of_file, block));
     }
     driver->theirs.emplace(agent_->block_list(blocks));
     const auto picks = pick_blocks(
@@ -196,11 +199,13 @@ StorageRun::StorageRun(const StorageOptions& options, const StorageRow& row) : o
       request.first = i * row.row.batch;
       const auto begin = picks.begin() + static_cast<ptrdiff_t>(request.first);
       request.picks.assign(begin, begin + static_cast<ptrdiff_t>(row.row.batch));
-      request.write = op == "write" || (op == "mixed" && i % 2 == 1);
+      request.write = from == "memory" || (from == "mixed" && i % 2 == 1);
       std::vector<uint64_t> here(row.row.batch);
       for (uint64_t k = 0; k < row.row.batch; ++k) here[k] = request.first + k;
-      request.transfer.emplace(agent_->transfer(request.write ? towline::Op::write : towline::Op::read,
-                                                *driver->mine, here, *driver->theirs, request.picks));
+      const towline::PickedBlocks memory = (*driver->mine)[here];
+      const towline::PickedBlocks stored = (*driver->theirs)[request.picks];
+      request.transfer.emplace(
+          agent_->transfer(request.write ? memory : stored, request.write ? stored : memory));
       driver->requests.push_back(std::move(request));
     }
     drivers_.push_back(std::move(driver));
@@ -209,7 +214,7 @@ StorageRun::StorageRun(const StorageOptions& options, const StorageRow& row) : o
 
 StorageRun::~StorageRun() = default;
 
-uint64_t StorageRun::requests() const { return row_.row.op == "mixed" ? row_.depth * 2 : row_.depth; }
+uint64_t StorageRun::requests() const { return row_.row.from == "mixed" ? row_.depth * 2 : row_.depth; }
 
 uint64_t StorageRun::checked_blocks() const {
   return options_.check ? drivers_.size() * requests() * row_.row.batch : 0;
@@ -228,12 +233,12 @@ void StorageRun::prepare() {
       for (size_t k = 0; k < places.size(); ++k) places[k] = static_cast<uint32_t>(k);
       fill_blocks(area, places, kEpoch);
       if (request.write) continue;
-      fail_if(driver->move(*agent_, towline::Op::write, request), "filling the files", *request.transfer);
+      fail_if(driver->move(*agent_, true, request), "filling the files", *request.transfer);
       fill_blocks(area, places, kEpoch + 1);
     }
     for (uint64_t i = 0; i < options_.warmup * driver->requests.size(); ++i) {
       const auto& transfer = *driver->requests[i % driver->requests.size()].transfer;
-      fail_if(run_once(transfer), row_.row.op, transfer);
+      fail_if(run_once(transfer), "warming up from " + row_.row.from, transfer);
     }
   }
 }
@@ -259,7 +264,7 @@ json StorageRun::measure() {
   uint64_t iterations = 0;
   for (const auto& driver : drivers_) {
     fail_if(driver->failure,
-            fmt::format("{} of {} blocks of {} bytes", row_.row.op, row_.row.batch, row_.row.size),
+            fmt::format("{} blocks of {} bytes from {}", row_.row.batch, row_.row.size, row_.row.from),
             *driver->requests[driver->failed].transfer);
     samples.add(Samples{driver->samples});
     iterations += driver->iterations;
@@ -293,7 +298,7 @@ uint64_t StorageRun::count_wrong() {
       for (size_t k = 0; k < places.size(); ++k) places[k] = static_cast<uint32_t>(k);
       if (request.write) {
         fill_blocks(area, places, kEpoch + 1);
-        fail_if(driver->move(*agent_, towline::Op::read, request), "reading back", *request.transfer);
+        fail_if(driver->move(*agent_, false, request), "reading back", *request.transfer);
       }
       wrong += count_wrong_blocks(area, places, kEpoch);
     }
@@ -327,7 +332,7 @@ std::string render(const StorageOptions& options, const json& rows, const Termin
                                       options.files == 1 ? "" : "s", first->value("route", "")));
   }
   Table table{{{"storage", kLeft},
-               {"op", kLeft},
+               {"from", kLeft},
                {"block"},
                {"batch"},
                {"depth"},
@@ -344,7 +349,7 @@ std::string render(const StorageOptions& options, const json& rows, const Termin
     const std::string check = row.at("checked_blocks") == 0 ? terminal.dim("off")
                               : wrong == 0                  ? terminal.green("ok")
                                            : terminal.red(fmt::format("{} blocks wrong", wrong));
-    table.add({row.at("storage"), row.at("op"), format_size(row.at("size")), row.at("batch").dump(),
+    table.add({row.at("storage"), row.at("from"), format_size(row.at("size")), row.at("batch").dump(),
                row.at("depth").dump(), row.at("threads").dump(),
                fmt::format("{:.2f}", row.at("bytes_per_s").get<double>() / 1e9),
                format_count(static_cast<uint64_t>(row.at("blocks_per_s").get<double>())),
@@ -363,7 +368,7 @@ void run_storage_bench(const StorageOptions& options, const std::vector<StorageR
   for (size_t index = 0; index < rows.size(); ++index) {
     const Row& row = rows[index].row;
     bar.update(static_cast<double>(index) / static_cast<double>(rows.size()),
-               fmt::format("{} {} {} x {}", rows[index].place, row.op,
+               fmt::format("{} {} {} x {}", rows[index].place, row.from,
                            format_size(static_cast<double>(row.size)), row.batch));
     StorageRun run(options, rows[index]);
     run.prepare();

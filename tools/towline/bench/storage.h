@@ -33,9 +33,12 @@ struct StorageOptions {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StorageOptions, places, direct, sync, engine, files, span_bytes,
                                    iterations, seconds, warmup, check, sequential, spin, seed)
 
+// As sides_of(): memory, storage, each of them for "both", or "mixed". Throws Failure.
+[[nodiscard]] std::vector<std::string> storage_sides_of(const std::string& from);
+
 struct StorageRow {
   std::string place;
-  Row row;             // op: read, write, or mixed (alternating)
+  Row row;             // from: memory, storage, or mixed (alternating)
   uint32_t depth = 1;  // requests of a thread in flight at once
 };
 

@@ -66,18 +66,16 @@ Scratch::Scratch(const towline::Agent& agent, const Place& place, towline::Stora
     const bool slash = place.text.ends_with('/');
     options.create = true;
     options.direct = false;
-    region_.emplace(towline::register_storage(
-        agent, fmt::format("{}{}towline-bench-{}-{}", place.text, slash ? "" : "/", ::getpid(), made++),
-        options));
+    region_.emplace(agent.register_storage(
+        fmt::format("{}{}towline-bench-{}-{}", place.text, slash ? "" : "/", ::getpid(), made++), options));
     return;
   }
   std::string path = place.folder + "/towline-bench-XXXXXX";
   fd_ = ::mkostemp(path.data(), O_CLOEXEC);
   if (fd_ < 0) throw Failure{fmt::format("--storage {}: {}", place.text, std::strerror(errno))};
   try {
-    region_.emplace(place.scheme.empty()
-                        ? towline::register_storage(agent, fd_, options)
-                        : towline::register_storage(agent, place.scheme + ":" + path, options));
+    region_.emplace(place.scheme.empty() ? agent.register_storage(fd_, options)
+                                         : agent.register_storage(place.scheme + ":" + path, options));
   } catch (...) {
     (void)::unlink(path.c_str());
     ::close(fd_);

@@ -27,9 +27,9 @@ std::string refusal(const std::string& place) {
 }
 
 TEST(StorageBench, MovesWhatItSaysAndChecksEveryByte) {
-  for (const char* op : {"read", "write", "mixed"}) {
-    SCOPED_TRACE(op);
-    const StorageRow row{here(), {.op = op, .size = 4096, .batch = 8, .threads = 2}, 3};
+  for (const char* from : {"storage", "memory", "mixed"}) {
+    SCOPED_TRACE(from);
+    const StorageRow row{here(), {.from = from, .size = 4096, .batch = 8, .threads = 2}, 3};
     StorageRun run(options_here(), row);
     run.prepare();
     const auto figures = run.measure();
@@ -37,12 +37,12 @@ TEST(StorageBench, MovesWhatItSaysAndChecksEveryByte) {
     EXPECT_EQ(figures.at("bytes"), figures.at("iterations").get<uint64_t>() * 8 * 4096);
     EXPECT_EQ(figures.at("route"), "posix (page cache)");
     EXPECT_EQ(run.count_wrong(), 0u);
-    EXPECT_EQ(run.checked_blocks(), 2 * 3 * 8 * (std::string(op) == "mixed" ? 2u : 1u));
+    EXPECT_EQ(run.checked_blocks(), 2 * 3 * 8 * (std::string(from) == "mixed" ? 2u : 1u));
   }
 }
 
 TEST(StorageBench, AFileThatLostItsBytesIsSeen) {
-  const StorageRow row{here(), {.op = "write", .size = 4096, .batch = 8}, 1};
+  const StorageRow row{here(), {.from = "memory", .size = 4096, .batch = 8}, 1};
   StorageOptions options = options_here();
   options.sequential = true;
   options.files = 1;
@@ -56,7 +56,7 @@ TEST(StorageBench, AFileThatLostItsBytesIsSeen) {
 }
 
 TEST(StorageBench, ReadsOfWrongBytesAreSeen) {
-  const StorageRow row{here(), {.op = "read", .size = 4096, .batch = 8}, 1};
+  const StorageRow row{here(), {.from = "storage", .size = 4096, .batch = 8}, 1};
   StorageOptions options = options_here();
   options.sequential = true;
   options.files = 1;
@@ -79,8 +79,8 @@ TEST(StorageBench, FilesOfOtherBackendsAreMeasuredToo) {
   };
   for (const auto& [backend, place] : places) {
     SCOPED_TRACE(place);
-    for (const char* op : {"read", "write"}) {
-      StorageRun run(options_here(), {place, {.op = op, .size = 4096, .batch = 8, .threads = 2}, 2});
+    for (const char* from : {"storage", "memory"}) {
+      StorageRun run(options_here(), {place, {.from = from, .size = 4096, .batch = 8, .threads = 2}, 2});
       run.prepare();
       const auto figures = run.measure();
       EXPECT_EQ(figures.at("storage"), place);
@@ -108,7 +108,7 @@ TEST(StorageBench, PlacesNameTheirBackend) {
 }
 
 TEST(StorageBench, WhatCanNotBeIsRefused) {
-  const Row row{.op = "write", .size = 4096, .batch = 1};
+  const Row row{.from = "memory", .size = 4096, .batch = 1};
   StorageOptions options = options_here();
   EXPECT_THROW(StorageRun(options, {here(), row, 0}), Failure);
   options.sync = "often";
@@ -117,15 +117,17 @@ TEST(StorageBench, WhatCanNotBeIsRefused) {
   options = options_here();
   options.files = 0;
   EXPECT_THROW(StorageRun(options, {here(), row, 1}), Failure);
-  EXPECT_THROW(StorageRun(options_here(), {here(), {.op = "erase", .size = 4096, .batch = 1}, 1}), Failure);
+  EXPECT_THROW(StorageRun(options_here(), {here(), {.from = "target", .size = 4096, .batch = 1}, 1}),
+               Failure);
 }
 
 TEST(StorageBench, EveryRowMeetsEveryDepthAtEveryPlace) {
   const auto rows = storage_rows(
-      {"/a", "/b"}, {{.op = "read", .size = 1, .batch = 1}, {.op = "write", .size = 2, .batch = 1}}, {1, 8});
+      {"/a", "/b"}, {{.from = "storage", .size = 1, .batch = 1}, {.from = "memory", .size = 2, .batch = 1}},
+      {1, 8});
   ASSERT_EQ(rows.size(), 8u);
   EXPECT_EQ(rows[1].depth, 8u);
-  EXPECT_EQ(rows[3].row.op, "write");
+  EXPECT_EQ(rows[3].row.from, "memory");
   EXPECT_EQ(rows[3].place, "/a");
   EXPECT_EQ(rows[4].place, "/b");
 }

@@ -136,7 +136,7 @@ bool Copier::may_go_on(const Journal& journal) const {
   uint64_t pieces = cut_.pieces();
   while (pieces != 0 && !journal.done(pieces - 1)) --pieces;
   const uint64_t written = pieces != 0 ? cut_.begin(pieces - 1) + cut_.length(pieces - 1) : 0;
-  const towline::StorageInfo there = towline::query_storage(agent_, destination_place_.uri);
+  const towline::StorageInfo there = agent_.query_storage(destination_place_.uri);
   return there.exists != 0 && there.bytes >= options_.seek + written;
 }
 
@@ -348,8 +348,8 @@ void Copier::verify() {
   Checksum sums[2];
   const auto read = [&](const OpenPlace& place, uint64_t at, uint64_t bytes, std::byte* into) {
     const towline::Transfer transfer =
-        agent_.transfer(towline::Op::read, agent_.block_list(towline::Blocks::at(into, bytes)),
-                        place.list(agent_, at, bytes), {.timeout = options_.timeout});
+        agent_.transfer(place.list(agent_, at, bytes), agent_.block_list(towline::Blocks::at(into, bytes)),
+                        {.timeout = options_.timeout});
     towline::Status status = transfer.post();
     if (status == towline::Status::kInProgress) status = transfer.wait(towline::kForever);
     if (status != towline::Status::kOk)

@@ -98,16 +98,16 @@ OpenPlace OpenPlace::source(const towline::Agent& agent, const Place& place, tow
     open.connect(agent, place, TOWLINE_ACCESS_READ, deadline);
     return open;
   }
-  const towline::StorageInfo info = towline::query_storage(agent, place.uri);
+  const towline::StorageInfo info = agent.query_storage(place.uri);
   if (info.exists == 0) throw Failure{fmt::format("{}: no such file or object", place.uri)};
-  if (info.bytes != 0) open.region_ = towline::register_storage(agent, place.uri);
+  if (info.bytes != 0) open.region_ = agent.register_storage(place.uri);
   open.bytes_ = info.bytes;
   open.version_ = version_of(info);
   return open;
 }
 
 std::string OpenPlace::version(const towline::Agent& agent, const Place& place) {
-  return version_of(towline::query_storage(agent, place.uri));
+  return version_of(agent.query_storage(place.uri));
 }
 
 void OpenPlace::empty(const Place& place) {
@@ -136,19 +136,19 @@ OpenPlace OpenPlace::destination(const towline::Agent& agent, const Place& place
   // A file is written in place, so that an interrupted copy can resume; any other destination is replaced at
   // the end.
   options.replace = place.path.empty();
-  open.region_ = towline::register_storage(agent, place.uri, options);
+  open.region_ = agent.register_storage(place.uri, options);
   open.bytes_ = bytes;
   return open;
 }
 
 towline::BlockList OpenPlace::list(const towline::Agent& agent, uint64_t offset, uint64_t bytes) const {
-  if (!peer_) return agent.block_list(towline::storage_blocks(*region_, offset, bytes));
+  if (!peer_) return agent.block_list(region_->blocks(offset, bytes));
   return peer_->block_list(
       towline::Blocks::at(memory_.address + offset, bytes, towline::Kind{memory_.kind}, memory_.device));
 }
 
 void OpenPlace::commit() const {
-  if (region_) towline::commit_storage(*region_, towline::kForever);
+  if (region_) region_->commit(towline::kForever);
 }
 
 }  // namespace tool::cp

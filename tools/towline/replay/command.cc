@@ -17,7 +17,7 @@ namespace {
 // Options that one side alone decides. The other side would ignore them.
 constexpr const char* kOfPrefill[] = {"--trace",      "--requests", "--seed",  "--speed",
                                       "--model",      "--layers",   "--dtype", "--page-tokens",
-                                      "--prefill-tp", "--op",       "--check", "--spill"};
+                                      "--prefill-tp", "--by",       "--check", "--spill"};
 constexpr const char* kOfDecode[] = {"--in-flight"};
 
 template <size_t kCount>
@@ -69,7 +69,9 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
       ->capture_default_str();
   command->add_option("--decode-tp", setup.decode_tp, "Tensor parallel ranks that decode")
       ->capture_default_str();
-  command->add_option("--op", setup.op, "read: decode pulls; write: prefill pushes")->capture_default_str();
+  command->add_option("--by", setup.by, "The side that posts: decode (it pulls) or prefill (it pushes)")
+      ->type_name("SIDE")
+      ->capture_default_str();
   command
       ->add_option("--pool", (*texts)["memory"],
                    "Each side's pool, over its ranks; by default by the largest request")
@@ -117,7 +119,7 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
       "  towline replay                                       a small replay on this machine\n"
       "  towline replay --trace t.jsonl -n 100 --layers 8     a trace of one's own\n"
       "  towline replay --prefill-tp 2 --decode-tp 4          heads are split differently on the two sides\n"
-      "  towline replay --model deepseek-v3 --op write        prefill pushes latent pages\n"
+      "  towline replay --model deepseek-v3 --by prefill      prefill pushes latent pages\n"
       "  towline replay --spill file:/var/tmp --pool 1GiB     evicted blocks go to files and come back\n"
       "  towline replay --role prefill --listen 10.0.0.7:7700 on one host ...\n"
       "  towline replay --role decode --connect 10.0.0.7:7700 ... and on the other");

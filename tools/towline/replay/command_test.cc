@@ -26,7 +26,7 @@ std::string refusal(const std::string& arguments) {
 TEST(ReplayCommand, OptionsOfTheOtherSideAreRefused) {
   for (const char* option : {"--trace t.jsonl", "--requests 3", "-n 3", "--seed 3", "--speed 2",
                              "--model qwen3-32b", "--layers 2", "--dtype fp8", "--page-tokens 32",
-                             "--prefill-tp 2", "--op write", "--check full", "--spill file:/tmp"}) {
+                             "--prefill-tp 2", "--by prefill", "--check full", "--spill file:/tmp"}) {
     const std::string text = refusal(std::string{"--role decode --connect 127.0.0.1:7700 "} + option);
     EXPECT_NE(text.find("is an option of the prefill side"), std::string::npos) << option << ": " << text;
   }

@@ -41,8 +41,8 @@ struct Job {
   std::vector<std::vector<ReadyBlock>> blocks;  // by source, once all of them are here
   bool started = false;
   std::vector<BlockPool::Held> held;
-  std::vector<std::string> wants;         // op write: the message for each source
-  std::vector<Assembly<Nothing>> landed;  // op write, by source
+  std::vector<std::string> wants;         // by prefill: the message for each source
+  std::vector<Assembly<Nothing>> landed;  // by prefill; by source
   uint32_t sources_left = 0;
   bool moved = false;  // something had to be moved
   steady_clock::time_point ready_at{};
@@ -132,7 +132,9 @@ class DecodeRank {
                           plan.at("largest_tokens").get<uint32_t>(), "decode");
     buffer_.emplace(parse_buffer_kind(setup_.memory_kind), layout_.bytes(), static_cast<int>(number_));
     layout_.place_in(*buffer_);
-    region_.emplace(rank_.agent().register_memory(buffer_->view()));
+    region_.emplace(rank_.agent().register_memory(
+        buffer_->view(),
+        {.access = decode_pulls(setup_) ? towline::Access::kNone : towline::Access::kWrite}));
     pool_.emplace(layout_.pages, shape_.page_tokens, mix(setup_.seed, 1000 + number_));
     stamper_.emplace(layout_.in(*buffer_), granule_heads(shape_, setup_.prefill_tp, setup_.decode_tp),
                      verify_of(setup_));
@@ -142,7 +144,7 @@ class DecodeRank {
     Source& source = sources_.emplace_back();
     source.slice = slice;
     source.peer = std::make_unique<towline::Peer>(connect(address));
-    if (op_of(setup_) == towline::Op::read) {
+    if (decode_pulls(setup_)) {
       source.peer->refresh();
       const auto regions = source.peer->regions();
       if (regions.empty()) throw Failure{fmt::format("'{}' has no memory registered", source.peer->name())};
@@ -305,7 +307,7 @@ class DecodeRank {
     job.sources_left = static_cast<uint32_t>(sources_.size());
     job.landed.resize(sources_.size());
     for (size_t source = 0; source < sources_.size(); ++source) {
-      if (op_of(setup_) == towline::Op::write) {
+      if (!decode_pulls(setup_)) {
         job.wants.emplace_back();
         send_want(source, request, job);
       } else {
@@ -344,7 +346,7 @@ class DecodeRank {
     handover_latencies_.add(seconds_between(job.ready_at, now));
     last_finished_at_ = now;
     // With READ the notices of the transfers have already reported this.
-    if (!job.moved || op_of(setup_) == towline::Op::write) {
+    if (!job.moved || !decode_pulls(setup_)) {
       for (size_t source = 0; source < sources_.size(); ++source) say_done(source, next_to_finish_);
     }
     jobs_.erase(found);
@@ -375,7 +377,7 @@ class DecodeRank {
   }
 
   [[nodiscard]] uint64_t bytes_arrived() const {
-    return op_of(setup_) == towline::Op::read ? mover_->bytes() : moved_bytes_;
+    return decode_pulls(setup_) ? mover_->bytes() : moved_bytes_;
   }
 
   void check_sources() {

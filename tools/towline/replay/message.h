@@ -2,12 +2,12 @@
 // between different requests: a rank that gets no answer sends its message again.
 //
 //   decode  -> prefill 0  hello    JSON: who I am
-//   prefill -> decode     plan     JSON: the model, the op, where all prefill ranks listen
+//   prefill -> decode     plan     JSON: the model, the side that posts, where all prefill ranks listen
 //   decode  -> prefill    pool     where my pages are
 //   prefill -> decode     ready    request N: its blocks, and the pages that hold them
-//   decode  -> prefill    want     (op write) request N: the pages that its missing blocks shall go to
-//   prefill -> decode     landed   (op write) with the data: a part of request N is there
-//   decode  -> prefill    done     (op read, with the data) a part of request N was taken; its pages may be
+//   decode  -> prefill    want     (by prefill) request N: the pages that its missing blocks shall go to
+//   prefill -> decode     landed   (by prefill) with the data: a part of request N is there
+//   decode  -> prefill    done     (by decode, with the data) a part of request N was taken; its pages may be
 //                                  reused
 //   prefill -> decode     goodbye  every request is done
 #pragma once

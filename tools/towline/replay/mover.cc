@@ -53,11 +53,13 @@ void Mover::start(const PoolPair& pools, uint32_t request, uint32_t consumer, Me
     pools.remote.append_picks(pools.heads, first, last, remote_pages, remote);
     const uint64_t id = next_id_++;
     const std::string notice = encode_part(message, {request, part, parts});
-    Part made{.transfer = agent_.transfer(options_.op, pools.local_list, local, pools.remote_list, remote,
+    const towline::PickedBlocks here = pools.local_list[local];
+    const towline::PickedBlocks there = pools.remote_list[remote];
+    Part made{.transfer = agent_.transfer(options_.pulls ? there : here, options_.pulls ? here : there,
                                           {.notice = notice,
                                            .timeout = options_.timeout,
                                            .backend = options_.backend,
-                                           .workers = options_.threads,
+                                           .workers = options_.workers,
                                            .queue_completion = true,
                                            .user_data = reinterpret_cast<void*>(id)}),
               .group = group,
@@ -113,7 +115,7 @@ void Mover::end(uint64_t id, Status outcome, std::vector<Ended>& ended) {
 
 // A failed transfer must be fenced before it is posted again.
 bool Mover::fenced(const Part& part) const {
-  const auto fence = options_.op == towline::Op::read ? towline::Fence::kLocal : towline::Fence::kBoth;
+  const auto fence = options_.pulls ? towline::Fence::kLocal : towline::Fence::kBoth;
   return part.transfer.wait_fenced(fence, std::chrono::milliseconds{5}) == Status::kOk;
 }
 

@@ -17,9 +17,9 @@
 namespace tool::replay {
 
 struct MoveOptions {
-  towline::Op op = towline::Op::read;
+  bool pulls = true;  // from the remote list to the local one
   std::string backend;
-  uint32_t threads = 1;
+  uint32_t workers = 1;
   std::chrono::nanoseconds timeout{};
 };
 

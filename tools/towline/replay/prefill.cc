@@ -63,7 +63,9 @@ class PrefillRank {
         buffer_(parse_buffer_kind(setup_.memory_kind), layout_.bytes(), -1 - static_cast<int>(number_)),
         rank_(fmt::format("prefill-{}", number_),
               agent_options(setup_, configuration.at("listen").get<std::string>()), parent),
-        region_(rank_.agent().register_memory(buffer_.view(), {.access = towline::Access::kAll})),
+        region_(rank_.agent().register_memory(
+            buffer_.view(),
+            {.access = decode_pulls(setup_) ? towline::Access::kRead : towline::Access::kNone})),
         pool_(layout_.pages, shape_.page_tokens, mix(setup_.seed, number_)),
         mover_(rank_.agent(), move_options(setup_)),
         patience_(std::chrono::seconds{setup_.patience_s}) {
@@ -175,7 +177,7 @@ class PrefillRank {
     for (Consumer& consumer : consumers_) {
       if (consumer.decode_rank != message.decode_rank || consumer.peer != nullptr) continue;
       consumer.peer = std::make_unique<towline::Peer>(find_sender(notice));
-      if (op_of(setup_) != towline::Op::write) continue;
+      if (decode_pulls(setup_)) continue;
       consumer.peer->refresh();
       const Place place = place_of(*consumer.peer, message.base);
       const PoolLayout theirs{.shape = shape_,

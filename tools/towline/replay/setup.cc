@@ -22,10 +22,10 @@ CacheShape shape_of(const Setup& setup) {
   return make_shape(find_model(setup.model), setup.layers, setup.dtype, setup.page_tokens);
 }
 
-towline::Op op_of(const Setup& setup) {
-  if (setup.op == "read") return towline::Op::read;
-  if (setup.op == "write") return towline::Op::write;
-  throw Failure{fmt::format("--op {}: read or write", setup.op)};
+bool decode_pulls(const Setup& setup) {
+  if (setup.by == "decode") return true;
+  if (setup.by == "prefill") return false;
+  throw Failure{fmt::format("--by {}: decode or prefill", setup.by)};
 }
 
 Verify verify_of(const Setup& setup) {
@@ -38,7 +38,7 @@ void check_setup(const Setup& setup) {
   const CacheShape shape = shape_of(setup);
   check_tensor_parallel(shape, setup.prefill_tp, "prefill");
   check_tensor_parallel(shape, setup.decode_tp, "decode");
-  (void)op_of(setup);
+  (void)decode_pulls(setup);
   (void)verify_of(setup);
   (void)parse_buffer_kind(setup.memory_kind);
   if (!setup.spill.empty()) check_spill(setup.spill);
@@ -60,9 +60,9 @@ towline::AgentOptions agent_options(const Setup& setup, const std::string& liste
 }
 
 MoveOptions move_options(const Setup& setup) {
-  return {.op = op_of(setup),
+  return {.pulls = decode_pulls(setup),
           .backend = setup.backend,
-          .threads = setup.threads,
+          .workers = setup.threads,
           .timeout = std::chrono::seconds{setup.patience_s}};
 }
 

@@ -22,7 +22,7 @@ struct Setup {
   uint32_t page_tokens = 16;
   uint32_t prefill_tp = 1;
   uint32_t decode_tp = 1;
-  std::string op = "read";
+  std::string by = "decode";  // the side that posts
   std::string verify = "sampled";
   std::string trace;  // file; empty: generated
   uint64_t requests = 24;
@@ -38,7 +38,7 @@ struct Setup {
   uint32_t in_flight = 2;
   uint64_t patience_s = 60;
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Setup, model, layers, dtype, page_tokens, prefill_tp, decode_tp, op,
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Setup, model, layers, dtype, page_tokens, prefill_tp, decode_tp, by,
                                    verify, trace, requests, seed, speed, memory_bytes, memory_kind, backend,
                                    spill, threads, in_flight, patience_s)
 
@@ -46,7 +46,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Setup, model, layers, dtype, page_tokens, pre
 void check_setup(const Setup& setup);
 
 [[nodiscard]] CacheShape shape_of(const Setup& setup);
-[[nodiscard]] towline::Op op_of(const Setup& setup);
+[[nodiscard]] bool decode_pulls(const Setup& setup);
 [[nodiscard]] Verify verify_of(const Setup& setup);
 [[nodiscard]] std::vector<Request> requests_of(const Setup& setup);
 [[nodiscard]] towline::AgentOptions agent_options(const Setup& setup, const std::string& listen);

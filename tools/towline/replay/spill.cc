@@ -69,8 +69,8 @@ std::string Spill::uri_of(const BlockKey& key) const {
 double Spill::move(bool restores, const Block& block, const towline::Region& region) const {
   std::vector<uint32_t> picks;
   layout_.append_picks(layout_.heads, 0, layout_.shape.layer_planes(), block.pages, picks);
-  const towline::BlockList stored = agent_.block_list(
-      towline::storage_blocks(region, 0, layout_.page_bytes()).repeat(picks.size(), layout_.page_bytes()));
+  const towline::BlockList stored =
+      agent_.block_list(region.blocks(0, layout_.page_bytes()).repeat(picks.size(), layout_.page_bytes()));
   const auto began = steady_clock::now();
   const towline::PostOptions how{.deadline = towline::Deadline{timeout_}};
   const towline::Post post = restores ? agent_.copy(stored[towline::all], pages_[picks], how)
@@ -86,7 +86,7 @@ void Spill::put(const Block& block) {
   auto& kept = epochs_[{block.key.hash, block.key.tokens}];
   if (!kept.empty() && kept == block.epochs) return;  // it was read from here and is still here
   const towline::Region region =
-      towline::register_storage(agent_, uri_of(block.key), {.create = true, .bytes = bytes_of(block)});
+      agent_.register_storage(uri_of(block.key), {.create = true, .bytes = bytes_of(block)});
   spilled_.seconds += move(false, block, region);
   spilled_.bytes += bytes_of(block);
   ++spilled_.blocks;
@@ -97,7 +97,7 @@ bool Spill::get(Block& block) {
   const auto found = epochs_.find({block.key.hash, block.key.tokens});
   if (found == epochs_.end()) return false;
   const auto began = steady_clock::now();
-  const towline::Region region = towline::register_storage(agent_, uri_of(block.key));
+  const towline::Region region = agent_.register_storage(uri_of(block.key));
   restored_.seconds += move(true, block, region);
   restored_.bytes += bytes_of(block);
   ++restored_.blocks;

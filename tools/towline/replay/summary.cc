@@ -82,9 +82,9 @@ std::string describe_price(const std::string& route) {
 }
 
 json summarise(const Setup& setup, const Reports& reports) {
-  const bool reading = op_of(setup) == towline::Op::read;
+  const bool reading = decode_pulls(setup);
   const auto& movers = reading ? reports.decode : reports.prefill;
-  json summary{{"setup", setup}, {"op", setup.op}};
+  json summary{{"setup", setup}, {"by", setup.by}};
   summary["bytes_per_token"] = shape_of(setup).bytes_per_token();
   // Each request is counted once, however many ranks it went to.
   const auto& side = reports.decode.empty() ? reports.prefill : reports.decode;
@@ -153,11 +153,11 @@ std::string render_summary(const json& summary, const Terminal& terminal) {
   const uint32_t layers = find_model(setup.at("model").get<std::string>()).layers;
   const auto replayed = setup.at("layers").get<uint32_t>();
   text += terminal.bold(
-      fmt::format("{}, {} of {} layers, {}, pages of {} tokens, prefill tp {}, decode tp {}, {}\n",
+      fmt::format("{}, {} of {} layers, {}, pages of {} tokens, prefill tp {}, decode tp {}, by {}\n",
                   setup.at("model").get<std::string>(), replayed == 0 ? layers : replayed, layers,
                   setup.at("dtype").get<std::string>(), setup.at("page_tokens").get<int>(),
                   setup.at("prefill_tp").get<int>(), setup.at("decode_tp").get<int>(),
-                  setup.at("op").get<std::string>()));
+                  setup.at("by").get<std::string>()));
   line("requests", fmt::format("{} in {}: {:.1f}/s", count("requests"), format_duration(number("wall_s")),
                                number("requests_per_s")));
   if (number("bytes") > 0) {
