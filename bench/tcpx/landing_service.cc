@@ -62,7 +62,9 @@ constexpr towline_data_table_v1 kData = {
     .stream_wait = nullptr,
     .capture_runs = nullptr,
     .capture_forget = nullptr,
-    .repick = nullptr};
+    .repick = nullptr,
+    .view = nullptr,
+    .view_forget = nullptr};
 
 const void* table(const char* id, uint32_t version) {
   if (version != 1) return nullptr;

@@ -146,7 +146,9 @@ TEST(RegionTable, gives_keys_that_can_not_be_guessed_from_others) {
   for (uint64_t step = 1; step < 10000; ++step) {
     for (const uint64_t guess : {random_bits + step, random_bits - step, step}) {
       const uint64_t key = guess << RegionTable::kIndexBits | (here & (RegionTable::kMaxRegions - 1));
-      if (key != here) EXPECT_EQ(try_pin(table, key, 0x10000, 16, 1), Status::kStale);
+      if (key != here) {
+        EXPECT_EQ(try_pin(table, key, 0x10000, 16, 1), Status::kStale);
+      }
     }
   }
 }

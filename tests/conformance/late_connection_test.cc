@@ -79,7 +79,7 @@ TEST_P(LateConnection, WithoutAnotherTheLastOnesErrorIsTheOutcome) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, LateConnection, ::testing::Values(1u, 2u),
-                         [](const auto& info) { return "Threads" + std::to_string(info.param); });
+                         [](const auto& test) { return "Threads" + std::to_string(test.param); });
 
 }  // namespace
 }  // namespace towline

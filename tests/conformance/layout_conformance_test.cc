@@ -211,7 +211,7 @@ std::vector<Transport> some_transports() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Some, LayoutTest, ::testing::ValuesIn(some_transports()),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace towline::conformance

@@ -467,9 +467,9 @@ TEST_P(GroupTest, APeerThatIsLostEndsTheGroupAndIsNamed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, PlanTest, ::testing::ValuesIn(kTransports),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& test) { return std::string(test.param.name); });
 INSTANTIATE_TEST_SUITE_P(All, GroupTest, ::testing::ValuesIn(kTransports),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace towline::conformance

@@ -63,7 +63,9 @@ TEST_P(PricesTest, BecomeWhatWasMeasured) {
       static_cast<uint64_t>((std::chrono::steady_clock::now() - began) / std::chrono::nanoseconds{1}) /
       kPosts;
   constexpr uint64_t kFew = 50;  // prices that come from more reports are measured more seldom
-  if (before < kFew) EXPECT_GE(samples(move), before + 10) << move.route();
+  if (before < kFew) {
+    EXPECT_GE(samples(move), before + 10) << move.route();
+  }
   EXPECT_NE(move.route().find("\"from\":\"measured\""), std::string::npos) << move.route();
   // A promised price is one of that order.
   EXPECT_GT(price_ns(move), 0u);

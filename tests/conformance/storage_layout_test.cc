@@ -101,7 +101,7 @@ TEST_P(StorageLayoutTest, PeersAreNotTold) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, StorageLayoutTest, ::testing::ValuesIn(stores()),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace towline::conformance

@@ -51,7 +51,9 @@ class TcpxGpuTest : public ::testing::Test {
         EXPECT_EQ(posted == Status::kInProgress ? transfer.wait(20s) : posted, Status::kOk) << last_error();
         for (std::size_t i = 0; i < kPages; ++i)
           EXPECT_EQ(std::memcmp(mine.data() + i * kPage, theirs.data() + (kPages - 1 - i) * kPage, kPage), 0);
-        if (used != 0) EXPECT_NE(transfer.route().find("payload by"), std::string::npos) << transfer.route();
+        if (used != 0) {
+          EXPECT_NE(transfer.route().find("payload by"), std::string::npos) << transfer.route();
+        }
       }
       if (number_after(right.info(), "fragments") != 0) ++used;
     }

@@ -176,7 +176,9 @@ TEST_P(CollectivesOfHosts, TheRankThatStandsStillIsNamedAndNotOneThatWaitsForIt)
   ::kill(children[static_cast<size_t>(stopped)], SIGSTOP);
   meeting.mark("stopped");
   for (int rank = 0; rank < 4; ++rank)
-    if (rank != stopped) EXPECT_TRUE(meeting.wait("ended" + std::to_string(rank)));
+    if (rank != stopped) {
+      EXPECT_TRUE(meeting.wait("ended" + std::to_string(rank)));
+    }
   meeting.mark("done");
   ::kill(children[static_cast<size_t>(stopped)], SIGKILL);
   for (int rank = 0; rank < 4; ++rank)

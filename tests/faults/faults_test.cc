@@ -211,7 +211,7 @@ TEST_P(Faults, ASurvivorEndsCleanlyWhileTransfersAreUnderWay) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Faults, ::testing::ValuesIn(ways()),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& test) { return std::string(test.param.name); });
 
 // ---- strangers
 

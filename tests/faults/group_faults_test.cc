@@ -48,7 +48,7 @@ class GroupFaults : public ::testing::TestWithParam<Way> {
 };
 
 INSTANTIATE_TEST_SUITE_P(All, GroupFaults, ::testing::ValuesIn(ways()),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& test) { return std::string(test.param.name); });
 
 TEST_P(GroupFaults, APeerLostInsideAGroupEndsItByNameAndFencesTheOthers) {
   Victim lost(named("lost"));
@@ -79,8 +79,9 @@ TEST_P(GroupFaults, APeerLostInsideAGroupEndsItByNameAndFencesTheOthers) {
   EXPECT_EQ(result.failed_user_data, &lost_mark);
   EXPECT_NE(group.error().find("peer 'lost'"), std::string::npos) << group.error();
   // An engine of NIXL's interface has no fence after a failure: src/transports/nixl/README.md.
-  if (std::string(way_.name) != "nixl_net")
+  if (std::string(way_.name) != "nixl_net") {
     EXPECT_EQ(group.wait_fenced(Fence::kLocal, 20s), Status::kOk) << group.error();
+  }
   for (const Post& post : others) {
     if (!post.accepted()) continue;
     const Status outcome = post.poll();

@@ -143,7 +143,7 @@ INSTANTIATE_TEST_SUITE_P(Paths, WithoutMemory,
                                            Path{"ring", "shm", "[tuning.shm]\npaths = \"ring\"\n", false},
                                            Path{"tcp", "tcp", "[tuning.tcp]\nsockets = 4\nbulk_bytes = 1\n",
                                                 false}),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace towline::faults

@@ -190,7 +190,7 @@ TEST_P(HeldBack, WhatTheOwnerHasNotTakenYetDoesNotLandOnceItIsFenced) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, HeldBack, ::testing::ValuesIn(kHeldWays),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& test) { return test.param.name; });
 
 }  // namespace
 }  // namespace towline::faults

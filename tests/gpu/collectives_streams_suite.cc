@@ -226,9 +226,9 @@ TEST_P(CollectivesBeside, SendsFromOneStreamDoNotWaitForOneAnother) {
 INSTANTIATE_TEST_SUITE_P(Ranks, CollectivesBeside,
                          testing::Values(Besides{1, false}, Besides{2, false}, Besides{4, false},
                                          Besides{2, true}, Besides{4, true}),
-                         [](const auto& info) {
-                           return fmt::format("{}{}", info.param.size,
-                                              info.param.reserved ? "_reserved" : "");
+                         [](const auto& test) {
+                           return fmt::format("{}{}", test.param.size,
+                                              test.param.reserved ? "_reserved" : "");
                          });
 
 TEST(CollectivesReserve, MultiprocessorsLimitAnOperationsBlocks) {

@@ -160,14 +160,18 @@ TEST(MessagesBetweenHostsInOrder, ASmallOneGoesWithoutItsReceiver) {
     ASSERT_EQ(towline_collective_issue(rank.on_gpu, &receive, nullptr, stream), TOWLINE_OK);
     rank.gpu.drain(stream);
     EXPECT_EQ(front_of(theirs, kCount), sent_data(peer, rank.rank, kCount));
-    if (rank.rank == 0) ASSERT_EQ(towline_collective_issue(rank.on_gpu, &send, nullptr, stream), TOWLINE_OK);
+    if (rank.rank == 0) {
+      ASSERT_EQ(towline_collective_issue(rank.on_gpu, &send, nullptr, stream), TOWLINE_OK);
+    }
     if (rank.rank == 1) {
       theirs.put(std::vector<uint8_t>(kCount * 4));
       ASSERT_EQ(towline_collective_issue(rank.on_gpu, &receive, nullptr, stream), TOWLINE_OK);
     }
     rank.gpu.drain(stream);
     EXPECT_EQ(communicator_error(rank.on_gpu), "");
-    if (rank.rank == 1) EXPECT_EQ(front_of(theirs, kCount), sent_data(0, 1, kCount));
+    if (rank.rank == 1) {
+      EXPECT_EQ(front_of(theirs, kCount), sent_data(0, 1, kCount));
+    }
     rank.gpu.free_stream(stream);
   });
 }

@@ -85,7 +85,7 @@ INSTANTIATE_TEST_SUITE_P(
         LibraryWay{"UcxByTransport", "UCX", {{"towline_transport", "ucx"}}, nullptr, "ucx"},
         LibraryWay{"UcxOverSeveralWorkers", "UCX_MO", {{"num_ucx_engines", "2"}}, nullptr, "ucx", 2},
         LibraryWay{"Libfabric", "LIBFABRIC", {}, nullptr, "libfabric"}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& test) { return test.param.name; });
 
 TEST(LibrariesRefused, WithTheLibrarysReason) {
 #if defined(__SANITIZE_THREAD__)

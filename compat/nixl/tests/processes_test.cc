@@ -94,7 +94,9 @@ TEST_P(Processes, AKilledPeerEndsItsOwnRequestsOnly) {
     nixlXferReqH* late = nullptr;
     const nixl_status_t status =
         side.agent->createXferReq(NIXL_WRITE, side.blocks(16, 4096), doomed.blocks(16, 4096), "victim", late);
-    if (status == NIXL_SUCCESS) EXPECT_EQ(side.agent->releaseXferReq(late), NIXL_SUCCESS);
+    if (status == NIXL_SUCCESS) {
+      EXPECT_EQ(side.agent->releaseXferReq(late), NIXL_SUCCESS);
+    }
     return status == NIXL_ERR_REMOTE_DISCONNECT;
   })) << towline::nixl::last_error();
   // The metadata is still there; a new incarnation takes its place.

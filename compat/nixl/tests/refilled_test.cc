@@ -43,7 +43,9 @@ class Refilled : public testing::Test {
     nixlDlistH* list = nullptr;
     const nixl_status_t status = towline::nixl::prep_strided_dlist(
         *side.agent, side.name, type, StridedRows{rows.front().data(), rows.size()}, list);
-    if (status == NIXL_SUCCESS) EXPECT_EQ(side.agent->releasedDlistH(list), NIXL_SUCCESS);
+    if (status == NIXL_SUCCESS) {
+      EXPECT_EQ(side.agent->releasedDlistH(list), NIXL_SUCCESS);
+    }
     return status;
   }
 

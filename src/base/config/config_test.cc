@@ -187,10 +187,15 @@ TEST(ConfigTest, DefaultsOfTheTableAreOfTheirTypes) {
     const std::string_view fallback = setting.fallback;
     EXPECT_NE(std::string_view(setting.meaning), "") << setting.name;
     if (fallback.empty() || fallback == "auto") continue;
-    if (setting.type == SettingType::kBytes) EXPECT_TRUE(parse_bytes(fallback)) << setting.name;
-    if (setting.type == SettingType::kDuration) EXPECT_TRUE(parse_duration_ns(fallback)) << setting.name;
-    if (setting.type == SettingType::kBool)
+    if (setting.type == SettingType::kBytes) {
+      EXPECT_TRUE(parse_bytes(fallback)) << setting.name;
+    }
+    if (setting.type == SettingType::kDuration) {
+      EXPECT_TRUE(parse_duration_ns(fallback)) << setting.name;
+    }
+    if (setting.type == SettingType::kBool) {
       EXPECT_TRUE(fallback == "true" || fallback == "false") << setting.name;
+    }
   }
 }
 

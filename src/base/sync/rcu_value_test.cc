@@ -46,8 +46,9 @@ TEST(RcuValue, isWholeWhileOthersReplaceIt) {
   for (int i = 0; i < 3; ++i) {
     readers.emplace_back([&] {
       while (!stop.load(std::memory_order_relaxed)) {
-        if (const Numbers::Look look(numbers); look)
+        if (const Numbers::Look look(numbers); look) {
           for (const uint64_t number : *look) EXPECT_EQ(number, look->front());
+        }
         looks.fetch_add(1, std::memory_order_relaxed);
       }
     });

@@ -45,7 +45,9 @@ TEST(ShiftedCopy, EveryByteOfEveryAlignmentIsCopiedAndNoOtherUnitRead) {
           const uint32_t low = first - skip + unit * 16;
           ASSERT_LT(low + 15, from + bytes + 16);
           ASSERT_GE(low + 15, from);
-          if (skip != 0) ASSERT_LT(low + 16, from + bytes) << "no byte of the second unit is wanted";
+          if (skip != 0) {
+            ASSERT_LT(low + 16, from + bytes) << "no byte of the second unit is wanted";
+          }
           const Unit16 made =
               skip == 0 ? load(source + low) : shift(load(source + low), load(source + low + 16), skip);
           ASSERT_EQ((to + edges.head + unit * 16) % 16, 0u);
@@ -55,7 +57,9 @@ TEST(ShiftedCopy, EveryByteOfEveryAlignmentIsCopiedAndNoOtherUnitRead) {
           target[to + edge_at(edges, number)] = source[from + edge_at(edges, number)];
         ASSERT_EQ(std::memcmp(target + to, source + from, bytes), 0) << to << ' ' << from << ' ' << bytes;
         for (uint32_t i = 0; i < sizeof target; ++i)
-          if (i < to || i >= to + bytes) ASSERT_EQ(target[i], 0) << "beside the copy";
+          if (i < to || i >= to + bytes) {
+            ASSERT_EQ(target[i], 0) << "beside the copy";
+          }
       }
 }
 

@@ -163,6 +163,7 @@ constexpr towline_memory_table_v1 kMemory = {
       Connection::from(connection)->unimport(import);
     },
     nullptr,
+    nullptr,
 };
 
 constexpr towline_connection_table_v1 kConnection = {

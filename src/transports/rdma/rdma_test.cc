@@ -229,7 +229,7 @@ INSTANTIATE_TEST_SUITE_P(
                                {"tuning.libfabric.address", "127.0.0.1"},
                                {"tuning.libfabric.listen", "127.0.0.1:0"}},
                               "ofi tcp"}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& test) { return test.param.name; });
 
 TEST_F(RdmaTest, GuardedMemoryIsRefusedWithTheReason) {
   open();

@@ -143,7 +143,9 @@ TEST_F(ZerocopyTest, SettlingWaitsAMomentForAPeerThatReads) {
     FakeLink& accepted = *b->accepted_link();
     const Deadline deadline = soon();
     const auto settles = [&] { return b->connections->settle(accepted.connection) != TOWLINE_AGAIN; };
-    if (has_) EXPECT_FALSE(settles());
+    if (has_) {
+      EXPECT_FALSE(settles());
+    }
     while (!settles() && !deadline.passed(monotonic_now_ns())) {
       b->turn();
       if (reads) a->turn();
@@ -151,8 +153,12 @@ TEST_F(ZerocopyTest, SettlingWaitsAMomentForAPeerThatReads) {
     EXPECT_EQ(b->pins_held(), 0u);
     b->disconnect(accepted);
     ASSERT_TRUE(turn([&] { return a->ended(1); }));
-    if (reads) EXPECT_EQ(a->outcome(1), Status::kOk);
-    if (!reads && has_) EXPECT_EQ(a->outcome(1), Status::kPeerLost);
+    if (reads) {
+      EXPECT_EQ(a->outcome(1), Status::kOk);
+    }
+    if (!reads && has_) {
+      EXPECT_EQ(a->outcome(1), Status::kPeerLost);
+    }
   }
 }
 

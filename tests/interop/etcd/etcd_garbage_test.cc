@@ -73,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(
                  {std::string(kOpenEnd) + "{\"a\": \"", true},
                  Status::kLimitExceeded,
                  "tuning.etcd.max_answer"}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& test) { return test.param.name; });
 
 // A header as etcd's, for answers that begin well.
 constexpr const char* kHeader = R"("header": {"cluster_id": "1", "revision": "5"})";
