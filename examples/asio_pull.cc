@@ -35,7 +35,7 @@ asio::awaitable<void> decode_worker(towline::AsioQueue& waits, const towline::Ag
   const towline::Peer prefill = waits.queue().peer(ready);
   const towline::Plan pull = decode.plan(prefill.region("kv").list(), mine);
   const towline::Finished done = co_await waits.async_post(pull, {.deadline = 10s}, asio::use_awaitable);
-  if (done.status != towline::Status::kOk) throw towline::Error{done.status, done.error};
+  done.check();  // in C++23 also as a value: done.expected()
   std::printf("%.*s: %d pages are there\n", static_cast<int>(ready.bytes),
               static_cast<const char*>(ready.data), static_cast<int>(kPages));
 }

@@ -47,7 +47,7 @@ int main() try {
       throw towline::Error{status, std::string{towline::last_error()}};
   }
   push.close();  // no more members
-  if (push.wait() != towline::Status::kOk) throw towline::Error{push.poll(), push.error()};
+  push.get();    // throws unless all of them are there
 
   towline::Notice notice;
   while (decode.receive(notice) != towline::Status::kOk) (void)decode.wait(1s);

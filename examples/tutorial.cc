@@ -61,7 +61,7 @@ void reader(const std::string& address) {
   const std::vector<uint32_t> from = {40, 7};
   const std::vector<uint32_t> to = {0, 1};
   const towline::Post post = plan.post({.from = from, .to = to});  // for each request
-  if (post.wait(10s) != towline::Status::kOk) throw towline::Error{post.poll(), post.error()};
+  post.get(10s);                                                   // what moved; throws unless it is done
   // [end]
   need(memory.data()[kPage] == std::byte{7} && memory.data()[2 * kPage] == std::byte{0}, "wrong bytes");
   // [wait]
@@ -84,7 +84,7 @@ void reader(const std::string& address) {
   const towline::Region file = agent.register_storage(uri, {.create = true, .bytes = kPages * kPage});
   const auto stored = agent.block_list(file.blocks(0, kPage).repeat(kPages, kPage));
   const towline::Post saved = agent.plan(here, stored).post();
-  if (saved.wait(10s) != towline::Status::kOk) throw towline::Error{saved.poll(), saved.error()};
+  saved.get(10s);
   file.commit();  // durable
   // [end]
   need(std::filesystem::file_size(uri.substr(5)) == kPages * kPage, "the file is short");

@@ -36,6 +36,18 @@ struct Finished {
   Status status = Status::kInProgress;
   std::string
       error{};  // why, in a sentence: peer, backend, cause, whether memory is safe to reuse; "" for kOk
+
+  // Throws Error unless it is kOk.
+  void check() const {
+    if (status != Status::kOk) throw detail::failure(status, error);
+  }
+#if defined(__cpp_lib_expected)
+  // The same, with the Error as a value.
+  [[nodiscard]] std::expected<void, Error> expected() const {
+    if (status != Status::kOk) return std::unexpected{detail::failure(status, error)};
+    return {};
+  }
+#endif
 };
 
 namespace detail {

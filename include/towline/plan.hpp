@@ -2,7 +2,7 @@
 //
 //   auto plan = agent.plan(theirs, mine);                                     // once a peer
 //   auto post = plan.post({.from = their_pages, .to = my_pages, .notice = "req-17", .deadline = 200ms});
-//   if (post.wait() != Status::kOk) log(post.error());
+//   if (post.wait() != Status::kOk) log(post.error());                        // or post.get(), or post.expected()
 //
 //   agent.copy(theirs[their_pages], mine[my_pages]).wait();                   // a plan for one post
 //
@@ -14,6 +14,11 @@
 
 #include <towline/plan.h>
 #include <towline/towline.hpp>
+
+#include <version>
+#if defined(__cpp_lib_expected)
+#include <expected>
+#endif
 
 namespace towline {
 inline namespace v0 {
@@ -164,6 +169,19 @@ class Post {
     if (handle_ == nullptr) return {};
     return detail::error_text<towline_post_t, towline_post_backend>(handle_);
   }
+  // Waits for the outcome, and gives what moved. Throws Error, with the sentence of error(), unless that is kOk; kNotYet: the
+  // deadline came first, and the post goes on. Of a post that was not accepted: on the thread that posted.
+  Result get(Deadline deadline = kForever) const {
+    if (const Status status = wait(deadline); status != Status::kOk) throw failure(status);
+    return result();
+  }
+#if defined(__cpp_lib_expected)
+  // The same, with the Error as a value.
+  [[nodiscard]] std::expected<Result, Error> expected(Deadline deadline = kForever) const {
+    if (const Status status = wait(deadline); status != Status::kOk) return std::unexpected{failure(status)};
+    return result();
+  }
+#endif
   void release() noexcept {
     towline_post_release(std::exchange(handle_, nullptr));
     plan_.reset();
@@ -174,6 +192,9 @@ class Post {
   friend class Plan;
   Post(detail::PlanHandle plan, towline_post_t* handle) noexcept : plan_(std::move(plan)), handle_(handle) {}
   explicit Post(Status refused) noexcept : refused_(refused) {}
+  [[nodiscard]] Error failure(Status status) const {
+    return detail::failure(status, accepted() ? error() : std::string{last_error()});
+  }
 
   detail::PlanHandle plan_;
   towline_post_t* handle_ = nullptr;
@@ -267,6 +288,20 @@ class Group {
   [[nodiscard]] std::string error() const {
     return detail::error_text<towline_group_t, towline_group_error>(handle_.get());
   }
+  // Waits for the outcome, after close(). Throws Error, with the sentence of error(), unless that is kOk; kNotYet: the
+  // deadline came first, and the group goes on.
+  GroupResult get(Deadline deadline = kForever) const {
+    if (const Status status = wait(deadline); status != Status::kOk) throw detail::failure(status, error());
+    return result();
+  }
+#if defined(__cpp_lib_expected)
+  // The same, with the Error as a value.
+  [[nodiscard]] std::expected<GroupResult, Error> expected(Deadline deadline = kForever) const {
+    if (const Status status = wait(deadline); status != Status::kOk)
+      return std::unexpected{detail::failure(status, error())};
+    return result();
+  }
+#endif
   [[nodiscard]] towline_group_t* native() const noexcept { return handle_.get(); }
 
  private:

@@ -35,6 +35,16 @@ class Error : public std::runtime_error {
   Status code_;
 };
 
+namespace detail {
+
+// Of what was waited for. `sentence` may be empty.
+[[nodiscard]] inline Error failure(Status status, std::string sentence) {
+  if (status == Status::kNotYet) sentence = "the wait has ended, and what it waits for goes on";
+  return {status, sentence.empty() ? std::string{status_text(status)} : sentence};
+}
+
+}  // namespace detail
+
 // "0.1.0", of the library that is loaded.
 [[nodiscard]] inline std::string_view version() noexcept { return towline_version(); }
 

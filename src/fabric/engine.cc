@@ -149,11 +149,11 @@ std::size_t Engine::progress(uint64_t now_ns) noexcept {
   if (now_ns >= s.next_tick_ns) s.tick();
   for (std::size_t i = 0; i < s.active.size();) {
     Peer& peer = *s.peers[s.active[i]];
-    if (peer.queue_head != kNoIndex) {
+    if (peer.has_queued()) {
       s.open_paths(peer);
       s.pump(peer);
     }
-    if (peer.queue_head == kNoIndex) {
+    if (!peer.has_queued()) {
       peer.active = false;
       peer.no_path_since_ns = 0;
       s.active[i] = s.active.back();

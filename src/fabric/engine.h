@@ -82,6 +82,7 @@ struct TransferRequest {
   std::span<const uint8_t> message;  // delivered after every byte
   bool has_message = false;
   uint32_t rails = UINT32_MAX;  // of this side, preferred: a bit each
+  bool urgent = false;          // before those to the peer that are not, but for one turn in eight
   uint64_t deadline_ns = kNoDeadline;
   uint64_t cookie = 0;
 };

@@ -5,24 +5,53 @@
 
 namespace towline::fabric {
 
-// Each queued transfer gets a chain in turn, so that a large one does not hold up the small ones behind it.
+// Each queued transfer gets a chain in turn, so that a large one does not hold up the small ones behind it. Urgent ones go
+// first, but for one turn in eight.
 void Engine::State::pump(Peer& peer) noexcept {
   constexpr uint32_t kMaxBlocked = 16;
-  uint32_t blocked = 0;
-  while (peer.queue_head != kNoIndex && blocked < kMaxBlocked && blocked < peer.queue_length) {
-    Transfer& transfer = transfers[peer.queue_head];
-    bool issued = false;
-    if (!transfer.no_memory)
-      issued = transfer.data_to_issue() ? issue(peer, transfer) : issue_record(peer, transfer);
-    blocked = issued ? 0 : blocked + 1;
-    if (!transfer.queued) continue;
-    dequeue(peer, transfer);
-    const bool record_next = transfer.wants_record && !transfer.record_posted && transfer.outstanding == 0;
-    if (transfer.data_to_issue() || record_next) enqueue(peer, transfer);
+  uint32_t bulk_blocked = 0;  // in a row
+  uint32_t urgent_blocked = 0;
+  const auto may_go = [](const TransferQueue& queue, uint32_t blocked) {
+    return blocked < kMaxBlocked && blocked < queue.length;
+  };
+  for (;;) {
+    const bool bulk_may = may_go(peer.bulk, bulk_blocked);
+    const bool urgent_may = may_go(peer.urgent, urgent_blocked);
+    if (!bulk_may && !urgent_may) return;
+    const bool urgent = peer.urgent_first.next(urgent_may, bulk_may);
+    // Whoever's turn it is before the others may have some room beyond the window, which those have filled.
+    const bool first = urgent || (urgent_may && bulk_may);
+    const bool others_wait = peer.bulk.length != 0;
+    uint32_t& blocked = urgent ? urgent_blocked : bulk_blocked;
+    if (take_turn(peer, urgent ? peer.urgent : peer.bulk, first)) {
+      blocked = 0;
+      peer.urgent_first.took(urgent, others_wait);
+    } else {
+      ++blocked;
+    }
   }
 }
 
-Connection* Engine::State::choose(Peer& peer, uint32_t mask, bool record) noexcept {
+// Of the transfer at the head. False: it could post nothing.
+bool Engine::State::take_turn(Peer& peer, TransferQueue& queue, bool first) noexcept {
+  Transfer& transfer = transfers[queue.head];
+  bool issued = false;
+  if (!transfer.no_memory)
+    issued = transfer.data_to_issue() ? issue(peer, transfer, first ? 2 : 1) : issue_record(peer, transfer);
+  if (!transfer.queued) return issued;
+  dequeue(peer, transfer);
+  const bool record_next = transfer.wants_record && !transfer.record_posted && transfer.outstanding == 0;
+  if (transfer.data_to_issue() || record_next) enqueue(peer, transfer);
+  return issued;
+}
+
+// What a NIC has been given goes before what comes later, urgent or not.
+uint64_t Engine::State::window_bytes(const Peer& peer, const Rail& rail) const noexcept {
+  constexpr uint64_t kNarrow = 2 << 20;
+  return now_ns < peer.narrow_until_ns ? std::min(rail.window_bytes, kNarrow) : rail.window_bytes;
+}
+
+Connection* Engine::State::choose(Peer& peer, uint32_t mask, bool record, uint64_t windows) noexcept {
   uint32_t usable = 0;
   for (const Path& path : peer.paths)
     if (path.connection != nullptr) usable |= 1u << path.connection->rail;
@@ -36,7 +65,8 @@ Connection* Engine::State::choose(Peer& peer, uint32_t mask, bool record) noexce
     const Rail& rail = rails[connection->rail];
     if (connection->under_way() >= rail.send_depth || rail.room() == 0 || connection->full_at == turns)
       continue;
-    if (connection->bytes != 0 && connection->bytes >= rail.window_bytes && !record) continue;
+    if (connection->bytes != 0 && connection->bytes >= windows * window_bytes(peer, rail) && !record)
+      continue;
     if (record && (connection->sent >= connection->granted || connection->free_buffers == 0)) continue;
     if (best == nullptr || connection->bytes < best->bytes) best = connection;
   }
@@ -100,20 +130,22 @@ bool Engine::State::next_slice(Transfer& transfer, uint64_t most, Slice& slice) 
 }
 
 // Fills requests[0, limit) and the connection's ring with slices.
-std::size_t Engine::State::fill(Transfer& transfer, Connection& connection, std::size_t limit) noexcept {
+std::size_t Engine::State::fill(Transfer& transfer, Connection& connection, std::size_t limit,
+                                uint64_t windows) noexcept {
   Rail& rail = rails[connection.rail];
   const auto index = static_cast<uint32_t>(&transfer - transfers.data());
   const LocalMemory* const* const local = transfer.request.local;
   const RemoteMemory* const* const remote = transfer.request.remote;
   const RequestKind kind = transfer.op == TransferOp::kRead ? RequestKind::kRead : RequestKind::kWrite;
   // Completions come at least four times a window, so that the rail does not wait for the last of a chain.
-  const uint64_t signal_after = rail.in_order && transfer.stalls == 0 ? rail.window_bytes / 4 : 0;
+  const uint64_t window = window_bytes(*peers[transfer.peer], rail);
+  const uint64_t signal_after = rail.in_order && transfer.stalls == 0 ? window / 4 : 0;
   const uint64_t most = slice_bytes(rail, transfer);
   uint64_t unsignalled = 0;
   uint64_t bytes = connection.bytes;
   uint64_t position = connection.tail;
   std::size_t count = 0;
-  while (count < limit && (bytes < rail.window_bytes || bytes == 0)) {
+  while (count < limit && (bytes < windows * window || bytes == 0)) {
     Entry& entry = connection.at(position);
     Slice& slice = entry.slice;
     if (!next_slice(transfer, most, slice)) break;
@@ -140,14 +172,14 @@ std::size_t Engine::State::fill(Transfer& transfer, Connection& connection, std:
   return count;
 }
 
-bool Engine::State::issue(Peer& peer, Transfer& transfer) noexcept {
-  Connection* connection = choose(peer, transfer.request.rails, false);
+bool Engine::State::issue(Peer& peer, Transfer& transfer, uint64_t windows) noexcept {
+  Connection* connection = choose(peer, transfer.request.rails, false, windows);
   if (connection == nullptr) return false;
   Rail& rail = rails[connection->rail];
   std::size_t room = std::min<std::size_t>(rail.send_depth - connection->under_way(), rail.room());
   const std::size_t limit = std::min<std::size_t>(room, rail.chain);
   const bool first = transfer.issued == 0 && !transfer.retried;
-  std::size_t count = fill(transfer, *connection, limit);
+  std::size_t count = fill(transfer, *connection, limit, windows);
   if (count == 0) {
     settle(transfer);
     return true;

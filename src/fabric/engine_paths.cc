@@ -101,7 +101,7 @@ Connection* Engine::State::evict(Rail& rail, bool initiator) noexcept {
     Connection& connection = rail.connections[i];
     if (connection.state != ConnectionState::kReady || connection.under_way() != 0) continue;
     if (now_ns - connection.last_progress_ns < options.evict_idle_ns) continue;
-    if (initiator && peers[connection.peer]->queue_head != kNoIndex) continue;
+    if (initiator && peers[connection.peer]->has_queued()) continue;
     if (oldest == nullptr || connection.last_progress_ns < oldest->last_progress_ns) oldest = &connection;
   }
   if (oldest == nullptr) return nullptr;

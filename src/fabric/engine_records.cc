@@ -9,7 +9,7 @@ namespace towline::fabric {
 
 bool Engine::State::issue_record(Peer& peer, Transfer& transfer) noexcept {
   if (transfer.record_posted || transfer.outstanding != 0) return true;
-  Connection* connection = choose(peer, transfer.request.rails, true);
+  Connection* connection = choose(peer, transfer.request.rails, true, 1);
   if (connection == nullptr || !may_record(peer, transfer, *connection)) return false;
   add_record(peer, transfer, *connection, requests[0]);
   post(*connection, 1);

@@ -317,6 +317,7 @@ class Simulation {
     if (!move->message) request.message = {};
     request.deadline_ns = move->deadline_ns;
     request.cookie = move->number;
+    request.urgent = random_.chance(0.2);
     if (random_.chance(0.3)) request.rails = static_cast<uint32_t>(random_.next());
     Move& kept = *move;
     moves_.push_back(std::move(move));

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/sync/urgent_first.h"
 #include "fabric/engine.h"
 
 namespace towline::fabric {
@@ -120,6 +121,13 @@ struct Path {
   uint32_t timeouts = 0;  // of connecting, in a row
 };
 
+// Transfers that have something to post, in the order of their turns.
+struct TransferQueue {
+  uint32_t head = kNoIndex;
+  uint32_t tail = kNoIndex;
+  uint32_t length = 0;
+};
+
 struct Peer {
   uint32_t index = 0;
   uint32_t generation = 0;  // 0: free
@@ -130,9 +138,11 @@ struct Peer {
   bool active = false;  // in the list of peers with queued transfers
   std::vector<Path> paths;
   uint32_t turn = 0;
-  uint32_t queue_head = kNoIndex;
-  uint32_t queue_tail = kNoIndex;
-  uint32_t queue_length = 0;
+  TransferQueue bulk;
+  TransferQueue urgent;
+  UrgentFirst urgent_first;
+  uint64_t narrow_until_ns =
+      0;  // until then little is under way at a time, for urgent transfers wait behind it
   uint64_t last_sequence = 0;
   uint64_t confirmed = 1;  // the peer has taken all records before this
   std::vector<uint64_t>
@@ -146,6 +156,10 @@ struct Peer {
   Status last_refusal = Status::kUnreachable;
 
   Handle handle() const noexcept { return {index, generation}; }
+  TransferQueue& queue_of(const Transfer& transfer) noexcept {
+    return transfer.request.urgent ? urgent : bulk;
+  }
+  bool has_queued() const noexcept { return bulk.length + urgent.length != 0; }
 };
 
 struct Rail {
@@ -190,12 +204,15 @@ struct Engine::State {
 
   // engine_issue.cc: the data path out.
   void pump(Peer& peer) noexcept;
-  Connection* choose(Peer& peer, uint32_t mask, bool record) noexcept;
-  bool issue(Peer& peer, Transfer& transfer) noexcept;
-  std::size_t fill(Transfer& transfer, Connection& connection, std::size_t limit) noexcept;
+  bool take_turn(Peer& peer, TransferQueue& queue, bool first) noexcept;
+  // `windows`: how many may be under way on a connection.
+  Connection* choose(Peer& peer, uint32_t mask, bool record, uint64_t windows) noexcept;
+  bool issue(Peer& peer, Transfer& transfer, uint64_t windows) noexcept;
+  std::size_t fill(Transfer& transfer, Connection& connection, std::size_t limit, uint64_t windows) noexcept;
   bool next_slice(Transfer& transfer, uint64_t most, Slice& slice) noexcept;
   bool refill(Transfer& transfer) noexcept;
   static uint64_t slice_bytes(const Rail& rail, const Transfer& transfer) noexcept;
+  uint64_t window_bytes(const Peer& peer, const Rail& rail) const noexcept;
   void post(Connection& connection, std::size_t count) noexcept;
   void take_back(Connection& connection, std::size_t count) noexcept;
 

@@ -77,6 +77,63 @@ TEST(FabricEngine, ARailAtHalfItsRateTakesHalfAsMuch) {
   EXPECT_GE(64.0 * kMiB / static_cast<double>(ns), 0.9 * 17.5);
 }
 
+// At 1 GB/s, with 32 bulk transfers that were there before. In turns, a small one would come after 32 of their chains.
+TEST(FabricEngine, AnUrgentTransferWaitsForNoMoreThanWhatTheRailHasBeenGiven) {
+  World world;
+  TestHost& one = world.add_host(1, rated(1'000'000'000));
+  world.add_host(1, rated(1'000'000'000));
+  std::vector<std::unique_ptr<Buffers>> bulk;
+  for (uint64_t i = 0; i < 32; ++i) {
+    bulk.push_back(std::make_unique<Buffers>(world, 4 * kMiB));
+    ASSERT_EQ(one.engine->submit(bulk[i]->request(TransferOp::kWrite, 64 << 10, 100 + i)),
+              Status::kInProgress);
+  }
+  ASSERT_TRUE(world.until([&] { return one.engine->counters(0).bytes > 16 * kMiB; }));
+  ASSERT_EQ(one.completions, 0u);
+  Buffers page{world, 4096};
+  const uint64_t begun_ns = world.now_ns;
+  TransferRequest urgent = page.request(TransferOp::kWrite, 4096, 1);
+  urgent.urgent = true;
+  ASSERT_EQ(one.engine->submit(urgent), Status::kInProgress);
+  ASSERT_TRUE(world.until([&] { return one.outcomes[1].completed == 1; }));
+  EXPECT_LE(world.now_ns - begun_ns, 400'000u) << "a window is 262 us";
+  EXPECT_EQ(page.source, page.target);
+  EXPECT_EQ(one.completions, 1u);
+  ASSERT_TRUE(world.until([&] { return one.completions == 33; }));
+  for (const auto& one_of_them : bulk) EXPECT_EQ(one_of_them->source, one_of_them->target);
+}
+
+TEST(FabricEngine, BulkGoesOnUnderEndlessUrgentTransfers) {
+  World world;
+  TestHost& one = world.add_host(1, rated(1'000'000'000));
+  world.add_host(1, rated(1'000'000'000));
+  Buffers bulk{world, 8 * kMiB};
+  ASSERT_EQ(one.engine->submit(bulk.request(TransferOp::kWrite, 64 << 10, 100)), Status::kInProgress);
+  std::vector<std::unique_ptr<Buffers>> urgent;
+  std::vector<uint64_t> begun(16, 0);
+  for (size_t i = 0; i < begun.size(); ++i) urgent.push_back(std::make_unique<Buffers>(world, kMiB));
+  uint64_t urgent_bytes = 0;
+  const auto all_done = [&] {
+    for (size_t i = 0; i < begun.size(); ++i) {
+      if (one.outcomes[i].completed != begun[i]) continue;
+      TransferRequest request = urgent[i]->request(TransferOp::kWrite, 64 << 10, i);
+      request.urgent = true;
+      EXPECT_EQ(one.engine->submit(request), Status::kInProgress);
+      ++begun[i];
+      urgent_bytes += kMiB;
+    }
+    return one.outcomes[100].completed == 1;
+  };
+  EXPECT_TRUE(world.until(all_done, kSecondNs)) << "it gets an eighth of the turns";
+  EXPECT_EQ(bulk.source, bulk.target);
+  EXPECT_TRUE(world.until([&] {
+    for (size_t i = 0; i < begun.size(); ++i)
+      if (one.outcomes[i].completed != begun[i]) return false;
+    return true;
+  }));
+  EXPECT_GT(urgent_bytes, 3 * bulk.source.size()) << "and the others get most";
+}
+
 TEST(FabricEngine, WhatADyingRailCarriedGoesOverTheOthersWithin50Milliseconds) {
   World world;
   TestHost& one = world.add_host(4, rated(2'000'000'000));

@@ -138,7 +138,7 @@ void Engine::State::check_peers() noexcept {
       fail_peer(peer, Status::kPeerLost, "it did not answer in time");
       continue;
     }
-    if (peer.queue_head == kNoIndex || peer.no_path_since_ns == 0 ||
+    if (!peer.has_queued() || peer.no_path_since_ns == 0 ||
         now_ns - peer.no_path_since_ns < options.give_up_ns)
       continue;
     peer.no_path_since_ns = now_ns;

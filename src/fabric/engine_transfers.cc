@@ -28,6 +28,8 @@ Status Engine::submit(const TransferRequest& request, Handle* id) noexcept {
   transfer.request = request;
   s.next_deadline_ns = std::min(s.next_deadline_ns, request.deadline_ns);
   if (id != nullptr) *id = {index, transfer.generation};
+  constexpr uint64_t kNarrowForNs = kSecondNs;
+  if (request.urgent) peer->narrow_until_ns = s.now_ns + kNarrowForNs;
   s.enqueue(*peer, transfer);
   if (!s.in_progress && !s.cancels) s.pump(*peer);
   return Status::kInProgress;
@@ -46,10 +48,11 @@ void Engine::State::enqueue(Peer& peer, Transfer& transfer) noexcept {
   const auto index = static_cast<uint32_t>(&transfer - transfers.data());
   transfer.queued = true;
   transfer.next = kNoIndex;
-  transfer.previous = peer.queue_tail;
-  (peer.queue_tail == kNoIndex ? peer.queue_head : transfers[peer.queue_tail].next) = index;
-  peer.queue_tail = index;
-  ++peer.queue_length;
+  TransferQueue& queue = peer.queue_of(transfer);
+  transfer.previous = queue.tail;
+  (queue.tail == kNoIndex ? queue.head : transfers[queue.tail].next) = index;
+  queue.tail = index;
+  ++queue.length;
   if (!peer.active) {
     peer.active = true;
     active.push_back(peer.index);  // has room for every peer
@@ -58,11 +61,12 @@ void Engine::State::enqueue(Peer& peer, Transfer& transfer) noexcept {
 
 void Engine::State::dequeue(Peer& peer, Transfer& transfer) noexcept {
   if (!transfer.queued) return;
-  (transfer.previous == kNoIndex ? peer.queue_head : transfers[transfer.previous].next) = transfer.next;
-  (transfer.next == kNoIndex ? peer.queue_tail : transfers[transfer.next].previous) = transfer.previous;
+  TransferQueue& queue = peer.queue_of(transfer);
+  (transfer.previous == kNoIndex ? queue.head : transfers[transfer.previous].next) = transfer.next;
+  (transfer.next == kNoIndex ? queue.tail : transfers[transfer.next].previous) = transfer.previous;
   transfer.queued = false;
   transfer.next = transfer.previous = kNoIndex;
-  --peer.queue_length;
+  --queue.length;
 }
 
 Transfer* Engine::State::find_transfer(Handle handle) noexcept {

@@ -240,7 +240,12 @@ class Nvidia final : public Device {
     const Current current(api_, mine);
     auto* const theirs = static_cast<driver::Stream>(stream);
     driver::CaptureStatus capture = driver::kCaptureNone;
-    api_.check(api_.stream_is_capturing(theirs, &capture), "asking whether the stream records a graph");
+    const driver::Result asked = api_.stream_is_capturing(theirs, &capture);
+    if (asked == driver::kInvalidHandle || asked == driver::kInvalidContext ||
+        asked == driver::kContextIsDestroyed)
+      fail(Status::kInvalidArgument, "cuda: there is no stream {}: it was destroyed, or never was one ({})",
+           fmt::ptr(stream), api_.text(asked));
+    api_.check(asked, "asking whether the stream records a graph");
     if (capture == driver::kCaptureInvalidated)
       fail(Status::kInvalidArgument, "cuda: the graph that the stream records was spoilt before");
     if (reinterpret_cast<uintptr_t>(stream) > driver::kLastSpecialStream) {

@@ -27,10 +27,12 @@ using ResourceDescriptor = struct OpaqueResourceDescriptor*;
 
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kDeinitialized = 4;
+inline constexpr Result kInvalidContext = 201;
 inline constexpr Result kInvalidHandle = 400;
 inline constexpr Result kNotReady = 600;
 inline constexpr Result kCaptureUnjoined = 904;
 inline constexpr Result kPeerAccessAlreadyEnabled = 704;
+inline constexpr Result kContextIsDestroyed = 709;
 inline constexpr Result kHostMemoryAlreadyRegistered = 712;
 
 inline constexpr int kAttributeMultiprocessors = 16;

@@ -74,6 +74,86 @@ TEST_F(CudaPlansTest, HostMemoryOfThisAgentNeedsNoStream) {
   EXPECT_TRUE(left_->plan(mine, left_->block_list(pages(left_memory_))).needs_stream());
 }
 
+// The GPU has begun one post, and holds another one behind it.
+TEST_F(CudaPlansTest, AnUrgentPostDoesNotComeAfterBulkThatTheGpuWasGiven) {
+  const Plan plan = make_plan();
+  const auto bulk_then_urgent = [&](const Picks& pages) {
+    get_stuck();
+    const Post begun = plan.post({.stream = unordered});
+    ASSERT_TRUE(begun.accepted()) << last_error();
+    wait_until_stuck();
+    gpu("let others pass");
+    const Post behind = plan.post({.from = pages, .to = pages, .stream = unordered});
+    const Post urgent =
+        plan.post({.from = pages, .to = pages, .priority = Priority::latency, .stream = unordered});
+    EXPECT_EQ(urgent.wait(20s), Status::kOk) << urgent.error() << last_error();
+    EXPECT_EQ(behind.poll(), Status::kInProgress);
+    EXPECT_EQ(begun.poll(), Status::kInProgress);
+    let_go();
+    EXPECT_EQ(behind.wait(20s), Status::kOk) << behind.error();
+    EXPECT_EQ(begun.wait(20s), Status::kOk) << begun.error();
+    EXPECT_TRUE(arrived());
+  };
+  bulk_then_urgent(Range{3, 1, 1});
+  bulk_then_urgent(std::vector<uint32_t>{7, 1, 40, 2});  // by a list
+  bulk_then_urgent(std::vector<uint32_t>{7, 1, 40, 2});
+}
+
+// One after the other, a run prepared for either kind serves the other.
+TEST_F(CudaPlansTest, PostsOfOnePlanMayBeUrgentByTurns) {
+  const Plan plan = make_plan();
+  const std::vector<uint32_t> pages = {9, 3, 30, 5, 50, 11};
+  for (uint64_t round = 1; round <= 20; ++round) {
+    stamp(left_memory_.data(), left_memory_.size(), round);
+    const Priority priority = round % 3 == 0 ? Priority::bulk : Priority::latency;
+    const Post post = plan.post({.from = pages, .to = pages, .priority = priority, .stream = unordered});
+    ASSERT_EQ(post.wait(20s), Status::kOk) << post.error() << last_error();
+    for (const uint32_t page : pages)
+      ASSERT_EQ(std::memcmp(right_memory_.data() + page * kPage, left_memory_.data() + page * kPage, kPage),
+                0)
+          << round << " " << page;
+  }
+}
+
+TEST_F(CudaPlansTest, AStreamOfAnotherGpuIsRefusedAndThePlanGoesOn) {
+  const Plan plan = make_plan();
+  void* const other = reinterpret_cast<void*>(stream_command_("make", nullptr, 1, 0, 0));
+  const Group group = left_->group({.notice = "never sent", .deadline = 20s});
+  EXPECT_EQ(plan.post({.stream = on(other)}).wait(), Status::kInvalidArgument);
+  EXPECT_NE(last_error().find("the stream is not of GPU 0"), std::string_view::npos) << last_error();
+  EXPECT_EQ(group.add(plan, {.stream = on(other)}), Status::kInvalidArgument);
+  EXPECT_NE(group.error().find("the stream is not of GPU 0"), std::string::npos) << group.error();
+  EXPECT_FALSE(arrived());
+  EXPECT_EQ(plan.post({.stream = on(stream_)}).wait(20s), Status::kOk) << last_error();
+  EXPECT_TRUE(arrived());
+  (void)stream_command_("free", other, 0, 0, 0);
+}
+
+TEST_F(CudaPlansTest, AStreamThatWasDestroyedIsRefusedAndThePlanGoesOn) {
+  const Plan plan = make_plan();
+  void* const gone = reinterpret_cast<void*>(stream_command_("make", nullptr, 0, 0, 0));
+  (void)stream_command_("free", gone, 0, 0, 0);
+  EXPECT_EQ(plan.post({.stream = on(gone)}).wait(), Status::kInvalidArgument);
+  EXPECT_NE(last_error().find("there is no stream"), std::string_view::npos) << last_error();
+  EXPECT_FALSE(arrived());
+  EXPECT_EQ(plan.post({.stream = on(stream_)}).wait(20s), Status::kOk) << last_error();
+  EXPECT_TRUE(arrived());
+}
+
+// As the driver has it: what the stream was given is done.
+TEST_F(CudaPlansTest, AStreamMayBeDestroyedWhileAPostWaitsInIt) {
+  const Plan plan = make_plan();
+  void* const brief = reinterpret_cast<void*>(stream_command_("make", nullptr, 0, 0, 0));
+  (void)stream_command_("hold", brief, 1, 0, 0);
+  const Post post = plan.post({.stream = on(brief)});
+  ASSERT_EQ(post.wait(1ms), Status::kNotYet) << last_error();
+  (void)stream_command_("free", brief, 0, 0, 0);
+  EXPECT_EQ(post.wait(20s), Status::kOk) << post.error();
+  EXPECT_TRUE(arrived());
+  const Post next = plan.post({.stream = on(stream_)});
+  EXPECT_EQ(next.wait(20s), Status::kOk) << last_error() << next.error();
+}
+
 TEST_F(CudaPlansTest, AStreamHasAKind) {
   const Plan plan = make_plan();
   for (const uint32_t kind : {TOWLINE_STREAM_NONE, TOWLINE_STREAM_UNORDERED}) {

@@ -63,6 +63,7 @@ Registry& registry() {
 // ---- queues
 
 constexpr Code kIllegalAddress = 700;
+constexpr Code kInvalidHandle = 400;
 
 template <Form kForm>
 Code run_form(uint32_t gpu, const CopyJob& job) {
@@ -595,6 +596,9 @@ class FakeDevice final : public Device {
     return {wish.sms != 0 ? wish.sms : all - wish.application_sms, {}};
   }
   [[nodiscard]] StreamState stream_state(uint32_t gpu, void* stream) override {
+    if (stream != nullptr && !FakeStream::lives(stream))
+      fail(Status::kInvalidArgument, "cuda: there is no stream {}: it was destroyed, or never was one ({})",
+           fmt::ptr(stream), code_text(kInvalidHandle));
     FakeStream& theirs = stream_of(stream);
     if (stream != nullptr && theirs.gpu() != gpu) return StreamState::kForeign;
     return theirs.recording() != 0 ? StreamState::kRecords : StreamState::kRuns;

@@ -23,6 +23,7 @@ namespace towline::cuda::fake {
 class Stop {
  public:
   void hold(bool held);
+  void let_others_pass();  // but not those that wait
   void pass();
   [[nodiscard]] bool waited_for();  // somebody waits
 
@@ -30,6 +31,7 @@ class Stop {
   std::mutex mutex_;
   std::condition_variable let_go_;
   bool held_ = false;
+  bool others_pass_ = false;
   uint32_t waiting_ = 0;
 };
 
@@ -153,6 +155,7 @@ class FakeStream {
   FakeStream& operator=(const FakeStream&) = delete;
   ~FakeStream();  // what it was given is done first
 
+  [[nodiscard]] static bool lives(const void* stream);
   [[nodiscard]] uint32_t gpu() const noexcept { return gpu_; }
   void put(Work work);
   void hold(bool held);  // begins nothing meanwhile

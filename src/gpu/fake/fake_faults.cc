@@ -9,11 +9,18 @@ namespace towline::cuda::fake {
 void Stop::hold(bool held) {
   const std::lock_guard lock(mutex_);
   held_ = held;
+  others_pass_ = false;
   let_go_.notify_all();
+}
+
+void Stop::let_others_pass() {
+  const std::lock_guard lock(mutex_);
+  others_pass_ = true;
 }
 
 void Stop::pass() {
   std::unique_lock lock(mutex_);
+  if (others_pass_) return;
   ++waiting_;
   let_go_.wait(lock, [this] { return !held_; });
   --waiting_;

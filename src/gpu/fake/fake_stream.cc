@@ -1,12 +1,39 @@
+#include <set>
 #include <utility>
 
 #include "gpu/fake/fake_device.h"
 
 namespace towline::cuda::fake {
 
-FakeStream::FakeStream(uint32_t gpu) : gpu_(gpu), thread_([this] { run(); }) {}
+namespace {
+
+struct Living {
+  std::mutex mutex;
+  std::set<const void*> streams;
+};
+
+Living& living() {
+  static Living instance;
+  return instance;
+}
+
+}  // namespace
+
+FakeStream::FakeStream(uint32_t gpu) : gpu_(gpu), thread_([this] { run(); }) {
+  const std::lock_guard lock(living().mutex);
+  living().streams.insert(this);
+}
+
+bool FakeStream::lives(const void* stream) {
+  const std::lock_guard lock(living().mutex);
+  return living().streams.count(stream) != 0;
+}
 
 FakeStream::~FakeStream() {
+  {
+    const std::lock_guard lock(living().mutex);
+    living().streams.erase(this);
+  }
   hold(false);
   drain();
   {

@@ -284,11 +284,11 @@ uint32_t Connection::choose_gpu(const towline_prepare_args& args) const {
        "one)");
 }
 
-Connection::OneQueue& Connection::queue_of(uint32_t gpu, uint32_t op) {
-  OneQueue& mine = queues_[{gpu, op}];
+Connection::OneQueue& Connection::queue_of(const QueueName& name) {
+  OneQueue& mine = queues_[name];
   if (mine.queue == nullptr) {
     const Settings& settings = backend_.settings();
-    mine.queue = backend_.device().make_queue(gpu, settings.after_default_stream, settings.reserve);
+    mine.queue = backend_.device().make_queue(name.gpu, settings.after_default_stream, settings.reserve);
     mine.free_slots.reserve(CopyQueue::kSlots);
     for (uint32_t slot = CopyQueue::kSlots; slot-- > 0;) mine.free_slots.push_back(slot);
     jobs_.reserve(jobs_.capacity() + CopyQueue::kSlots);
@@ -382,21 +382,26 @@ bool Connection::reach_local(const towline_prepare_args& args, Prepared& prepare
 }
 
 // Throws Error.
-void Connection::make_work(Prepared& prepared, std::vector<uint64_t> local_deltas) {
+void Connection::make_work(Prepared& prepared, bool urgent, std::vector<uint64_t> local_deltas) {
   const Settings& settings = backend_.settings();
   const Ways ways{local_deltas.data(), prepared.remote_deltas.data(), prepared.read};
-  auto work = std::make_unique<WorkList>(*prepared.plan, ways, prepared.queue);
-  prepared.copy_engine = work->one_piece() && prepared.plan->bytes >= settings.copy_engine_bytes;
+  const std::shared_ptr<CopyQueue> queue = queue_of(queue_name(prepared, urgent)).queue;
+  auto work = std::make_unique<WorkList>(*prepared.plan, ways, queue);
+  const bool by_engine = work->one_piece() && prepared.plan->bytes >= settings.copy_engine_bytes;
+  prepared.copy_engine = false;
+  prepared.gathered.reset();
+  prepared.queue = queue;
+  prepared.urgent = urgent;
   prepared.list_there = !work->has_list();
   prepared.blocks = prepared.host_memory ? settings.host_blocks
                     : prepared.read      ? settings.read_blocks
                                          : settings.blocks;
-  const uint32_t reserved = prepared.queue->reserved_sms();
+  const uint32_t reserved = queue->reserved_sms();
   if (reserved != 0) prepared.blocks = std::min(prepared.blocks, reserved);
   prepared.to_host = is_to_host(*prepared.plan, prepared.read);
   prepared.work = std::move(work);
   prepared.local_deltas = std::move(local_deltas);
-  if (prepared.copy_engine)
+  if (by_engine)
     find_cuts(prepared);
   else if (prepared.to_host && settings.beside != Beside::kCopy)
     make_gathered(prepared, ways);
@@ -404,14 +409,23 @@ void Connection::make_work(Prepared& prepared, std::vector<uint64_t> local_delta
     prepared.blocks = std::min(prepared.blocks, prepared.to_host ? kPacedBlocks : kPullBlocks);
 }
 
+// Makes the plan ready for the queue of urgent work, or for the other. One that streams may still come to stays as it is.
+// Throws Error.
+void Connection::take_queue(Prepared& prepared, bool urgent) {
+  if (prepared.urgent == urgent || prepared.work == nullptr) return;
+  if (prepared.valve != nullptr || !prepared.captures.empty()) return;
+  make_work(prepared, urgent, prepared.local_deltas);
+}
+
 // By a GPU of this process alone. Throws Error.
 void Connection::prepare_here(const towline_prepare_args& args, Prepared& prepared) {
   prepared.gpu = choose_gpu(args);
-  prepared.queue = queue_of(prepared.gpu, args.op).queue;
+  prepared.queue = queue_of(queue_name(prepared, false)).queue;
   reach_remote(args, prepared);
   std::vector<uint64_t> local_deltas;
   std::string why;
-  if (reach_local(args, prepared, local_deltas, why)) return make_work(prepared, std::move(local_deltas));
+  if (reach_local(args, prepared, local_deltas, why))
+    return make_work(prepared, false, std::move(local_deltas));
   prepare_detour(args, prepared, why);
   DetourPlan& detour = *prepared.detour;
   detour.far = detour_->copier(prepared.gpu, prepared.read);
@@ -488,7 +502,7 @@ bool Connection::pinned_meanwhile(Prepared& prepared, PinNow now) noexcept try {
     held.push_back(std::move(pinned));
   }
   prepared.pinned.swap(held);
-  make_work(prepared, std::move(deltas));
+  make_work(prepared, prepared.urgent, std::move(deltas));
   return true;
 } catch (const std::exception& error) {
   prepared.local_hosts.clear();
@@ -511,9 +525,8 @@ int32_t Connection::begin(Prepared& prepared, const towline_submit_args& args) n
         if (host->missed()) backend_.pin_thread().pin(host);
     return detour_->begin(*prepared.detour, args);
   }
-  const auto found = std::find_if(queues_.begin(), queues_.end(),
-                                  [&](const auto& entry) { return entry.second.queue == prepared.queue; });
-  OneQueue& queue = found->second;
+  take_queue(prepared, (args.flags & TOWLINE_SUBMIT_URGENT) != 0);
+  OneQueue& queue = queue_of(queue_name(prepared, prepared.urgent));
   if (queue.free_slots.empty()) return TOWLINE_AGAIN;
   Job& job = make_job(prepared, args);
   job.slot = queue.free_slots.back();
@@ -536,6 +549,8 @@ int32_t Connection::begin(Prepared& prepared, const towline_submit_args& args) n
   prepared.last_on_stream = false;
   job_begun();
   return TOWLINE_IN_PROGRESS;
+} catch (const core::Error& error) {
+  return host().refuse(error.code(), error.message());
 } catch (const std::bad_alloc&) {
   return static_cast<int32_t>(Status::kOutOfMemory);
 }

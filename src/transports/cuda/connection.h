@@ -91,6 +91,7 @@ struct Prepared : plugin::PreparedBase {
   std::vector<uint64_t> local_deltas;                 // for each local region, where our GPU reaches it
   std::vector<uint64_t> remote_deltas;                // and each remote one
   bool read = false;
+  bool urgent = false;               // the queue is that of urgent work
   bool host_memory = false;          // on either side
   bool to_host = false;              // from GPU memory alone to host memory alone
   std::unique_ptr<ToHost> gathered;  // the gathered path; null: not available
@@ -192,6 +193,17 @@ class Connection final : private CarrierEvents {
     uint64_t began_ns = 0;
     std::vector<uint8_t> message;
   };
+  // Urgent work has queues of its own: on another's it would come after all that this was given before. Every queue
+  // has the same rank on the GPU, so that neither kind starves.
+  struct QueueName {
+    uint32_t gpu = 0;
+    uint32_t op = TOWLINE_READ;
+    bool urgent = false;
+    auto operator<=>(const QueueName&) const = default;
+  };
+  static QueueName queue_name(const Prepared& prepared, bool urgent) noexcept {
+    return {prepared.gpu, prepared.read ? TOWLINE_READ : TOWLINE_WRITE, urgent};
+  }
   struct OneQueue {
     std::unique_ptr<HostScatter> scatter;  // once a plan needs it; what the queue sends to lives longer
     std::shared_ptr<CopyQueue> queue;
@@ -204,7 +216,7 @@ class Connection final : private CarrierEvents {
   void on_message(const void* data, size_t bytes) override;
   void on_event(uint32_t event, int32_t status, const char* text) override;
 
-  OneQueue& queue_of(uint32_t gpu, uint32_t op);
+  OneQueue& queue_of(const QueueName& name);
   Status ask_owner(Import& import, std::string& text);
   [[nodiscard]] std::string needs_detour(const Import& import) const;
   [[nodiscard]] static std::optional<uint32_t> local_gpu(const towline_prepare_args& args);
@@ -217,14 +229,15 @@ class Connection final : private CarrierEvents {
   void reach_remote(const towline_prepare_args& args, Prepared& prepared);
   bool reach_local(const towline_prepare_args& args, Prepared& prepared, std::vector<uint64_t>& deltas,
                    std::string& why);
-  void make_work(Prepared& prepared, std::vector<uint64_t> local_deltas);
+  void make_work(Prepared& prepared, bool urgent, std::vector<uint64_t> local_deltas);
+  void take_queue(Prepared& prepared, bool urgent);
   void make_gathered(Prepared& prepared, const Ways& ways);
   static void find_cuts(Prepared& prepared);
   static Code copy_by_engine(const Prepared& prepared, const Job& job) noexcept;
   void choose_way(const Prepared& prepared, OneQueue& queue, Job& job) noexcept;
   void feed(Job& job) noexcept;
   void note_time(const Job& job, uint64_t now_ns) noexcept;
-  [[nodiscard]] std::string describe_queue(std::pair<uint32_t, uint32_t> which, const OneQueue& queue) const;
+  [[nodiscard]] std::string describe_queue(const QueueName& name, const OneQueue& queue) const;
   void prepare_here(const towline_prepare_args& args, Prepared& prepared);
   void prepare_detour(const towline_prepare_args& args, Prepared& prepared, const std::string& why);
   void take_detour(std::optional<uint32_t> node, const std::string& why);
@@ -254,8 +267,8 @@ class Connection final : private CarrierEvents {
   bool up_ = false;
   bool disconnected_ = false;
 
-  // By GPU and direction: reads and writes overlap.
-  std::map<std::pair<uint32_t, uint32_t>, OneQueue> queues_;
+  // By GPU, direction and urgency: these overlap.
+  std::map<QueueName, OneQueue> queues_;
   std::vector<std::unique_ptr<Job>> jobs_;  // in progress, oldest first
   std::vector<std::unique_ptr<Job>> free_;  // begin_..() uses the last
   size_t moving_ = 0;                       // of jobs_

@@ -19,7 +19,7 @@ constexpr size_t kMostCuts = 8;  // two on each side, unless regions were pinned
 }  // namespace
 
 // Describes the present way of copies to the host, and the measured speed of either way.
-std::string Connection::describe_queue(std::pair<uint32_t, uint32_t> which, const OneQueue& queue) const {
+std::string Connection::describe_queue(const QueueName& name, const OneQueue& queue) const {
   const Settings& settings = backend_.settings();
   HostWay way = queue.choice.better();
   if (settings.beside == Beside::kCopy) way = HostWay::kDirect;
@@ -27,13 +27,13 @@ std::string Connection::describe_queue(std::pair<uint32_t, uint32_t> which, cons
   std::string why;
   if (settings.reserve.any() && queue.queue->reserved_sms() == 0)
     why = settings.after_default_stream ? "ordered with the default stream"
-                                        : backend_.device().reserve(which.first, settings.reserve).why_not;
+                                        : backend_.device().reserve(name.gpu, settings.reserve).why_not;
   return fmt::format(
-      R"({{"by": "{} {}", "reserved_sms": {}, "none_reserved": {}, "beside": "{}", "large_to_host": "{}", )"
+      R"({{"by": "{} {}", "urgent": {}, "reserved_sms": {}, "none_reserved": {}, "beside": "{}", "large_to_host": "{}", )"
       R"("gathered_gb_per_s": {:.1f}, "direct_gb_per_s": {:.1f}, )"
       R"("scattered_to_host": "{}", "scattered_by_threads_gb_per_s": {:.1f}, "scattered_direct_gb_per_s": {:.1f}}})",
-      which.second == TOWLINE_READ ? "pull by" : "push by",
-      uuid_text(backend_.device().gpus()[which.first].uuid), queue.queue->reserved_sms(),
+      name.op == TOWLINE_READ ? "pull by" : "push by", uuid_text(backend_.device().gpus()[name.gpu].uuid),
+      name.urgent, queue.queue->reserved_sms(),
       nlohmann::json(why).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
       beside_name(settings.beside), way == HostWay::kGathered ? "gathered" : "direct",
       queue.choice.gb_per_s(HostWay::kGathered), queue.choice.gb_per_s(HostWay::kDirect),
@@ -48,7 +48,7 @@ void Connection::make_gathered(Prepared& prepared, const Ways& ways) {
     const bool threads = backend_.settings().host_threads != 0 && backend_.device().same_addresses();
     prepared.gathered = ToHost::make(*prepared.plan, ways, prepared.queue, prepared.pinned, threads);
     if (prepared.gathered == nullptr || !prepared.gathered->scattered()) return;
-    OneQueue& queue = queue_of(prepared.gpu, prepared.read ? TOWLINE_READ : TOWLINE_WRITE);
+    OneQueue& queue = queue_of(queue_name(prepared, prepared.urgent));
     if (queue.scatter == nullptr)
       queue.scatter = std::make_unique<HostScatter>(backend_.device(), backend_.team(),
                                                     backend_.device().gpus()[prepared.gpu].host_node);
@@ -60,6 +60,7 @@ void Connection::make_gathered(Prepared& prepared, const Ways& ways) {
 }
 
 void Connection::find_cuts(Prepared& prepared) {
+  prepared.cuts.clear();
   for (const uint64_t side : {prepared.work->to(), prepared.work->from()}) {
     for (const auto& pinned : prepared.pinned) {
       const uint64_t begin = side - pinned->delta();
@@ -69,7 +70,7 @@ void Connection::find_cuts(Prepared& prepared) {
     }
   }
   std::sort(prepared.cuts.begin(), prepared.cuts.end());
-  if (prepared.cuts.size() > kMostCuts) prepared.copy_engine = false;
+  prepared.copy_engine = prepared.cuts.size() <= kMostCuts;
 }
 
 Code Connection::copy_by_engine(const Prepared& prepared, const Job& job) noexcept {

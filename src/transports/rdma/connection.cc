@@ -322,6 +322,7 @@ int32_t Connection::begin(const Prepared& prepared, const towline_submit_args& a
   request.remote = prepared.remote.data();
   request.bytes = args.end - args.begin;
   request.rails = prepared.rails;
+  request.urgent = (args.flags & TOWLINE_SUBMIT_URGENT) != 0;
   const Status status = backend_.engine(worker_).start(*this, args, *prepared.plan, request);
   if (status == Status::kInProgress) backend_.wake_if_asleep(worker_);
   return static_cast<int32_t>(status);

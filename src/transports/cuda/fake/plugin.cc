@@ -33,6 +33,8 @@ extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, ui
   const auto is = [command](const char* name) { return std::strcmp(command, name) == 0; };
   if (is("hold"))
     faults.launches.hold(a != 0);
+  else if (is("let others pass"))
+    faults.launches.let_others_pass();
   else if (is("held"))
     return faults.launches.waited_for();
   else if (is("refuse"))
