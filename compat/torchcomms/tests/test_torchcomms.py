@@ -233,6 +233,24 @@ def test_what_is_not_here_says_so(comm):
     window.tensor_deregister()
 
 
+def test_a_version_of_torch_that_is_named_is_judged_by_torchcomms_rule(monkeypatch):
+    from torchcomms.functional import is_torch_compile_supported, is_torch_compile_supported_and_enabled
+
+    for version in ("2.10.0", "2.11.0"):
+        assert not is_torch_compile_supported(_current_version=version), version
+    for version in ("2.12.0.dev20240101", "2.12.0+cu118", "3.0"):
+        assert is_torch_compile_supported(_current_version=version), version
+    assert is_torch_compile_supported(min_version="2.10", _current_version="2.11")
+    assert is_torch_compile_supported() and not is_torch_compile_supported(min_version="99.0")
+    with pytest.raises(ValueError, match="'new' does not begin"):
+        is_torch_compile_supported(_current_version="new")
+    assert not is_torch_compile_supported_and_enabled(_current_version="3.0")
+    monkeypatch.setenv("TORCHCOMMS_PATCH_FOR_COMPILE", "1")
+    assert is_torch_compile_supported_and_enabled(_current_version="3.0")
+    monkeypatch.setenv("TORCHCOMMS_COMPILE_IGNORE_PYTORCH_VERSION_REQUIREMENT", "1")
+    assert is_torch_compile_supported_and_enabled(_current_version="2.10.0")
+
+
 def test_tensors_of_other_devices_are_refused(comm):
     here, there = torch.zeros(2), torch.zeros(2, device="meta")
     for call in (
