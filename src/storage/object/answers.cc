@@ -78,8 +78,7 @@ constexpr Meaning kMeanings[] = {
 };
 
 void judge_by_status(long http_status, Refusal& refusal) {
-  if (http_status == 429 || http_status == 408 ||
-      (http_status >= 500 && http_status != 501 && http_status != 507)) {
+  if (http_status == 429 || http_status == 408 || may_be_done(http_status)) {
     refusal.next = Next::kRetry;
     refusal.status = http_status == 429 || http_status == 503 ? Status::kBusy : Status::kIo;
     return;
@@ -102,6 +101,7 @@ void judge_by_status(long http_status, Refusal& refusal) {
       refusal.status = Status::kShort;
       return;
     case 501:
+    case 505:
       refusal.status = Status::kUnsupported;
       return;
     case 507:
@@ -138,6 +138,10 @@ std::string quoted(std::string etag) {
 std::string_view header(const Headers& headers, std::string_view name) noexcept {
   const auto found = headers.find(name);
   return found == headers.end() ? std::string_view{} : found->second;
+}
+
+bool may_be_done(long http_status) noexcept {
+  return http_status >= 500 && http_status != 501 && http_status != 505 && http_status != 507;
 }
 
 bool carries_error(std::string_view body) {

@@ -40,6 +40,8 @@ struct Refusal {
 // For a status that is no success, or the 200 of a CompleteMultipartUpload that carries an error (is_error).
 Refusal decode_refusal(long http_status, const Headers& headers, std::string_view body);
 [[nodiscard]] bool carries_error(std::string_view body);
+// The server failed at it, perhaps after it was done. False for 5xx that refuse: not implemented, no such HTTP, no room.
+[[nodiscard]] bool may_be_done(long http_status) noexcept;
 
 // ---- good ones; nullopt or empty when they make no sense
 

@@ -34,7 +34,11 @@ TEST(Answers, RefusalsSayWhatToDo) {
   EXPECT_EQ(decode_refusal(429, {}, "").next, Next::kRetry);
   EXPECT_EQ(decode_refusal(500, {}, "<html>not S3</html>").next, Next::kRetry);
   EXPECT_EQ(decode_refusal(501, {}, "").status, Status::kUnsupported);
+  EXPECT_EQ(decode_refusal(505, {}, "").status, Status::kUnsupported);
   EXPECT_EQ(decode_refusal(507, {}, "").status, Status::kNoSpace);
+  for (const long done : {500L, 502L, 503L, 504L}) EXPECT_TRUE(may_be_done(done)) << done;
+  for (const long refused : {200L, 400L, 403L, 429L, 501L, 505L, 507L})
+    EXPECT_FALSE(may_be_done(refused)) << refused;
   EXPECT_EQ(decode_refusal(403, {},
                            "<ErrorResponse><Error><Code>InvalidIdentityToken</Code></Error></ErrorResponse>")
                 .code,

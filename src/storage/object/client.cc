@@ -345,7 +345,7 @@ void Client::ended(Call& call) {
   if (call.exchange_.end == http::End::kAnswered) service_.answered.store(true, std::memory_order_relaxed);
   const bool lost = call.exchange_.end == http::End::kBroken || call.exchange_.end == http::End::kTimedOut;
   const bool again = call.exchange_.sent_before() != 0 && all_sent(call, call.exchange_.sent_before());
-  if (lost || again || call.exchange_.status / 100 == 5)
+  if (lost || again || may_be_done(call.exchange_.status))
     call.answer_.uncertain = call.answer_.uncertain || again || all_sent(call);
   release(call);
   judge(call);

@@ -81,7 +81,7 @@ std::string etag_of(const Answer& answer) {
 }
 
 std::string why_not_there(const Answer& answer, const ObjectName& name) {
-  if (!answer.ok()) return answer.text + "; an answer got lost: whether it was written is not known";
+  if (!answer.ok()) return answer.text + "; whether it was written is not known";
   return fmt::format(
       "{}: the server says that the upload is complete, after an answer that got lost, and has another "
       "object there: write it again",

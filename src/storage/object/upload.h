@@ -30,7 +30,7 @@ uint32_t joined_crc(const Parts& parts) noexcept;
 [[nodiscard]] Verdict check_created(const Answer& answer, std::string& upload_id);
 // The ETag of the object that a put or a complete made; "" if the answer has none.
 [[nodiscard]] std::string etag_of(const Answer& answer);
-// Why it failed where a look, after an answer that got lost, does not find what was written.
+// Why it failed where a look, after an answer that got lost or that told of a failure, does not find what was written.
 [[nodiscard]] std::string why_not_there(const Answer& answer, const ObjectName& name);
 
 }  // namespace towline::object

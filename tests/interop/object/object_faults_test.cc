@@ -542,6 +542,28 @@ TEST_F(ObjectFaults, ALostAnswerToAWriteIsSettledByLooking) {
   EXPECT_NE(lost.route().find("is not known"), std::string::npos) << lost.route();
 }
 
+// The server does not write objects at all. It is not looked whether it did, and the memory is free at both sides.
+TEST_F(ObjectFaults, AServerThatDoesNotImplementAWriteIsNoLostAnswer) {
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "");
+  const Region object = open("unimplemented", {.create = true, .bytes = kMib});
+  for (const std::string& answer :
+       {Proxy::http(501, ""), Proxy::s3_error(501, "NotImplemented"), Proxy::http(505, "")}) {
+    proxy.judge([&](const Request& request) -> Fault {
+      return {.answer = request.method == "PUT" ? answer : std::string{}};
+    });
+    proxy.forget();
+    const Transfer refused = transfer(Op::write, 0, object, 0, kMib);
+    EXPECT_EQ(run(refused), Status::kUnsupported) << answer;
+    EXPECT_EQ(refused.wait_fenced(Fence::kBoth, 60s), Status::kOk) << answer;
+    const std::string route = refused.route();
+    EXPECT_NE(route.find(answer.find("501") != std::string::npos ? "501" : "505"), std::string::npos)
+        << route;
+    for (const char* word : {"lost", "is not known"}) EXPECT_EQ(route.find(word), std::string::npos) << route;
+    EXPECT_EQ(proxy.seen().size(), 1u) << answer << ": one attempt, and no look";
+  }
+}
+
 // Like a server that was killed while completing an upload: the next attempt finds the upload marked as in
 // progress and gets a success.
 TEST_F(ObjectFaults, AnUploadThatIsOnlySaidToBeCompleteIsNoSuccess) {
