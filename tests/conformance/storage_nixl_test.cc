@@ -101,6 +101,51 @@ TEST_F(NixlPluginTest, RequestsThatEndLateEndOnce) {
   EXPECT_EQ(get<int()>("fake_nixl_asked_after_end")(), 0);
 }
 
+// It ends with success, in the post or when asked, and then once more with an error: whoever asks again, or releases it,
+// gets that one.
+TEST_F(NixlPluginTest, AnEngineThatCompletesARequestTwiceIsHeardOnce) {
+  const int before = alive();
+  const auto asked = [&] { return get<int()>("fake_nixl_asked_after_end")(); };
+  const int asked_before = asked();
+  {
+    const auto agent = make_agent();
+    const Region memory = agent->register_memory(dram(memory_.data(), kBytes));
+    const Region file = agent->register_storage(place_.uri("file"));
+    for (const bool at_once : {false, true}) {
+      SCOPED_TRACE(at_once);
+      std::fill(memory_.begin(), memory_.end(), std::byte{0});
+      const Transfer read = reading(*agent, file);
+      fail("twice", 1);
+      fail("at_once", at_once ? 1 : 0);
+      EXPECT_EQ(run(read), Status::kOk);
+      EXPECT_EQ(read.wait_fenced(Fence::kBoth, 30s), Status::kOk);
+      EXPECT_EQ(read.result().bytes, kBytes);
+      EXPECT_TRUE(memory_ == contents_);
+      EXPECT_EQ(run(read), Status::kOk) << "and the next run is one of its own";
+      EXPECT_EQ(read.result().outcome(), Status::kOk);
+    }
+    fail("twice", 0);
+  }
+  EXPECT_EQ(asked(), asked_before);
+  EXPECT_EQ(alive(), before) << "what was released with an error after its end is not kept";
+}
+
+TEST_F(NixlPluginTest, AnAgentThatEndsWithARequestOpenReleasesIt) {
+  const int before = alive();
+  {
+    const auto agent = make_agent("timeout = \"100ms\"\n");
+    const Region memory = agent->register_memory(dram(memory_.data(), kBytes));
+    const Region file = agent->register_storage(place_.uri("file"));
+    const Transfer read = reading(*agent, file);
+    fail("never", 1);
+    EXPECT_EQ(read.post(), Status::kInProgress);
+    agent->close();
+    EXPECT_NE(read.wait(0s), Status::kOk);
+    fail("never", 0);
+  }
+  EXPECT_EQ(alive(), before);
+}
+
 TEST_F(NixlPluginTest, RequestsThatNeverEndTimeOutAndTheNextOneWorks) {
   const int before = alive();
   {

@@ -27,14 +27,15 @@ namespace {
 class Plugins : public testing::Test {
  protected:
   void SetUp() override { nixlPluginManager::getInstance().addPluginDirectory(PLUGIN_FOLDER); }
-  // The number of agents' objects that the plugin's engines still hold.
-  static int known_alive() {
+  static int counted(const char* what) {
     void* library = dlopen(PLUGIN_FOLDER "/libplugin_MOVER.so", RTLD_NOW | RTLD_LOCAL);
-    const auto count = reinterpret_cast<int (*)()>(dlsym(library, "mover_known_alive"));
-    const int alive = count == nullptr ? -1 : count();
+    const auto count = reinterpret_cast<int (*)()>(dlsym(library, what));
+    const int number = count == nullptr ? -1 : count();
     dlclose(library);
-    return alive;
+    return number;
   }
+  // The number of agents' objects that the plugin's engines still hold.
+  static int known_alive() { return counted("mover_known_alive"); }
 };
 
 // An agent whose only backend is the plugin's.
@@ -284,6 +285,22 @@ TEST_F(Plugins, ThatFinishLateAreWaitedFor) {
   EXPECT_EQ(side.agent->getXferStatus(made), NIXL_SUCCESS);  // the engine's second answer is not asked for
   EXPECT_EQ(run(*side.agent, made), NIXL_SUCCESS);           // a run after it
   EXPECT_EQ(side.agent->releaseXferReq(made), NIXL_SUCCESS);
+}
+
+TEST_F(Plugins, ThatCompleteARequestTwiceAreHeardOnce) {
+  for (const char* polls : {"0", "3"}) {
+    SCOPED_TRACE(polls);
+    Moving side("mover-twice", {{"polls", polls}, {"ends", "twice"}});
+    const int before = counted("mover_asked_after_end");
+    nixlXferReqH* made = request(side, NIXL_WRITE, side.blocks(1, 64), side.blocks(1, 64), side.name);
+    ASSERT_NE(made, nullptr);
+    for (int round = 0; round < 2; ++round) {
+      EXPECT_EQ(run(*side.agent, made), NIXL_SUCCESS);
+      for (int i = 0; i < 3; ++i) EXPECT_EQ(side.agent->getXferStatus(made), NIXL_SUCCESS);
+    }
+    EXPECT_EQ(side.agent->releaseXferReq(made), NIXL_SUCCESS);
+    EXPECT_EQ(counted("mover_asked_after_end"), before);
+  }
 }
 
 TEST_F(Plugins, ThatNeverFinishMissTheDeadline) {

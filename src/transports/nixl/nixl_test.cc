@@ -247,6 +247,50 @@ TEST_F(NixlNetTest, WhatTheEngineReportsIsThePartsEnd) {
   close();
 }
 
+// It ends with success, in the post or when asked, and then once more with an error: whoever asks again, or releases it,
+// gets that one. The fixture sees that nobody asked, and that nothing is kept.
+TEST_F(NixlNetTest, AnEngineThatCompletesARequestTwiceIsHeardOnce) {
+  open();
+  connect();
+  FakePlan plan(there.region.key);
+  plan.add(from.data(), to.data(), kBytes);
+  towline_prepared* const prepared = prepare(plan, TOWLINE_WRITE);
+  for (const bool at_once : {false, true}) {
+    SCOPED_TRACE(at_once);
+    std::fill(to.begin(), to.end(), uint8_t{0});
+    fail("twice");
+    fail("at_once", at_once ? 1 : 0);
+    EXPECT_EQ(finish(prepared), Status::kOk);
+    EXPECT_EQ(to, from);
+    for (int i = 0; i < 100; ++i) a->turn();
+    EXPECT_EQ(finish(prepared), Status::kOk) << "and the next run of the same request is one of its own";
+    fail("twice");
+    EXPECT_EQ(move(TOWLINE_READ, "after"), Status::kOk);
+  }
+  EXPECT_EQ(a->completed_twice, 0u);
+  a->data->unprepare(prepared);
+  close();
+}
+
+TEST_F(NixlNetTest, AConnectionThatEndsWithARequestOpenReleasesIt) {
+  open();
+  connect();
+  FakePlan plan(there.region.key);
+  plan.add(from.data(), to.data(), kBytes);
+  towline_prepared* const prepared = prepare(plan, TOWLINE_WRITE);
+  fail("never");
+  EXPECT_EQ(a->submit(prepared, 1, kBytes), Status::kInProgress);
+  a->memory->unimport(link->connection, imported);
+  imported = nullptr;
+  a->disconnect(*link);
+  ASSERT_TRUE(a->ended(1));
+  EXPECT_EQ(a->outcome(1), Status::kClosed);
+  EXPECT_EQ(a->results.at(1).fences, 0u) << "only the plugin knows";
+  EXPECT_EQ(a->completed_twice, 0u);
+  a->data->unprepare(prepared);
+  close();
+}
+
 TEST_F(NixlNetTest, ACancelledPartGetsAMomentAndIsThenGivenUp) {
   open();
   connect();

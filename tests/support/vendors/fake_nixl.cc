@@ -45,6 +45,7 @@ struct Request : nixlBackendReqH {
   ~Request() override { --alive; }
   int checks = 0;
   bool over = false;
+  bool twice = false;  // it ends: first with success, then with an error, to whoever asks or releases it
   bool never = false;  // ends
   bool held = false;   // can't be released before its end
   bool write = false;
@@ -105,15 +106,28 @@ class Fake final : public nixlBackendEngine {
     request.write = operation == NIXL_WRITE;
     request.memory = &local;
     request.files = &remote;
+    request.twice = fails("twice");
+    if (request.twice && fails("at_once")) return end(request);
     return NIXL_IN_PROG;
   }
   nixl_status_t checkXfer(nixlBackendReqH* handle) const override {
     auto& request = static_cast<Request&>(*handle);
     if (request.over) {
       ++asked_after_end;
-      return NIXL_SUCCESS;
+      return request.twice ? NIXL_ERR_BACKEND : NIXL_SUCCESS;
     }
     if (request.never || request.held || --request.checks > 0) return NIXL_IN_PROG;
+    return end(request);
+  }
+  nixl_status_t releaseReqH(nixlBackendReqH* handle) const override {
+    if (static_cast<Request*>(handle)->held) return NIXL_ERR_BACKEND;
+    const bool twice = static_cast<Request*>(handle)->twice;
+    delete handle;
+    return twice ? NIXL_ERR_BACKEND : NIXL_SUCCESS;
+  }
+
+ private:
+  static nixl_status_t end(Request& request) {
     request.over = true;
     if (fails("throw")) throw 1;
     if (fails("check")) return NIXL_ERR_BACKEND;
@@ -121,13 +135,6 @@ class Fake final : public nixlBackendEngine {
       if (!move(request.write, (*request.memory)[i], (*request.files)[i])) return NIXL_ERR_BACKEND;
     return NIXL_SUCCESS;
   }
-  nixl_status_t releaseReqH(nixlBackendReqH* handle) const override {
-    if (static_cast<Request*>(handle)->held) return NIXL_ERR_BACKEND;
-    delete handle;
-    return NIXL_SUCCESS;
-  }
-
- private:
   static bool move(bool write, const nixlMetaDesc& memory, const nixlMetaDesc& file) {
     auto* at = reinterpret_cast<char*>(memory.addr);
     const int fd = static_cast<int>(file.devId);

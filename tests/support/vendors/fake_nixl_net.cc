@@ -71,6 +71,7 @@ struct Request : nixlBackendReqH {
   int checks = 0;
   size_t moved = 0;  // blocks
   bool running = false;
+  bool twice = false;  // it ends: first with success, then with an error, to whoever asks or releases it
   bool never = false;  // ends
   bool held = false;   // can't be released before its end
   nixl_xfer_op_t operation = NIXL_READ;
@@ -178,19 +179,22 @@ class Fake final : public nixlBackendEngine {
     request.remote = &remote;
     request.agent = agent;
     request.moved = 0;
+    request.twice = fails("twice");
     return fails("at_once") ? go_on(request, SIZE_MAX) : NIXL_IN_PROG;
   }
   nixl_status_t checkXfer(nixlBackendReqH* handle) const override {
     auto& request = static_cast<Request&>(*handle);
     if (!request.running) ++misused;  // it had told its end
+    if (!request.running && request.twice) return NIXL_ERR_BACKEND;
     if (request.never || request.held || --request.checks > 0) return NIXL_IN_PROG;
     if (request.moved == 0 && fails("throw")) throw 1;
     return go_on(request, kAtOnce);
   }
   nixl_status_t releaseReqH(nixlBackendReqH* handle) const override {
     if (static_cast<Request*>(handle)->held) return NIXL_ERR_BACKEND;
+    const bool twice = static_cast<Request*>(handle)->twice;
     delete handle;
-    return NIXL_SUCCESS;
+    return twice ? NIXL_ERR_BACKEND : NIXL_SUCCESS;
   }
 
  private:

@@ -5,6 +5,7 @@
 //   throw=STEP    it throws
 //   polls=N       requests end after N checks; -1: never
 //   cancel=no     a request in progress can't be released
+//   ends=twice    a request ends with success, and to whoever asks after that with an error
 #include <backend/backend_plugin.h>
 #include <common/backend.h>
 #include <sys/socket.h>
@@ -44,10 +45,12 @@ struct Known : nixlBackendMD {
 
 struct Request : nixlBackendReqH {
   int checks_left = 0;
+  bool over = false;
 };
 
 // One per engine, so that a test sees what is left.
 std::atomic<int> known_alive{0};
+std::atomic<int> asked_after_end{0};
 
 class Mover final : public nixlBackendEngine {
  public:
@@ -57,6 +60,8 @@ class Mover final : public nixlBackendEngine {
         cancels_(nixl::getBackendParamDefaulted(init->customParams, "cancel", true)) {
     (void)getInitParam("fail", fail_);
     (void)getInitParam("throw", throw_);
+    std::string ends;
+    twice_ = getInitParam("ends", ends) == NIXL_SUCCESS && ends == "twice";
     maybe_throw("constructor");
     initErr = fail_ == "constructor";
     socket_ = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -139,13 +144,17 @@ class Mover final : public nixlBackendEngine {
     }
     if (args->hasNotif && genNotif(agent, args->notifMsg) != NIXL_SUCCESS) return NIXL_ERR_REMOTE_DISCONNECT;
     static_cast<Request*>(handle)->checks_left = polls_;
+    static_cast<Request*>(handle)->over = polls_ == 0;
     return polls_ == 0 ? NIXL_SUCCESS : NIXL_IN_PROG;
   }
   nixl_status_t checkXfer(nixlBackendReqH* handle) const override {
     if (const auto status = step("checkXfer"); status != NIXL_SUCCESS) return status;
-    int& left = static_cast<Request*>(handle)->checks_left;
-    if (left > 0) --left;
-    return left == 0 ? NIXL_SUCCESS : NIXL_IN_PROG;
+    auto& request = static_cast<Request&>(*handle);
+    if (request.over) ++asked_after_end;
+    if (request.over && twice_) return NIXL_ERR_BACKEND;
+    if (request.checks_left > 0) --request.checks_left;
+    request.over = request.checks_left == 0;
+    return request.over ? NIXL_SUCCESS : NIXL_IN_PROG;
   }
   nixl_status_t releaseReqH(nixlBackendReqH* handle) const override {
     if (!cancels_ && static_cast<Request*>(handle)->checks_left != 0) return NIXL_ERR_BACKEND;
@@ -231,6 +240,7 @@ class Mover final : public nixlBackendEngine {
   std::string throw_;
   const int polls_;
   const bool cancels_;
+  bool twice_ = false;
   int socket_ = -1;
   std::string name_;
   std::map<std::string, std::string> peers_;
@@ -260,6 +270,7 @@ nixlBackendPlugin* mover() {
 
 // How many of what the agent owns exist, over all engines of the process.
 extern "C" NIXL_PLUGIN_EXPORT int mover_known_alive() { return known_alive.load(); }
+extern "C" NIXL_PLUGIN_EXPORT int mover_asked_after_end() { return asked_after_end.load(); }
 
 #ifdef MOVER_STATIC
 nixlBackendPlugin* createStaticMOVERPlugin() { return mover(); }
