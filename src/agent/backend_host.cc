@@ -187,6 +187,15 @@ BackendHost::Backends BackendHost::discover(const std::vector<std::string>& want
     load(*found.back(), builtin.plugin());
   }
   for (const std::string& file : plugins) discover_in(file, found);
+  // Named among the backends is enough for those that come with Towline. A plugin that was named serves first.
+  for (const BundledBackend& bundled : bundled_backends()) {
+    const auto has_name = [&](const auto& backend) { return backend->name == bundled.name; };
+    if (bundled.automatic || std::find(wanted.begin(), wanted.end(), bundled.name) == wanted.end()) continue;
+    if (std::any_of(found.begin(), found.end(), has_name)) continue;
+    if (bundled_plugin(agent_.config(), bundled.plugin).empty()) continue;
+    discover_in(bundled.plugin, found);
+    if (std::none_of(found.begin(), found.end(), has_name)) found.back()->name = bundled.name;  // it failed
+  }
   return found;
 }
 

@@ -24,9 +24,11 @@ std::span<const BuiltinBackend> builtin_backends() noexcept {
 
 std::span<const BundledBackend> bundled_backends() noexcept {
   static constexpr BundledBackend kBundled[] = {
-      {"cuda", "", true},
-      {"object", "s3", false},
-      {"tcpx", "", false},
+      {"cuda", "cuda", "", true},       {"object", "object", "s3", false},
+      {"azure", "object", "az", false}, {"gcs", "object", "gs", false},
+      {"gds", "gds", "gds", false},     {"hf3fs", "hf3fs", "hf3fs", false},
+      {"nixl", "nixl", "nixl", false},  {"nixl_net", "nixl_net", "", false},
+      {"tcpx", "tcpx", "", false},
   };
   return kBundled;
 }

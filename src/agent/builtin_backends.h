@@ -18,8 +18,9 @@ std::span<const BuiltinBackend> builtin_backends() noexcept;
 // The backends that come with Towline as plugins.
 struct BundledBackend {
   const char* name;
+  const char* plugin;  // that has it: libtowline_<plugin>.so
   const char* scheme;  // of the storage it serves; "": none
-  bool automatic;      // loaded if its file exists; else only if the setting `plugins` names it
+  bool automatic;  // loaded if its file exists; else only if `plugins` names its plugin, or `backends` itself
 };
 std::span<const BundledBackend> bundled_backends() noexcept;
 

@@ -6,6 +6,7 @@
 #include "agent/builtin_backends.h"
 #include "agent/opened_storage.h"
 #include "agent/own_regions.h"
+#include "agent/plugin_finder.h"
 #include "agent/post.h"
 #include "base/error.h"
 
@@ -92,6 +93,27 @@ towline_storage* storage_of(const Region& region, const Backend& backend) noexce
 
 // ---- regions of storage
 
+namespace {
+
+// What would make a backend that comes with Towline serve its scheme, which none of the agent's does.
+std::string way_to_load(Agent& agent, const BundledBackend& bundled) {
+  for (const auto& backend : agent.backends().backends()) {
+    if (backend->plugin == nullptr && (backend->name == bundled.plugin || backend->name == bundled.name))
+      return fmt::format("\n  {}: {}", bundled.name, backend->reason);
+  }
+  if (bundled_plugin(agent.config(), bundled.plugin).empty())
+    return fmt::format(
+        "\n  {} serves {}:, but its plugin libtowline_{}.so is not installed beside the library",
+        bundled.name, bundled.scheme, bundled.plugin);
+  if (!agent.backends().in_order_of_cost())
+    return fmt::format("\n  {} serves {}:, but the setting backends leaves it out: add {} there",
+                       bundled.name, bundled.scheme, bundled.name);
+  return fmt::format("\n  the setting plugins = \"{}\" loads the one for {}:", bundled.plugin,
+                     bundled.scheme);
+}
+
+}  // namespace
+
 Backend& OwnRegions::storage_backend(const char* uri) {
   const std::string_view text = uri == nullptr ? "file:" : uri;
   const size_t colon = text.find(':');
@@ -110,8 +132,7 @@ Backend& OwnRegions::storage_backend(const char* uri) {
   }
   if (known.empty()) known = "; it has no storage backend";
   for (const BundledBackend& bundled : bundled_backends()) {
-    if (scheme == bundled.scheme)
-      known += fmt::format("\n  the setting plugins = \"{}\" loads the one for {}:", bundled.name, scheme);
+    if (scheme == bundled.scheme) known += way_to_load(agent_, bundled);
   }
   fail(Status::kUnsupported, "no backend of this agent serves '{}:'{}", scheme, known);
 }
@@ -156,7 +177,7 @@ void OwnRegions::list_storage(const char* prefix, towline_storage_found_t found,
   agent_.check_usable();
   Backend& backend = storage_backend(prefix);
   if (backend.storage->list == nullptr)
-    fail(Status::kUnsupported, "{} can't list its contents; s3: can", backend.name);
+    fail(Status::kUnsupported, "{} can't list its contents; s3:, az: and gs: can", backend.name);
   struct Caller {
     towline_storage_found_t found;
     void* argument;

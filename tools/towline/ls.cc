@@ -10,6 +10,7 @@
 
 #include "cp/place.h"
 #include "json_output.h"
+#include "storage_schemes.h"
 #include "units.h"
 
 namespace tool {
@@ -51,7 +52,7 @@ json list_regions(const cp::Place& place) {
 }
 
 json list_store(const cp::Place& place) {
-  const towline::Agent agent("towline-ls", {.listen = "none"});
+  const towline::Agent agent("towline-ls", {.listen = "none", .config = plugins_for({place.uri})});
   json entries = json::array();
   if (!place.is_object()) {
     const towline::StorageInfo info = agent.query_storage(place.uri);
@@ -74,7 +75,9 @@ void add_ls_command(CLI::App& app, CommonOptions& common) {
   auto* command =
       app.add_subcommand("ls", "List the memory of a peer, or what a store holds, for `towline cp`");
   auto place = std::make_shared<std::string>();
-  command->add_option("place", *place, "peer:HOST:PORT, file:PATH or a prefix such as s3://BUCKET/")
+  command
+      ->add_option("place", *place,
+                   "peer:HOST:PORT, file:PATH, or a prefix of objects below s3://BUCKET/, az:// or gs://")
       ->required();
   command->add_flag("--json", common.json, "Print the entries as JSON");
   command->callback([place, &common] {

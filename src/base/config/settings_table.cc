@@ -18,7 +18,9 @@ constexpr Setting kSettings[] = {
      "ports to try where the port is 0, such as 7000-7100; empty: any"},
     {"advertise", SettingType::kText, "", "",
      "the address that peers are given instead of the listening address; empty: detected"},
-    {"backends", SettingType::kList, "", "", "names of backends in order of preference; empty: all usable"},
+    {"backends", SettingType::kList, "", "",
+     "names of backends in order of preference, also of those in plugins that come with Towline; empty: all "
+     "usable"},
     {"plugins", SettingType::kList, "", "",
      "more backends: names of plugins that come with Towline (object), or files"},
     {"plugin_path", SettingType::kList, "", "",

@@ -117,6 +117,38 @@ TEST_F(ObjectCommandLine, CopiesAFileToAnObjectAndBack) {
   EXPECT_TRUE(read_file(from) == read_file(back));
 }
 
+// Without a file of settings: the scheme is enough.
+TEST_F(ObjectCommandLine, ListsWhatAPrefixHolds) {
+  const auto expect_lists = [&](const std::string& prefix) {
+    const std::string key = prefix + "listed/";
+    Ended ended = towline("cp " + make_file("small", 1000, 6) + " " + key + "small");
+    ASSERT_EQ(ended.code, 0) << ended.output;
+    ended = towline("cp " + make_file("large", 9'000'000, 7) + " " + key + "deeper/large");
+    ASSERT_EQ(ended.code, 0) << ended.output;
+    ended = towline("ls " + key + " --json");
+    ASSERT_EQ(ended.code, 0) << ended.output;
+    std::map<std::string, uint64_t> found;
+    const json listed = json::parse(ended.output);
+    for (const json& entry : listed.at("entries")) found[entry.at("place")] = entry.at("bytes");
+    EXPECT_EQ(found,
+              (std::map<std::string, uint64_t>{{key + "small", 1000}, {key + "deeper/large", 9'000'000}}));
+    ended = towline("ls " + prefix);
+    ASSERT_EQ(ended.code, 0) << ended.output;
+    EXPECT_NE(ended.output.find(key + "small"), std::string::npos) << ended.output;
+  };
+  expect_lists("s3://bucket/");
+  if (AzureServer::program().empty()) return;
+  const AzureServer azure;
+  const std::pair<const char*, std::string> variables[] = {
+      {"TOWLINE_AZURE_ENDPOINT", AzureServer::endpoint(azure.port())},
+      {"AZURE_STORAGE_ACCOUNT", AzureServer::kAccount},
+      {"AZURE_STORAGE_KEY", AzureServer::kKey}};
+  for (const auto& [name, value] : variables)
+    ::setenv(name, value.c_str(), 1);  // NOLINT: no agent is being made
+  expect_lists("az://bucket/");
+  for (const auto& [name, value] : variables) ::unsetenv(name);  // NOLINT
+}
+
 TEST_F(ObjectCommandLine, CopiesAPeersMemoryToAnObjectAndBack) {
   constexpr uint64_t kMemory = 9'000'000;
   const Agent owner("owner", {.listen = "127.0.0.1:0"});

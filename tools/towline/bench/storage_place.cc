@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
@@ -12,37 +11,23 @@
 #include <string_view>
 
 #include "failure.h"
+#include "storage_schemes.h"
 
 namespace tool::bench {
-namespace {
-
-struct Scheme {
-  std::string_view name;
-  const char* plugin;  // empty: none is needed
-  bool objects;
-};
-constexpr Scheme kSchemes[] = {
-    {"file", "", false},    {"gds", "gds", false},  {"hf3fs", "hf3fs", false}, {"nixl", "nixl", false},
-    {"s3", "object", true}, {"az", "object", true}, {"gs", "object", true},
-};
-
-}  // namespace
 
 Place::Place(const std::string& given) : text(given), folder(given) {
-  const size_t colon = given.find(':');
-  if (colon == std::string::npos || given.find('/') < colon) return;
-  const std::string_view name = std::string_view{given}.substr(0, colon);
-  const auto* known = std::ranges::find(kSchemes, name, &Scheme::name);
-  if (known == std::end(kSchemes))
+  const std::string_view name = scheme_text(given);
+  if (name.empty()) return;
+  const StorageScheme* const known = scheme_of(given);
+  if (known == nullptr)
     throw Failure{fmt::format(
         "--storage {}: no backend of files or objects has the scheme '{}'. Give a folder (./{} if it is "
         "one), gds:/FOLDER, hf3fs:/FOLDER, nixl:/FOLDER, nixl:PLUGIN:/FOLDER, or s3://BUCKET/PREFIX, "
         "az:// or gs://",
         given, name, given)};
   scheme = name == "file" ? "" : name;
-  plugin = known->plugin;
   objects = known->objects;
-  folder = given.substr(colon + 1);
+  folder = given.substr(name.size() + 1);
   if (objects != folder.starts_with("//"))
     throw Failure{fmt::format("--storage {}: {}", given,
                               objects ? fmt::format("objects are named {}://BUCKET/PREFIX", name)
@@ -54,8 +39,7 @@ Place::Place(const std::string& given) : text(given), folder(given) {
 }
 
 std::string Place::config() const {
-  std::string config;
-  if (!plugin.empty()) config += fmt::format("plugins = \"{}\"\n", plugin);
+  std::string config = plugins_for({text});
   if (!library.empty()) config += fmt::format("[nixl]\nlibrary = '{}'\n", library);
   return config;
 }

@@ -19,7 +19,6 @@ struct Place {
 
   std::string text;     // as given
   std::string scheme;   // empty: a plain folder
-  std::string plugin;   // Towline's, that serves it; empty: none is needed
   std::string library;  // nixl: the plugin of NIXL's
   std::string folder;   // not of objects
   bool objects = false;

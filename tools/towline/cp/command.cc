@@ -99,7 +99,9 @@ void add_cp_command(CLI::App& app, CommonOptions& common) {
   command->footer(
       "A PLACE is\n"
       "  file:PATH or PATH        a file\n"
-      "  s3://BUCKET/KEY          an object; docs/storage.md says how its server is named\n"
+      "  s3://BUCKET/KEY          an object, also az:// and gs://; docs/storage.md says how its server is "
+      "named\n"
+      "  gds:PATH                 a file by a backend of its own, also hf3fs: and nixl:\n"
       "  peer:HOST:PORT[/NAME]    memory: the region of that name of the agent listening there, or its N-th "
       "as\n"
       "                           peer:HOST:PORT#N, 0 being the first; `towline serve` makes such ones\n"

@@ -9,6 +9,8 @@
 #include <deque>
 #include <filesystem>
 #include <fstream>
+#include <set>
+#include <string_view>
 #include <thread>
 #include <towline/towline.hpp>
 
@@ -18,6 +20,7 @@
 #include "cp/place.h"
 #include "failure.h"
 #include "signals.h"
+#include "storage_schemes.h"
 #include "units.h"
 
 namespace tool::cp {
@@ -44,11 +47,16 @@ towline::AgentOptions agent_options(const CopyOptions& options, const Place& sou
   towline::AgentOptions agent;
   agent.listen = "none";
   agent.default_timeout = options.timeout;
+  agent.config = plugins_for({source.uri, destination.uri});
   // Each piece of an object begins where a part begins.
-  if (source.is_object() || destination.is_object())
-    agent.config = fmt::format(
-        "plugins = \"object\"\n[tuning.object]\npart = \"8MiB\"\ncontrol_timeout = \"{}ms\"\n",
-        std::max<int64_t>(std::chrono::ceil<std::chrono::milliseconds>(options.timeout).count(), 1));
+  const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(options.timeout).count();
+  std::set<std::string_view> backends;
+  for (const Place* const place : {&source, &destination}) {
+    const StorageScheme* const scheme = scheme_of(place->uri);
+    if (scheme == nullptr || !scheme->objects || !backends.insert(scheme->backend).second) continue;
+    agent.config += fmt::format("[tuning.{}]\npart = \"8MiB\"\ncontrol_timeout = \"{}ms\"\n", scheme->backend,
+                                std::max<int64_t>(timeout, 1));
+  }
   return agent;
 }
 

@@ -126,6 +126,10 @@ TEST(CpPlace, names_files_objects_and_peers) {
   EXPECT_EQ(parse_place("with space:colon").path, fs::absolute("with space:colon").string());
   EXPECT_EQ(parse_place("s3://bucket/key").uri, "s3://bucket/key");
   EXPECT_TRUE(parse_place("s3://bucket/key").path.empty());
+  EXPECT_EQ(parse_place("gds:/a/./b").uri, "gds:/a/b");
+  EXPECT_EQ(parse_place("nixl:/a/b").path, "/a/b");
+  EXPECT_THROW((void)parse_place("hf3fs:"), Failure);
+  EXPECT_THROW((void)parse_place("gds://host/b"), Failure);
   EXPECT_EQ(parse_place("peer:10.0.0.7:77").address, "10.0.0.7:77");
   EXPECT_EQ(parse_place("peer:unix:/run/x#12").address, "unix:/run/x");
   EXPECT_EQ(parse_place("peer:unix:/run/x#12").region, 12u);

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <cctype>
 #include <filesystem>
 
 #include "failure.h"
+#include "storage_schemes.h"
 #include "units.h"
 
 namespace tool::cp {
@@ -14,15 +14,6 @@ namespace tool::cp {
 namespace {
 
 constexpr std::string_view kPeer = "peer:";
-constexpr std::string_view kFile = "file:";
-
-bool has_scheme(std::string_view text) {
-  const size_t colon = text.find(':');
-  if (colon == std::string_view::npos || colon == 0) return false;
-  return std::all_of(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(colon), [](char letter) {
-    return std::isalnum(static_cast<unsigned char>(letter)) != 0 || letter == '+' || letter == '-';
-  });
-}
 
 std::string version_of(const towline::StorageInfo& info) {
   return fmt::format("{} {}", info.bytes, info.modified_ns);
@@ -56,14 +47,17 @@ Place parse_place(std::string_view text) {
     return place;
   }
   if (text.empty()) throw Failure{"a place is empty: give file:PATH, s3://BUCKET/KEY or peer:HOST:PORT"};
-  if (!has_scheme(text) || text.starts_with(kFile)) {
-    if (text.starts_with(kFile)) text.remove_prefix(kFile.size());
+  const StorageScheme* const scheme = scheme_of(text);
+  if (scheme_text(text).empty() || (scheme != nullptr && !scheme->objects)) {
+    const std::string name{scheme != nullptr ? scheme->name : "file"};
+    if (scheme != nullptr) text.remove_prefix(name.size() + 1);
     if (text.starts_with("//") && !text.starts_with("///"))
-      throw Failure{fmt::format("file:{}: files of another host can't be reached: use file:/path", text)};
+      throw Failure{
+          fmt::format("{0}:{1}: files of another host can't be reached: use {0}:/path", name, text)};
     if (text.starts_with("///")) text.remove_prefix(2);
-    if (text.empty()) throw Failure{"file: must be followed by a path"};
+    if (text.empty()) throw Failure{name + ": must be followed by a path"};
     place.path = std::filesystem::absolute(text).lexically_normal().string();
-    place.uri = std::string(kFile) + place.path;
+    place.uri = name + ":" + place.path;
   } else {
     place.uri = text;
   }

@@ -86,7 +86,7 @@ void add_replay_command(CLI::App& app, CommonOptions& common) {
       ->type_name("NAME");
   command
       ->add_option("--spill", setup.spill, "Storage for blocks that do not fit into the prefill ranks' pools")
-      ->type_name("file:DIR|s3://BUCKET");
+      ->type_name("file:DIR|s3://BUCKET|az://..|gs://..");
   command->add_option("--split", setup.threads, "Workers a transfer is split over")
       ->capture_default_str()
       ->check(CLI::Range(1, 8));

@@ -7,6 +7,7 @@
 #include "failure.h"
 #include "replay/generator.h"
 #include "replay/spill.h"
+#include "storage_schemes.h"
 #include "units.h"
 
 namespace tool::replay {
@@ -55,7 +56,7 @@ towline::AgentOptions agent_options(const Setup& setup, const std::string& liste
   towline::AgentOptions options;
   options.workers = setup.threads;
   options.listen = listen;
-  if (spills_to_objects(setup.spill)) options.config = "plugins = \"object\"\n";
+  options.config = plugins_for({setup.spill});
   return options;
 }
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "failure.h"
+#include "storage_schemes.h"
 #include "units.h"
 
 namespace tool::replay {
@@ -15,18 +16,21 @@ namespace {
 using std::chrono::steady_clock;
 
 constexpr std::string_view kFile = "file:";
-constexpr std::string_view kObject = "s3://";
 
 }  // namespace
 
 void check_spill(const std::string& where) {
   const bool file = where.starts_with(kFile) && where.size() > kFile.size();
-  const bool object = spills_to_objects(where) && where.size() > kObject.size();
-  if (!file && !object)
-    throw Failure{fmt::format("--spill {}: file:DIR, s3://BUCKET or s3://BUCKET/PREFIX", where)};
+  const StorageScheme* const scheme = scheme_of(where);
+  const bool objects = scheme != nullptr && scheme->objects;
+  const size_t after = objects ? scheme->name.size() + 1 : 0;
+  const bool named = objects && where.compare(after, 2, "//") == 0 && where.size() > after + 2;
+  if (!file && !named)
+    throw Failure{
+        fmt::format("--spill {}: file:DIR, or objects below s3://BUCKET, s3://BUCKET/PREFIX, "
+                    "az://CONTAINER or gs://BUCKET",
+                    where)};
 }
-
-bool spills_to_objects(const std::string& where) { return where.starts_with(kObject); }
 
 MissingFolders::MissingFolders(const std::string& where) {
   if (!where.starts_with(kFile)) return;

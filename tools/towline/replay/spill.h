@@ -19,9 +19,8 @@
 
 namespace tool::replay {
 
-// Throws Failure unless it is file:DIR or s3://BUCKET, perhaps with a prefix.
+// Throws Failure unless it is file:DIR, or s3://BUCKET, az:// or gs://, perhaps with a prefix.
 void check_spill(const std::string& where);
-[[nodiscard]] bool spills_to_objects(const std::string& where);
 
 // The folders that are missing on the path to which blocks are spilled. Any rank may create them. The process
 // that started the ranks removes them at the end if they are empty.

@@ -38,8 +38,9 @@ class Folder {
 
 TEST(Spill, TakesOnlyPlacesThatItKnows) {
   EXPECT_NO_THROW(check_spill("file:/x"));
-  EXPECT_NO_THROW(check_spill("s3://bucket/prefix"));
-  for (const char* where : {"file:", "/x", "s3://", "http://x"})
+  for (const char* where : {"s3://bucket/prefix", "az://container", "gs://bucket/"})
+    EXPECT_NO_THROW(check_spill(where)) << where;
+  for (const char* where : {"file:", "/x", "s3://", "s3:/x", "az://", "gs:", "gds:/x", "http://x"})
     EXPECT_THROW(check_spill(where), Failure) << where;
 }
 
