@@ -66,6 +66,15 @@ enum { TOWLINE_FABRIC_READABLE = 1, TOWLINE_FABRIC_WRITABLE = 2 };  // by peers
 
 TOWLINE_API int32_t towline_fabric_register(towline_fabric_t* engine, void* address, uint64_t bytes,
                                             uint32_t access, towline_fabric_memory_t** memory);
+// The same for memory of a device, which the rails reach by a dma-buf that holds it at `offset`. The rails keep what they
+// need: the caller may close `fd` afterwards. `address` is where the device has it; no processor reads or writes there.
+TOWLINE_API int32_t towline_fabric_register_dma_buf(towline_fabric_t* engine, void* address, uint64_t bytes,
+                                                    uint32_t access, int fd, uint64_t offset,
+                                                    towline_fabric_memory_t** memory);
+// The same for memory of NVIDIA's GPU `gpu`, as CUDA numbers them in this process, whose driver makes the dma-buf.
+TOWLINE_API int32_t towline_fabric_register_gpu(towline_fabric_t* engine, void* address, uint64_t bytes,
+                                                uint32_t access, uint32_t gpu,
+                                                towline_fabric_memory_t** memory);
 // TOWLINE_BUSY while a transfer that is not fenced uses it.
 TOWLINE_API int32_t towline_fabric_deregister(towline_fabric_t* engine, towline_fabric_memory_t* memory);
 TOWLINE_API int32_t towline_fabric_descriptor(towline_fabric_memory_t* memory, void* out, size_t capacity,

@@ -23,6 +23,10 @@ using FabricPeer = towline_fabric_peer_t;
 struct FabricAccess {
   bool readable = false;
   bool writable = false;
+  [[nodiscard]] constexpr uint32_t bits() const noexcept {
+    return (readable ? uint32_t{TOWLINE_FABRIC_READABLE} : 0u) |
+           (writable ? uint32_t{TOWLINE_FABRIC_WRITABLE} : 0u);
+  }
 };
 
 struct FabricPages {
@@ -205,9 +209,20 @@ class Fabric {
 
   FabricMemory register_memory(void* address, uint64_t bytes, FabricAccess access = {}) {
     towline_fabric_memory_t* memory = nullptr;
-    const uint32_t bits = (access.readable ? uint32_t{TOWLINE_FABRIC_READABLE} : 0u) |
-                          (access.writable ? uint32_t{TOWLINE_FABRIC_WRITABLE} : 0u);
-    detail::check(towline_fabric_register(get(), address, bytes, bits, &memory));
+    detail::check(towline_fabric_register(get(), address, bytes, access.bits(), &memory));
+    return FabricMemory{memory};
+  }
+  // Memory of a device. `fd` stays the caller's, and may be closed afterwards.
+  FabricMemory register_dma_buf(void* address, uint64_t bytes, int fd, uint64_t offset = 0,
+                                FabricAccess access = {}) {
+    towline_fabric_memory_t* memory = nullptr;
+    detail::check(towline_fabric_register_dma_buf(get(), address, bytes, access.bits(), fd, offset, &memory));
+    return FabricMemory{memory};
+  }
+  // Memory of NVIDIA's GPU `gpu`, as CUDA numbers them in this process.
+  FabricMemory register_gpu_memory(void* address, uint64_t bytes, uint32_t gpu, FabricAccess access = {}) {
+    towline_fabric_memory_t* memory = nullptr;
+    detail::check(towline_fabric_register_gpu(get(), address, bytes, access.bits(), gpu, &memory));
     return FabricMemory{memory};
   }
   void deregister(FabricMemory memory) { detail::check(towline_fabric_deregister(get(), memory.get())); }
@@ -370,8 +385,7 @@ class FabricPool {
     options.struct_size = sizeof options;
     options.buffer_bytes = buffer_bytes;
     options.buffers = buffers;
-    options.access = (access.readable ? uint32_t{TOWLINE_FABRIC_READABLE} : 0u) |
-                     (access.writable ? uint32_t{TOWLINE_FABRIC_WRITABLE} : 0u);
+    options.access = access.bits();
     towline_fabric_pool_t* pool = nullptr;
     detail::check(towline_fabric_pool_create(engine.get(), &options, &pool));
     handle_.reset(pool);

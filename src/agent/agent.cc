@@ -222,12 +222,17 @@ void Agent::close() noexcept {
   release_transfers();
   errands_->finish();
   counters_.end(Status::kClosed);
-  blocking_work_->finish();
   const std::vector<std::shared_ptr<Region>> staging =
       staging_->end();  // before the lock, which joining takes
   {
+    // Before the blocking work: registrations that have not begun there are left out.
     const auto registering = regions_->hold();
     regions_->end(staging);
+  }
+  blocking_work_->finish();
+  {
+    const auto registering = regions_->hold();
+    regions_->end({});  // those of calls that began before
     // Calls that began before may still run; they use backends only under one of these locks, or while they
     // register.
     for (auto& worker : workers_) worker->lock();

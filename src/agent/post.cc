@@ -236,6 +236,8 @@ void Post::enter_post(uint64_t now_ns, uint64_t deadline_ns) noexcept {
   last_was_immediate_.store(false, std::memory_order_relaxed);
   slept_.store(false, std::memory_order_relaxed);
   failed_count_ = 0;
+  if (waited_for_ != nullptr) [[unlikely]]
+    forget_wait();
   first_error_.store(0, std::memory_order_relaxed);
   bytes_.store(0, std::memory_order_relaxed);
   // If bytes of the previous post may still move at the peer, they count for this post as well.

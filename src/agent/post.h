@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@
 #include "agent/part.h"
 #include "agent/route.h"
 #include "base/sync/in_use.h"
+#include "base/sync/spin.h"
 #include "plan/plan.h"
 #include "towline/observe.h"
 #include "towline/plugin/v1.h"
@@ -267,6 +269,8 @@ class Post : public Ending {
   [[nodiscard]] bool usable(const Part& part) const noexcept;
   [[nodiscard]] Status establish_part(Part& part, uint64_t deadline_ns) noexcept;
   [[nodiscard]] bool waited_enough(const Part& part) const noexcept;
+  void note_wait(Part& part) noexcept;
+  void forget_wait() noexcept;
   [[nodiscard]] Status prepare_part(Part& part);
   void use_backend(Backend& backend) noexcept;
   [[nodiscard]] bool prepared_at_once(Part& part) noexcept;
@@ -362,9 +366,21 @@ class Post : public Ending {
   std::atomic<uint64_t> bytes_{0};
   std::atomic<uint64_t> posted_at_ns_{0};
   std::atomic<uint64_t> ended_at_ns_{0};
-  std::atomic<uint32_t> failure_lock_{0};
+  // Held for a few stores.
+  class FailureLock {
+   public:
+    void lock() noexcept {
+      while (taken_.exchange(1, std::memory_order_acquire) != 0) cpu_pause();
+    }
+    void unlock() noexcept { taken_.store(0, std::memory_order_release); }
+
+   private:
+    std::atomic<uint32_t> taken_{0};
+  };
+  mutable FailureLock failure_lock_;
   uint32_t failed_count_ = 0;
   std::array<towline_failed_range_t, 8> failed_;  // as many as failed_count_ says
+  std::unique_ptr<std::string> waited_for_;  // until its deadline, if a backend said so; under failure_lock_
   struct Held {
     std::vector<towline_capture*> captures;
     std::vector<std::unique_ptr<towline_view, void (*)(towline_view*)>>

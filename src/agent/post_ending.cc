@@ -38,6 +38,7 @@ bool Post::step_part(Part& part, uint64_t now_ns) noexcept {
     status = Status::kCancelled;
   } else if (now_ns >= part.deadline_ns) {
     status = Status::kTimedOut;
+    note_wait(part);
     end(status, part.worker);
   } else if (staged_ != nullptr) {
     staged_->begin(part);
@@ -167,7 +168,7 @@ void Post::deliver() noexcept {
 void Post::note_failure(const towline_part_result& result) noexcept {
   int32_t expected = 0;
   first_error_.compare_exchange_strong(expected, result.status, std::memory_order_acq_rel);
-  while (failure_lock_.exchange(1, std::memory_order_acquire) != 0) cpu_pause();
+  const std::lock_guard lock(failure_lock_);
   const uint64_t bytes = plan_.view().bytes;
   uint64_t begin = std::min(result.failed_begin, bytes);
   uint64_t end = std::min(result.failed_end, bytes);
@@ -181,7 +182,6 @@ void Post::note_failure(const towline_part_result& result) noexcept {
     failed_[failed_count_] = {first, last - first + 1, result.status, result.vendor_code};
   }
   ++failed_count_;
-  failure_lock_.store(0, std::memory_order_release);
 }
 
 // The outcome is that of the first failure, even before the failed ranges are known.

@@ -56,7 +56,8 @@ Status Post::prepare_on(Backend& backend, LateDeadline& deadline, bool& taken_as
           Worker::Guard guard(*part.worker);
           take_failure_text();
           status = establish_part(part, deadline_ns);
-          if (is_error(status)) reason = take_failure_text();
+          reason = take_failure_text();  // also of what it waits for
+          if (agent().closed()) status = Status::kClosed;
           later = status == Status::kInProgress && waited_enough(part);
           return later || status != Status::kInProgress;
         },
@@ -66,7 +67,8 @@ Status Post::prepare_on(Backend& backend, LateDeadline& deadline, bool& taken_as
     if (status != Status::kOk) break;
   }
   if (status == Status::kOk) return status;
-  if (status == Status::kInProgress) reason = "not connected before the deadline";
+  if (status == Status::kInProgress)
+    reason = reason.empty() ? "not connected before the deadline" : reason + "; the deadline has passed";
   if (reason.empty()) reason = status_text(status);
   release_parts();
   return status;
@@ -112,6 +114,26 @@ bool Post::try_next_backend(Worker& worker) noexcept {
     }
   }
   return true;
+}
+
+// Keeps what a part waited for until its deadline, if that was more than a connection.
+void Post::note_wait(Part& part) noexcept {
+  if (staged_ != nullptr || part.link == nullptr || !part.link->up() || usable(part)) return;
+  try {
+    (void)take_failure_text();  // left by others
+    if (prepare_part(part) != Status::kAgain) return;
+    auto text = std::make_unique<std::string>(take_failure_text());
+    if (text->empty()) return;
+    const std::lock_guard lock(failure_lock_);
+    waited_for_ = std::move(text);
+  } catch (const std::exception&) {
+    return;  // told without it
+  }
+}
+
+void Post::forget_wait() noexcept {
+  const std::lock_guard lock(failure_lock_);
+  waited_for_.reset();
 }
 
 // True if it has waited long enough for a connection; under the part's worker's lock.

@@ -34,6 +34,7 @@ void Route::establish(Post& post, std::string_view forced_backend, LateDeadline 
     backend_.store(backend, std::memory_order_release);
     const Status status = post.prepare_on(*backend, deadline, taken_as_it_is, reason);
     if (status == Status::kOk) {
+      if (taken_as_it_is) agent_->check_usable();
       // The next candidates are checked here, since a worker that needs them holds its lock.
       while (Backend* const next = taken_as_it_is ? candidates.next() : nullptr)
         others().next.push_back(next);
@@ -49,6 +50,7 @@ void Route::establish(Post& post, std::string_view forced_backend, LateDeadline 
     if (status == Status::kUnreachable || status == Status::kInProgress || status == Status::kTimedOut)
       silent.push_back(backend);
     others().rejected.emplace_back(backend, std::move(reason));
+    agent_->check_usable();  // it may have been closed meanwhile
     if (peer.ended() != Status::kOk)
       fail(peer.ended(), "peer '{}': {}", peer.name(), status_text(peer.ended()));
   }

@@ -170,6 +170,10 @@ std::string Post::refusal_of(Status status) const noexcept {
 std::string Post::sentence(Status status, const std::string& more) const {
   std::string where;
   if (ready() && failed_count_ != 0) where = fmt::format(", first at position {}", failed_[0].first);
+  if (status == Status::kTimedOut) {
+    const std::lock_guard lock(failure_lock_);
+    if (waited_for_ != nullptr) where += fmt::format(" ({})", *waited_for_);
+  }
   return fmt::format(
       "{} {} blocks ({} bytes) {} peer '{}' over {}: {}{}{}; {} bytes have moved; the local memory {}",
       route_.op() == TOWLINE_WRITE ? "writing" : "reading", plan_.picked_blocks(), plan_.bytes(),

@@ -2,8 +2,10 @@
 #include <algorithm>
 
 #include "capi/fabric_handles.h"
+#include "fabric/gpu_memory.h"
 #include "fabric/rails.h"
 #include "fabric/topology.h"
+#include "gpu/driver.h"
 
 using namespace towline;  // NOLINT: C entry points
 
@@ -13,6 +15,26 @@ fabric::TransferOp operation_of(uint32_t operation) {
   if (operation != TOWLINE_FABRIC_WRITE && operation != TOWLINE_FABRIC_READ)
     fail(Status::kInvalidArgument, "operation {} is neither a write nor a read", operation);
   return operation == TOWLINE_FABRIC_WRITE ? fabric::TransferOp::kWrite : fabric::TransferOp::kRead;
+}
+
+fabric::MemoryToRegister memory_of(void* address, uint64_t bytes, uint32_t access) {
+  if ((access & ~3u) != 0) fail(Status::kInvalidArgument, "access {} has unknown bits", access);
+  fabric::MemoryToRegister wanted;
+  wanted.address = address;
+  wanted.bytes = bytes;
+  wanted.remote_read = (access & TOWLINE_FABRIC_READABLE) != 0;
+  wanted.remote_write = (access & TOWLINE_FABRIC_WRITABLE) != 0;
+  return wanted;
+}
+
+Status register_memory(towline_fabric_t* engine, const fabric::MemoryToRegister& wanted,
+                       towline_fabric_memory_t** memory) {
+  capi::need(memory, "memory");
+  const auto* registered = capi::fabric_of(engine).register_memory(wanted);
+  const std::lock_guard held{engine->mutex};
+  engine->memories.push_back(std::make_unique<towline_fabric_memory>(towline_fabric_memory{registered}));
+  *memory = engine->memories.back().get();
+  return Status::kOk;
 }
 
 }  // namespace
@@ -107,19 +129,31 @@ int32_t towline_fabric_disconnect(towline_fabric_t* engine, towline_fabric_peer_
 
 int32_t towline_fabric_register(towline_fabric_t* engine, void* address, uint64_t bytes, uint32_t access,
                                 towline_fabric_memory_t** memory) {
+  return capi::guard(__func__,
+                     [&] { return register_memory(engine, memory_of(address, bytes, access), memory); });
+}
+
+int32_t towline_fabric_register_dma_buf(towline_fabric_t* engine, void* address, uint64_t bytes,
+                                        uint32_t access, int fd, uint64_t offset,
+                                        towline_fabric_memory_t** memory) {
   return capi::guard(__func__, [&] {
-    capi::need(memory, "memory");
-    if ((access & ~3u) != 0) fail(Status::kInvalidArgument, "access {} has unknown bits", access);
-    fabric::MemoryToRegister wanted;
-    wanted.address = address;
-    wanted.bytes = bytes;
-    wanted.remote_read = (access & TOWLINE_FABRIC_READABLE) != 0;
-    wanted.remote_write = (access & TOWLINE_FABRIC_WRITABLE) != 0;
-    const auto* registered = capi::fabric_of(engine).register_memory(wanted);
-    const std::lock_guard held{engine->mutex};
-    engine->memories.push_back(std::make_unique<towline_fabric_memory>(towline_fabric_memory{registered}));
-    *memory = engine->memories.back().get();
-    return Status::kOk;
+    if (fd < 0) fail(Status::kInvalidArgument, "{} is no descriptor of a dma-buf", fd);
+    fabric::MemoryToRegister wanted = memory_of(address, bytes, access);
+    wanted.dmabuf_fd = fd;
+    wanted.dmabuf_offset = offset;
+    return register_memory(engine, wanted, memory);
+  });
+}
+
+int32_t towline_fabric_register_gpu(towline_fabric_t* engine, void* address, uint64_t bytes, uint32_t access,
+                                    uint32_t gpu, towline_fabric_memory_t** memory) {
+  return capi::guard(__func__, [&] {
+    (void)capi::fabric_of(engine);
+    cuda::Device& device = cuda::nvidia_device();
+    device.start();
+    fabric::MemoryToRegister wanted = memory_of(address, bytes, access);
+    const cuda::DmaExport exported = fabric::export_memory_of_gpu(device, gpu, wanted);
+    return register_memory(engine, wanted, memory);
   });
 }
 

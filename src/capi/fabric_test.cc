@@ -2,13 +2,17 @@
 #include "towline/fabric.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <numeric>
 #include <string>
 #include <vector>
 
+#include "base/os/unique_fd.h"
 #include "towline/fabric.hpp"
 #include "towline/towline.h"
 
@@ -174,6 +178,63 @@ TEST(CapiFabric, TheWrapperWritesReadsAndCounts) {
   EXPECT_EQ(one.signal(peer, {.message = "unheard"}).wait(seconds{20}), Status::kOk);
   EXPECT_THROW((void)one.signal(peer, {}), Error);
   EXPECT_THROW((void)Fabric{std::vector<std::string>{}}, Error);
+}
+
+// As a GPU's driver exports it: only the NICs reach it, so its address is one that nobody may touch.
+TEST(CapiFabric, MemoryOfADeviceIsRegisteredByItsDmaBuf) {
+  using std::chrono::seconds;
+  constexpr uint64_t kOffset = 4096;
+  constexpr uint64_t kBytes = 8192;
+  const UniqueFd device{memfd_create("device", MFD_CLOEXEC)};
+  ASSERT_EQ(ftruncate(device.get(), kOffset + kBytes), 0);
+  void* const address = mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(address, MAP_FAILED);
+  {
+    const std::vector<std::string> rails{"loopback:capi-device"};
+    Fabric one{rails};
+    Fabric two{rails};
+    std::vector<uint8_t> source(kBytes);
+    std::iota(source.begin(), source.end(), uint8_t{1});
+    const FabricMemory mine = one.register_memory(source.data(), kBytes);
+    const int passed = dup(device.get());
+    const FabricMemory theirs =
+        two.register_dma_buf(address, kBytes, passed, kOffset, {.readable = true, .writable = true});
+    ::close(passed);
+    const FabricRemote remote{theirs.descriptor()};
+    const FabricPeer peer = one.connect(two.address());
+    EXPECT_EQ(one.write(peer, mine, 0, remote, 0, kBytes).wait(seconds{20}), Status::kOk);
+    std::vector<uint8_t> there(kBytes);
+    ASSERT_EQ(pread(device.get(), there.data(), kBytes, kOffset), static_cast<ssize_t>(kBytes));
+    EXPECT_EQ(there, source);
+    std::fill(source.begin(), source.end(), uint8_t{0});
+    EXPECT_EQ(one.read(peer, mine, 0, remote, 0, kBytes).wait(seconds{20}), Status::kOk);
+    EXPECT_EQ(there, source);
+    EXPECT_THROW((void)two.register_dma_buf(address, kBytes, -1), Error);
+    EXPECT_THROW((void)two.register_dma_buf(address, 2 * kBytes, device.get(), kOffset),
+                 Error);  // ends before
+    Fabric unable{std::vector<std::string>{"loopback:capi-device?host_only"}};
+    try {
+      (void)unable.register_dma_buf(address, kBytes, device.get(), kOffset);
+      ADD_FAILURE() << "the rail takes none";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Status::kUnsupported);
+    }
+  }
+  munmap(address, kBytes);
+}
+
+// GPU memory itself: FabricGpuMemory.*, on GPUs made of host memory.
+TEST(CapiFabric, WithoutAGpuItsMemoryIsRefusedByName) {
+  if (::access("/dev/nvidiactl", F_OK) == 0) GTEST_SKIP() << "this machine has a GPU";
+  Fabric engine{std::vector<std::string>{"loopback:capi-no-gpu"}};
+  uint8_t byte = 0;
+  try {
+    (void)engine.register_gpu_memory(&byte, 1, 0);
+    ADD_FAILURE() << "there is no GPU";
+  } catch (const Error& error) {
+    EXPECT_TRUE(error.code() == Status::kUnsupported || error.code() == Status::kNotFound) << error.what();
+    EXPECT_NE(std::string(error.what()).find("cuda"), std::string::npos) << error.what();
+  }
 }
 
 TEST(CapiFabric, TheWrapperScattersMeetsSendsAndTells) {

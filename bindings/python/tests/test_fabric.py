@@ -7,6 +7,7 @@ import asyncio
 import ctypes
 import gc
 import multiprocessing
+import os
 import queue
 import threading
 
@@ -48,6 +49,31 @@ class Pair:
 @pytest.fixture
 def pair(make):
     return Pair(make)
+
+
+def test_memory_of_a_device_goes_by_its_dma_buf():
+    device = os.memfd_create("device")
+    os.ftruncate(device, 3 * PAGE)
+    nowhere = 0x700000000000  # the rails go by the descriptor; the processor has nothing there
+    with fabric.Engine(["loopback:python-device"]) as one, fabric.Engine(["loopback:python-device"]) as two:
+        source = np.arange(2 * PAGE, dtype=np.uint8)
+        mine = one.register(source)
+        theirs = two.register((nowhere, 2 * PAGE), readable=True, writable=True, dma_buf=(device, PAGE))
+        peer = one.connect(two.address())
+        one.write(peer, mine, fabric.Remote(theirs.descriptor()), 2 * PAGE).wait(LIMIT)
+        assert os.pread(device, 2 * PAGE, PAGE) == source.tobytes() and os.pread(device, PAGE, 0) == bytes(PAGE)
+        with pytest.raises(towline.Error):
+            two.register((nowhere, 3 * PAGE), dma_buf=(device, PAGE))
+        if not os.path.exists("/dev/nvidiactl"):
+            with pytest.raises(towline.Error, match="cuda"):
+                two.register((nowhere, PAGE), gpu=0)
+    os.close(device)
+
+
+def test_the_topology_says_which_rails_serve_what():
+    host = fabric.topology()
+    assert {"gpus", "ports", "numa_nodes", "choice"} <= host.keys()
+    assert all({"rail", "rate", "chosen"} <= port.keys() for port in host["ports"])
 
 
 def test_pages_ranges_and_counters(pair):

@@ -12,7 +12,8 @@
 
 Any thread may call anything. Functions given to an engine are called on a thread of its own, one after the other; what
 they raise is logged. Peers are numbers. Memory is torch's or NumPy's, anything with the buffer protocol, or
-(address, bytes); of this host only. Times are seconds. docs/fabric.md says more.
+(address, bytes). Memory of GPUs is torch's or CuPy's, or has `gpu=`: the rails read and write it themselves, by dma-buf,
+or `register` says who can't. Times are seconds. docs/fabric.md says more.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import array
 import asyncio
 import atexit
 import concurrent.futures
+import json
 import logging
 import threading
 import weakref
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
     from typing import Any
 
-__all__ = ["Engine", "Memory", "Remote", "Transfer", "Word"]
+__all__ = ["Engine", "Memory", "Remote", "Transfer", "Word", "topology"]
 
 _fabric._install(_errors.Status, _errors._make)
 _logger = logging.getLogger("towline.fabric")
@@ -58,13 +60,35 @@ def _place(memory: Any, writable: bool) -> tuple[int, int, object]:
         address, size = memory
         return int(address), int(size), None
     if hasattr(memory, "data_ptr"):  # a tensor of torch
-        if memory.device.type != "cpu":
-            raise _errors.Unsupported("memory of a GPU can't be registered with the fabric here: use towline.Agent, which stages it")
         if not memory.is_contiguous():
             raise _errors.InvalidArgument("the tensor is not contiguous")
         return memory.data_ptr(), memory.numel() * memory.element_size(), memory
     view = _fabric.View(memory, writable)
     return view.address, view.nbytes, view
+
+
+def _gpu_of(memory: Any) -> tuple[int, int, int] | None:
+    """Address, bytes and GPU of a tensor or array there."""
+    if isinstance(memory, tuple):
+        return None
+    if hasattr(memory, "data_ptr"):  # torch
+        if memory.device.type == "cpu":
+            return None
+        if memory.device.type != "cuda":
+            raise _errors.Unsupported(f"memory of {memory.device} can't be registered with the fabric")
+        address, nbytes, owner = _place(memory, True)
+        return address, nbytes, memory.device.index
+    if hasattr(memory, "__cuda_array_interface__") and hasattr(memory, "device"):  # CuPy
+        told = memory.__cuda_array_interface__
+        if told.get("strides") is not None:
+            raise _errors.InvalidArgument("the array is not contiguous")
+        return told["data"][0], memory.nbytes, memory.device.id
+    return None
+
+
+def topology() -> dict:
+    """GPUs, RDMA ports and NUMA nodes of this host, with the rails that serve them; `choice`: which rails "auto" takes, and why."""
+    return json.loads(_fabric.topology())
 
 
 def _indices(pages: Any) -> tuple[object, _fabric.View]:
@@ -236,15 +260,28 @@ class Engine:
     def disconnect(self, peer: int) -> None:
         self._native.disconnect(peer)
 
-    def register(self, memory: object, *, readable: bool = False, writable: bool = False) -> Memory:
-        """readable, writable: by peers that have its descriptor."""
-        try:
-            address, nbytes, owner = _place(memory, True)
-        except BufferError:
-            if writable:
-                raise
-            address, nbytes, owner = _place(memory, False)
-        native = self._native.register(address, nbytes, (_READABLE if readable else 0) | (_WRITABLE if writable else 0))
+    def register(self, memory: object, *, readable: bool = False, writable: bool = False, gpu: int | None = None, dma_buf: tuple[int, int] | None = None) -> Memory:
+        """readable, writable: by peers that have its descriptor. Of a GPU, (address, bytes) needs `gpu`, as CUDA numbers it.
+
+        dma_buf: (descriptor, offset) of memory of another device, as (address, bytes); the descriptor stays the caller's.
+        """
+        access = (_READABLE if readable else 0) | (_WRITABLE if writable else 0)
+        if (there := _gpu_of(memory)) is not None:
+            address, nbytes, gpu = there
+            owner = memory
+        else:
+            try:
+                address, nbytes, owner = _place(memory, True)
+            except BufferError:
+                if writable:
+                    raise
+                address, nbytes, owner = _place(memory, False)
+        if dma_buf is not None:
+            native = self._native.register_dma_buf(address, nbytes, access, *dma_buf)
+        elif gpu is not None:
+            native = self._native.register_gpu(address, nbytes, access, gpu)
+        else:
+            native = self._native.register(address, nbytes, access)
         registered = Memory(self, native, address, nbytes, owner)
         self._memories.add(registered)
         return registered

@@ -220,6 +220,34 @@ class TransferEngineBuilder:
         return engine
 
 
+def _gpu_number(device: object) -> int:
+    index = getattr(device, "index", None)
+    if index is None:
+        index = str(device).partition(":")[2] or 0
+    return int(index)
+
+
+def _bits_per_second(rate: str) -> int:
+    """Of "400 Gb/sec (4X NDR)"."""
+    number, _, unit = rate.partition(" ")
+    try:
+        return int(float(number) * 1e9) if unit.startswith("Gb/sec") else 0
+    except ValueError:
+        return 0
+
+
+def _found() -> tuple[list[DomainInfo], list[dict]]:
+    """The NICs that the environment or this host has, and this host's GPUs."""
+    named = os.environ.get("PPLX_GARDEN_RAILS", "")
+    if named:
+        return [DomainInfo(rail) for rail in named.split(",")], []
+    host = fabric.topology()
+    domains = [DomainInfo(port["rail"], _bits_per_second(port["rate"])) for port in host["ports"] if port["chosen"]]
+    if not domains:
+        return [DomainInfo(_DEFAULT_RAILS)], []
+    return domains, host["gpus"]
+
+
 def _nvidia_gpus() -> int:
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
@@ -262,19 +290,27 @@ class TransferEngine:
 
     @staticmethod
     def detect_topology() -> list[TopologyGroup]:
-        rails = os.environ.get("PPLX_GARDEN_RAILS", _DEFAULT_RAILS).split(",")
+        """Each GPU with the NICs nearest to it. GPUs are numbered by PCI address, as CUDA does with CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+        domains, places = _found()
         cpus = sorted(os.sched_getaffinity(0))
         if len(cpus) == 1:
             cpus *= 2  # programs take two
         gpus = max(1, _nvidia_gpus())
-        per_gpu, cpus_per_gpu = max(1, len(rails) // gpus), max(2, len(cpus) // gpus)
+        per_gpu, cpus_per_gpu = max(1, len(domains) // gpus), max(2, len(cpus) // gpus)
 
         def part(items: list, size: int, index: int) -> list:
             begin = (index * size) % len(items)
             return (items + items)[begin : begin + size]
 
-        domains = [DomainInfo(rail) for rail in rails]
-        return [TopologyGroup(gpu, 0, part(domains, min(per_gpu, len(domains)), gpu), part(cpus, min(cpus_per_gpu, len(cpus)), gpu)) for gpu in range(gpus)]
+        def nics(gpu: int) -> list[DomainInfo]:
+            near = set(places[gpu]["near"]) if gpu < len(places) else set()
+            sorted_by_place = [d for d in domains if d.name in near] + [d for d in part(domains, len(domains), gpu) if d.name not in near]
+            return sorted_by_place[: min(per_gpu, len(domains))]
+
+        def numa(gpu: int) -> int:
+            return max(0, places[gpu]["numa_node"]) if gpu < len(places) else 0
+
+        return [TopologyGroup(gpu, numa(gpu), nics(gpu), part(cpus, min(cpus_per_gpu, len(cpus)), gpu)) for gpu in range(gpus)]
 
     @staticmethod
     def builder() -> TransferEngineBuilder:
@@ -316,13 +352,15 @@ class TransferEngine:
         if not ptr:
             raise ValueError("Invalid data pointer")
         kind = getattr(device, "type", str(device).partition(":")[0])
-        if kind != "cpu":
-            raise RuntimeError(f"Failed to register memory: memory of {device} can't be registered with the fabric yet")
+        if kind not in ("cpu", "cuda"):
+            raise RuntimeError(f"Failed to register memory: memory of {device} can't be registered with the fabric")
+        gpu = _gpu_number(device) if kind == "cuda" else None
         try:
-            memory = self._engine.register((ptr, len), readable=True, writable=True)
+            memory = self._engine.register((ptr, len), readable=True, writable=True, gpu=gpu)
         except towline.Error as error:
             raise RuntimeError(f"Failed to register memory: {error}") from error
         memory._owner = _owner
+        memory._gpu = gpu
         with self._lock:
             self._registered[ptr] = memory
         return MemoryRegionHandle(memory), MemoryRegionDescriptor._make(self._address, ptr, memory.descriptor())
@@ -545,6 +583,8 @@ class TransferEngine:
                 target = self._registered.get(dst._pointer)
             if target is None or any(min(a, b) < 0 or a + size > memory.nbytes or b + size > target.nbytes for a, b, size in ranges):
                 raise RuntimeError(f"Failed to submit {what}: out of range")
+            if memory._gpu is not None or target._gpu is not None:
+                raise RuntimeError(f"Failed to submit {what}: an engine does not copy memory of GPUs to itself")
             for here, there, size in ranges:
                 ctypes.memmove(target.address + there, memory.address + here, size)
         if count != 0:

@@ -92,6 +92,27 @@ def test_topology_and_engine_say_what_there_is(sides):
         TransferEngine.builder().build()
 
 
+def test_each_gpu_gets_the_nics_nearest_to_it(monkeypatch):
+    def port(number: int, rate: str, chosen: bool = True) -> dict:
+        return {"rail": f"verbs:mlx5_{number}/1", "rate": rate, "chosen": chosen}
+
+    host = {
+        "ports": [port(0, "400 Gb/sec (4X NDR)"), port(1, "400 Gb/sec (4X NDR)"), port(2, "", chosen=False)],
+        "gpus": [{"near": ["verbs:mlx5_1/1"], "numa_node": 1}, {"near": ["verbs:mlx5_0/1"], "numa_node": 0}],
+    }
+    monkeypatch.delenv("PPLX_GARDEN_RAILS", raising=False)
+    monkeypatch.setattr(fabric_lib.fabric, "topology", lambda: host)
+    monkeypatch.setattr(fabric_lib, "_nvidia_gpus", lambda: 2)
+    groups = TransferEngine.detect_topology()
+    assert [(group.cuda_device, group.numa, [nic.name for nic in group.domains]) for group in groups] == [(0, 1, ["verbs:mlx5_1/1"]), (1, 0, ["verbs:mlx5_0/1"])]
+    assert groups[0].domains[0].link_speed == 400_000_000_000
+    monkeypatch.setenv("PPLX_GARDEN_RAILS", "ofi:a,ofi:b")
+    assert [nic.name for group in TransferEngine.detect_topology() for nic in group.domains] == ["ofi:a", "ofi:b"]
+    monkeypatch.delenv("PPLX_GARDEN_RAILS")
+    host["ports"] = [port(2, "", chosen=False)]
+    assert TransferEngine.detect_topology()[0].domains[0].name.startswith("ofi:tcp")
+
+
 def test_writes_and_pages_arrive_with_their_immediates(sides):
     one, two = sides
     one.arena[:] = bytes(range(256)) * (len(one.arena) // 256)
@@ -159,8 +180,10 @@ def test_what_is_wrong_is_refused_or_told(sides):
     outcome = Outcome()
     with pytest.raises(ValueError, match="page-aligned"):
         one.engine.register_memory(one.pointer, 100, "cpu")
-    with pytest.raises(RuntimeError, match="cuda:0"):
+    with pytest.raises(RuntimeError, match="Failed to register memory: .*(cuda|GPU|dma-buf)"):
         one.engine.register_memory(one.pointer, PAGE, "cuda:0")
+    with pytest.raises(RuntimeError, match="memory of xpu:0 can't be registered"):
+        one.engine.register_memory(one.pointer, PAGE, "xpu:0")
     with pytest.raises(RuntimeError, match="Failed to submit write"):
         one.engine.submit_write(one.handle, 0, 10, None, two.descriptor, len(two.arena), *outcome.callbacks)
     with pytest.raises(ValueError, match="num_shards"):

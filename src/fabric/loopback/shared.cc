@@ -1,9 +1,11 @@
 #include "fabric/loopback/shared.h"
 
 #include <charconv>
-#include <cmath>
+#include <chrono>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <thread>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -31,10 +33,18 @@ std::shared_ptr<SharedNetwork> network_of(const std::string& name) {
   return network;
 }
 
+struct SharedOptions {
+  LoopbackOptions port;
+  std::chrono::milliseconds registering{0};  // pinning takes a NIC so long
+};
+
 // Passes everything on under the network's lock.
 class SharedPort final : public Domain {
  public:
-  SharedPort(std::shared_ptr<SharedNetwork> network, LoopbackOptions options) : network_(std::move(network)) {
+  SharedPort(std::shared_ptr<SharedNetwork> network, SharedOptions settings)
+      : network_(std::move(network)), registering_(settings.registering) {
+    LoopbackOptions& options = settings.port;
+    options.traits.registers_beside = true;
     const std::lock_guard lock(network_->mutex);
     port_ = network_->fabric.make_domain(std::move(options));
     traits_ = port_->traits();
@@ -50,6 +60,7 @@ class SharedPort final : public Domain {
     return port_->address();
   }
   Registration register_memory(const MemoryToRegister& memory) override {
+    if (registering_.count() != 0) std::this_thread::sleep_for(registering_);
     const std::lock_guard lock(network_->mutex);
     return port_->register_memory(memory);
   }
@@ -93,27 +104,36 @@ class SharedPort final : public Domain {
 
  private:
   const std::shared_ptr<SharedNetwork> network_;
+  const std::chrono::milliseconds registering_;
   std::unique_ptr<Domain> port_;
   DomainTraits traits_;
 };
 
-void read_settings(std::string_view settings, LoopbackOptions& options) {
-  constexpr std::string_view kRate = "rate=";
-  double rate = 0;
-  if (settings == "host_only") {
-    options.host_only = true;
+std::optional<double> number_after(std::string_view key, std::string_view setting) {
+  if (!setting.starts_with(key)) return std::nullopt;
+  const std::string_view text = setting.substr(key.size());
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+void read_setting(std::string_view setting, SharedOptions& options) {
+  if (setting == "host_only") {
+    options.port.host_only = true;
     return;
   }
-  if (settings.starts_with(kRate)) {
-    const std::string_view number = settings.substr(kRate.size());
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), rate);
-    if (error == std::errc{} && end == number.data() + number.size() && rate >= 1 && rate < 1e15) {
-      options.traits.bandwidth_bytes_per_s = options.bytes_per_s = static_cast<uint64_t>(rate);
-      return;
-    }
+  if (const auto rate = number_after("rate=", setting); rate && *rate >= 1 && *rate < 1e15) {
+    options.port.traits.bandwidth_bytes_per_s = options.port.bytes_per_s = static_cast<uint64_t>(*rate);
+    return;
   }
-  fail(Status::kInvalidArgument, "a loopback rail takes ?rate=BYTES_PER_SECOND or ?host_only, not \"{}\"",
-       settings);
+  if (const auto ms = number_after("register_ms=", setting); ms && *ms >= 0 && *ms <= 600'000) {
+    options.registering = std::chrono::milliseconds{static_cast<int64_t>(*ms)};
+    return;
+  }
+  fail(Status::kInvalidArgument,
+       "a loopback rail takes ?rate=BYTES_PER_SECOND, ?register_ms=MILLISECONDS or ?host_only, not \"{}\"",
+       setting);
 }
 
 }  // namespace
@@ -123,10 +143,10 @@ std::unique_ptr<Domain> make_shared_loopback(const std::string& name) {
   const std::string network = name.substr(0, mark);
   if (network.empty() || network.size() > 64)
     fail(Status::kInvalidArgument, "\"{}\" names no loopback network", name);
-  LoopbackOptions options;
-  options.traits.kind = "loopback:" + network;
-  options.traits.name = "loopback " + network;
-  if (mark != std::string::npos) read_settings(std::string_view{name}.substr(mark + 1), options);
+  SharedOptions options;
+  options.port.traits.kind = "loopback:" + network;
+  options.port.traits.name = "loopback " + network;
+  if (mark != std::string::npos) read_setting(std::string_view{name}.substr(mark + 1), options);
   return std::make_unique<SharedPort>(network_of(network), std::move(options));
 }
 

@@ -263,7 +263,8 @@ int32_t Connection::import(const towline_region_args& args, const void*, size_t,
     *out = reinterpret_cast<towline_import*>(import);
     say(encode(Ask{args.region.key}));
   }
-  if (!import->answered || engine_peer_.is_none()) return TOWLINE_AGAIN;
+  if (!import->answered || engine_peer_.is_none())
+    return refuse(Status::kAgain, "waits until the peer has registered the region with its rails");
   if (import->status != Status::kOk) {
     const Status status = import->status;
     const std::string reason = "the owner: " + import->reason;
@@ -295,7 +296,8 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
     const fabric::LocalMemory* memory = nullptr;
     const Regions::State state =
         backend_.local_memory(region, args.plan->local->regions[i].key, worker_, memory);
-    if (state.status == Status::kAgain) return TOWLINE_AGAIN;
+    if (state.status == Status::kAgain)
+      return refuse(Status::kAgain, "waits until this agent has registered the region with its rails");
     if (state.status != Status::kOk)
       return refuse(state.status, "memory of this agent is not registered with its rails: " + state.reason);
     prepared->local.push_back(memory);

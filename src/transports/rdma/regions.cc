@@ -105,10 +105,12 @@ void Regions::remove(Registered* registered) noexcept {
   region = std::move(found->second);
   regions_.erase(found);
   RegionRanges::Arena& arena = *region->piece->arena();
-  // A registration that has not begun is left out, unless other regions share it.
-  if (arena.keys.state == RegionKeys::State::kWaiting && arena.pieces == 1)
+  // A registration that has not begun is left out, unless other regions share it. It covers the first one's memory, which
+  // must stay mapped until then; the others lie within that.
+  const bool waiting = arena.keys.state == RegionKeys::State::kWaiting;
+  if (waiting && arena.pieces == 1)
     arena.keys.state = RegionKeys::State::kUnwanted;
-  else
+  else if (!waiting || region->piece->is_first())
     settled_.wait(lock, [&] { return is_settled(arena.keys); });
   const bool last = ranges_.leave(*region->piece);
   const std::vector<fabric::LocalMemory> memory =

@@ -172,6 +172,20 @@ TEST_F(RegionsTest, WhatIsRemovedBeforeItsRegistrationBeginsIsNotRegistered) {
   EXPECT_EQ(regions.counters().under_way, 0u);
 }
 
+// The arena's region covers what is to be registered: one within it goes without waiting.
+TEST_F(RegionsTest, APieceOfWhatHasNotBegunGoesAtOnceAndTheLastOneLeavesItOut) {
+  Registered* const huge = add(0, 32);
+  Registered* const within = add(5, 1);
+  Registered* const other = add(7, 2);
+  regions.remove(within);
+  EXPECT_EQ(regions.counters().under_way, 1u);
+  regions.remove(other);
+  regions.remove(huge);
+  owner.work.at(0)();
+  EXPECT_EQ(owner.registered, 0u);
+  EXPECT_EQ(regions.counters().registrations, 0u);
+}
+
 TEST_F(RegionsTest, RemovingWaitsForTheRegistrationThatIsUnderWay) {
   std::binary_semaphore begun{0};
   std::binary_semaphore go_on{0};

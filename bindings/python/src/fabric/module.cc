@@ -140,6 +140,46 @@ uint64_t register_memory(FabricEngine& engine, uint64_t memory_address, uint64_t
   return reinterpret_cast<uint64_t>(memory);
 }
 
+uint64_t register_gpu(FabricEngine& engine, uint64_t memory_address, uint64_t bytes, uint32_t access,
+                      uint32_t gpu) {
+  towline_fabric_memory_t* memory = nullptr;
+  int32_t status = 0;
+  {
+    const FabricCall call(engine);
+    status = towline_fabric_register_gpu(call.native(), reinterpret_cast<void*>(memory_address), bytes,
+                                         access, gpu, &memory);
+  }
+  check(status, "towline_fabric_register_gpu");
+  return reinterpret_cast<uint64_t>(memory);
+}
+
+uint64_t register_dma_buf(FabricEngine& engine, uint64_t memory_address, uint64_t bytes, uint32_t access,
+                          int fd, uint64_t offset) {
+  towline_fabric_memory_t* memory = nullptr;
+  int32_t status = 0;
+  {
+    const FabricCall call(engine);
+    status = towline_fabric_register_dma_buf(call.native(), reinterpret_cast<void*>(memory_address), bytes,
+                                             access, fd, offset, &memory);
+  }
+  check(status, "towline_fabric_register_dma_buf");
+  return reinterpret_cast<uint64_t>(memory);
+}
+
+nb::str topology() {
+  size_t needed = 0;
+  std::string text;
+  int32_t status = 0;
+  {
+    const WithoutGil without_gil;
+    status = towline_fabric_topology(nullptr, 0, &needed);
+    text.resize(needed);
+    if (status >= 0) status = towline_fabric_topology(text.data(), text.size(), &needed);
+  }
+  check(status, "towline_fabric_topology");
+  return nb::str(text.c_str());
+}
+
 void deregister(FabricEngine& engine, uint64_t memory) {
   int32_t status = 0;
   {
@@ -253,6 +293,7 @@ NB_MODULE(_fabric, module) {
         check(towline_fabric_import(bytes.data(), bytes.size(), &native), "towline_fabric_import");
         new (remote) FabricRemoteMemory(native);
       });
+  module.def("topology", &topology);
   FabricEngineClass engine(module, "Engine");
   engine.def("__init__", &open_engine, nb::arg("rails"), nb::arg("listen"), nb::arg("worker_cpu").none(),
              nb::arg("watcher_cpu").none(), nb::arg("wants_counts"));
@@ -261,6 +302,8 @@ NB_MODULE(_fabric, module) {
   engine.def("connect", &connect);
   engine.def("disconnect", &disconnect);
   engine.def("register", &register_memory);
+  engine.def("register_gpu", &register_gpu);
+  engine.def("register_dma_buf", &register_dma_buf);
   engine.def("deregister", &deregister);
   engine.def("descriptor", &descriptor);
   engine.def("next_event", &next_event);
