@@ -55,6 +55,7 @@ void Route::establish(Post& post, std::string_view forced_backend, LateDeadline 
       fail(peer.ended(), "peer '{}': {}", peer.name(), status_text(peer.ended()));
   }
   backend_.store(nullptr, std::memory_order_release);
+  agent_->check_usable();  // links that close with it are no lack of a way
   if (!forced.empty() && agent_->backends().find(forced) == nullptr)
     fail(Status::kNoRoute, "there is no backend '{}' here; there are: {}", forced,
          agent_->backends().names());
