@@ -25,7 +25,10 @@ void Thread::start(Hooks hooks) {
 
 bool Thread::run(std::function<void()> command) {
   if (!commands_.push(std::move(command))) return false;
-  client_.wake();
+  if (is_this())
+    told_ = true;  // it looks before it waits
+  else
+    client_.wake();
   return true;
 }
 
@@ -40,13 +43,14 @@ void Thread::join() {
 
 void Thread::loop() noexcept {
   while (!over_) {
+    told_ = false;
     commands_.run(hooks_.failed);
     timers_.run(hooks_.failed);
     run_action(hooks_.turn, hooks_.failed);
     if (over_) break;
     const uint64_t now_ns = monotonic_now_ns();
     const uint64_t next_ns = timers_.next_ns();
-    client_.poll(next_ns <= now_ns ? 0 : std::min(next_ns - now_ns, kIdlePollNs), hooks_.failed);
+    client_.poll(told_ || next_ns <= now_ns ? 0 : std::min(next_ns - now_ns, kIdlePollNs), hooks_.failed);
   }
   commands_.close();
   if (hooks_.last) run_action(hooks_.last, hooks_.failed);

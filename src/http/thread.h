@@ -50,6 +50,7 @@ class Thread {
   Commands commands_;
   Hooks hooks_;
   std::atomic<bool> over_{false};
+  bool told_ = false;  // by itself, since it last looked for commands; on the thread
   std::thread thread_;
 };
 

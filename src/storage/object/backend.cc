@@ -34,15 +34,17 @@ Backend::~Backend() {
 void Backend::start_clients() {
   std::call_once(started_, [this] {
     std::vector<std::unique_ptr<Client>> made;
-    for (uint32_t i = 0; i < service_.settings.threads; ++i)
-      made.push_back(std::make_unique<Client>(service_));
+    const uint32_t count = std::min(service_.settings.threads, service_.settings.concurrency);
+    for (uint32_t i = 0; i < count; ++i) made.push_back(std::make_unique<Client>(service_, count));
     clients_ = std::move(made);
     reaper_ = std::make_unique<Reaper>(*clients_[0]);
   });
 }
 
+// The one with the fewest tasks, and of those the first: what comes one at a time finds a connection that is in use, and
+// a thread whose memory is in the caches.
 Client& Backend::next_client() noexcept {
-  return *clients_[turn_.fetch_add(1, std::memory_order_relaxed) % clients_.size()];
+  return **std::ranges::min_element(clients_, {}, [](const auto& client) { return client->tasks(); });
 }
 
 Object* Backend::find(uint64_t id) const {

@@ -72,7 +72,6 @@ class Backend : public storing::OwnBackend<Backend, Connection> {
   std::unique_ptr<Reaper>
       reaper_;  // ends after the clients: their threads come back to it until they are joined
   std::vector<std::unique_ptr<Client>> clients_;
-  std::atomic<uint32_t> turn_{0};
 };
 
 // One backend for each kind of server, since each has settings, credentials and a scheme of its own.

@@ -22,12 +22,12 @@ constexpr uint32_t kAttempts = 6;               // default number of attempts
 constexpr uint64_t kLeastPauseNs = 10'000'000;  // after so many
 constexpr uint64_t kTellEveryNs = 10 * kSecondNs;
 
-http::Options http_options(const Settings& settings) {
+http::Options http_options(const Settings& settings, uint32_t clients) {
   return {.connect_timeout_ns = settings.connect_timeout_ns,
           .stall_timeout_ns = settings.stall_timeout_ns,
           .proxy = settings.proxy,
           .ca_file = settings.ca_file,
-          .idle_connections = std::max(settings.concurrency / settings.threads, 1u) + 4,
+          .idle_connections = settings.concurrency / clients + 4,
           .buffer_bytes = kBufferBytes};
 }
 
@@ -158,11 +158,11 @@ void Call::on_end() { client_->ended(*this); }
 
 // ---- the thread
 
-Client::Client(Service& service)
+Client::Client(Service& service, uint32_t count)
     : service_(service),
-      thread_(http_options(service.settings)),
-      most_under_way_(std::max(service.settings.concurrency / service.settings.threads, 1u)),
-      most_bytes_(service.settings.window / service.settings.threads),
+      thread_(http_options(service.settings, count)),
+      most_under_way_(service.settings.concurrency / count),
+      most_bytes_(service.settings.window / count),
       random_(monotonic_now_ns() ^ reinterpret_cast<uint64_t>(this)) {
   thread_.start({[this] { pump(); },
                  [this](const char* why) {

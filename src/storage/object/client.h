@@ -154,13 +154,18 @@ class Feeder {
 
 class Client {
  public:
-  explicit Client(Service& service);
+  // One of `count`, which share the requests that may be under way.
+  Client(Service& service, uint32_t count);
   ~Client();  // call when no request is in flight and none will start
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
   // Any thread.
   void run(std::function<void()> command);
+  // The tasks that were given to it and are not over.
+  void add_task() noexcept { tasks_.fetch_add(1, std::memory_order_relaxed); }
+  void remove_task() noexcept { tasks_.fetch_sub(1, std::memory_order_relaxed); }
+  [[nodiscard]] uint32_t tasks() const noexcept { return tasks_.load(std::memory_order_relaxed); }
   // Starts the call and waits for its end. Not from the client's own thread.
   [[nodiscard]] Answer ask(Call& call);
 
@@ -214,6 +219,7 @@ class Client {
   const uint32_t most_under_way_;
   const uint64_t most_bytes_;
   std::atomic<uint32_t> under_way_{0};
+  std::atomic<uint32_t> tasks_{0};
   uint64_t bytes_under_way_ = 0;
   uint64_t random_;
 };

@@ -82,6 +82,7 @@ void Task::stop_soon(Status status, bool now) {
 void Task::over() {
   if (over_) return;
   over_ = true;
+  client.remove_task();
   client.run([self = shared_from_this()] {
     const std::vector<Job*> told = std::move(self->jobs);
     self->jobs.clear();

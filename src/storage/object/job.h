@@ -81,10 +81,12 @@ class Job {
 
 class Task : public std::enable_shared_from_this<Task> {
  public:
-  explicit Task(Client& task_client) : client(task_client) {}
+  explicit Task(Client& task_client) : client(task_client) { client.add_task(); }
   Task(const Task&) = delete;
   Task& operator=(const Task&) = delete;
-  virtual ~Task() = default;
+  virtual ~Task() {
+    if (!over_) client.remove_task();
+  }
 
   // Any thread: what follows happens on the client's thread.
   void start_soon();

@@ -241,6 +241,23 @@ TEST_F(ObjectFaults, ADeadlineEndsWhatTakesTooLong) {
   EXPECT_EQ(read.wait_fenced(Fence::kBoth, 60s), Status::kOk);
 }
 
+TEST_F(ObjectFaults, AConcurrencyOfOneIsOneRequestAtOnce) {
+  make_object("first", kMib, 5);
+  make_object("second", kMib, 5);
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "concurrency = 1\n");
+  const Region first = open("first");
+  const Region second = open("second");
+  proxy.forget();
+  proxy.judge([](const Request&) -> Fault { return {.hold = true}; });
+  const Transfer held = transfer(Op::read, 0, first, 0, kMib, {.timeout = 2s});
+  ASSERT_EQ(held.post(), Status::kInProgress);
+  ASSERT_TRUE(eventually([&] { return proxy.seen().size() == 1; }));
+  EXPECT_EQ(run(transfer(Op::read, kMib, second, 0, kMib, {.timeout = 300ms})), Status::kTimedOut);
+  EXPECT_EQ(proxy.seen().size(), 1u) << "the second waits for the first";
+  EXPECT_EQ(held.wait(60s), Status::kTimedOut);
+}
+
 // ---- given up, with the reason
 
 TEST_F(ObjectFaults, AServerThatFailsForGoodIsAnErrorOfThatTransferOnly) {
