@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "base/os/mapped.h"
 #include "fabric/engine_state.h"
 
 namespace towline::fabric {
@@ -99,8 +100,13 @@ void Engine::State::resolve(Connection& connection, const SequenceWindow& seen) 
     }
     entry.done = true;
     if (entry.kind != EntryKind::kRecord && !transfer.ending) {
-      push_retry(transfer, entry.slice);
-      transfer.retried = true;
+      // Posted again, it would break one connection after the other, and libraries may not survive many of those.
+      if (rail.domain->traits().breaks_for_memory && !is_mapped(entry.slice.local, entry.slice.length)) {
+        end(transfer, Status::kStale);
+      } else {
+        push_retry(transfer, entry.slice);
+        transfer.retried = true;
+      }
     }
     if (entry.kind != EntryKind::kData) {
       transfer.record_posted = false;

@@ -128,6 +128,7 @@ class UcxDomain final : public Domain, private UcxOwner {
     traits_.slice_bytes = 1 << 20;
     traits_.window_bytes = 16 << 20;
     traits_.ordered = false;
+    traits_.breaks_for_memory = true;
     // An early failure names the transport that is not here.
     try {
       (void)UcxConnection{*this, context_, 0, connection_}.address();
