@@ -175,6 +175,7 @@ std::string Agent::info() {
                  {"copies", describe_copies()},
                  {"listen", metadata_service_ ? json(metadata_service_->addresses()) : json::array()},
                  {"backends", json::array()},
+                 {"not_asked_for", backends_->not_wanted()},
                  {"regions", json::array()},
                  {"peers", json::array()},
                  {"staging", describe_staging(staging_->use(), staging_->settings())},

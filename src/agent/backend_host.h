@@ -123,6 +123,8 @@ class BackendHost {
   [[nodiscard]] std::string names() const;  // "memory, shm, tcp"
   // Backends that were not opened, by choice or by failure: their settings are unknown.
   [[nodiscard]] std::vector<std::string> names_not_open() const;
+  // Those that the settings do not name, and that are used by name alone or are not among the named.
+  [[nodiscard]] const std::vector<std::string>& not_wanted() const noexcept { return not_wanted_; }
 
  private:
   // Files, and names of plugins that are looked for where load_plugin() does.

@@ -70,17 +70,20 @@ std::string details(json told) {
   return text + never_met(told);
 }
 
-std::string render_backends(const json& backends, const Terminal& terminal) {
+// The column beside it says that it is not usable.
+std::string why_not(const json& backend) {
+  constexpr std::string_view kSaid = "not usable here: ";
+  const std::string reason = backend.value("reason", "no reason given");
+  return reason.starts_with(kSaid) ? reason.substr(kSaid.size()) : reason;
+}
+
+std::string render_backends(const json& backends, const json& not_asked_for, const Terminal& terminal) {
   using enum Table::Align;
   Table table{{{"backend", kLeft}, {"usable", kLeft}, {"memory", kLeft}, {"about", kWrap}}};
   for (const json& backend : backends) {
     const bool usable = backend.value("usable", false);
     std::string about = backend.value("description", "");
-    if (!usable) {
-      const std::string step = backend.value("step", "");
-      about =
-          fmt::format("{}{}", step.empty() ? "" : step + ": ", backend.value("reason", "no reason given"));
-    }
+    if (!usable) about = why_not(backend);
     if (const std::string traits = join(backend.value("traits", json::array())); !traits.empty())
       about += "\n" + traits;
     about += moves(backend);
@@ -89,6 +92,9 @@ std::string render_backends(const json& backends, const Terminal& terminal) {
                join(backend.value("kinds", json::array())), about});
   }
   std::string text = table.render(terminal);
+  if (!not_asked_for.empty())
+    text += fmt::format("{}: {} (TOWLINE_BACKENDS={} looks at one)\n", terminal.bold("Not asked for"),
+                        join(not_asked_for), not_asked_for[0].get<std::string>());
   text +=
       "\n" + terminal.bold("Fences") + ": after a failure, until nothing of a transfer can land any more\n";
   Table fences{{{"backend", kLeft}, {"at worst", kWrap}}};
@@ -145,7 +151,9 @@ std::string render_topology(const json& topology, const json& places, const Term
 
 std::string render_info(const json& info, const Terminal& terminal) {
   std::string text = terminal.bold(fmt::format("Towline {}", towline::version())) + "\n\n";
-  text += render_backends(info.value("backends", json::array()), terminal) + "\n";
+  text += render_backends(info.value("backends", json::array()), info.value("not_asked_for", json::array()),
+                          terminal) +
+          "\n";
   if (const auto listen = info.value("listen", json::array()); !listen.empty()) {
     text += fmt::format("{}: an agent here would listen at {}\n\n", terminal.bold("Addresses"), join(listen));
   }

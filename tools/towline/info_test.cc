@@ -10,13 +10,19 @@ TEST(Info, SaysWhyABackendIsNotUsable) {
       {"name": "shm", "usable": true, "kinds": ["dram"], "traits": ["one_sided"], "description": "shared memory",
        "moves": [{"ops": ["read", "write"], "local": ["dram"], "remote": ["dram", "vram"], "where": "same host"}],
        "worst_fence_ns": 2000000, "fence_reason": "connection closed"},
-      {"name": "rdma", "usable": false, "step": "open", "reason": "no device"}],
+      {"name": "rdma", "usable": false, "step": "usable", "reason": "not usable here: no device"},
+      {"name": "gds", "usable": false, "step": "usable", "reason": "opening it failed: no driver"}],
+      "not_asked_for": ["ucx", "libfabric"],
       "topology": {"online_cpus": 2, "allowed_cpus": 1, "numa_nodes": [{"id": 0, "cpus": [0, 1], "memory_bytes": 1024}]},
       "worker_places": [{"why": "node 1: 2 devices", "cpus": [1], "numa_node": 1}]
 })");
   const std::string text = render_info(info, Terminal{stdout, false});
   EXPECT_NE(text.find("worker 0    node 1: 2 devices"), std::string::npos) << text;
-  EXPECT_NE(text.find("open: no device"), std::string::npos) << text;
+  EXPECT_EQ(text.find("not usable"), std::string::npos) << "the column says it\n" << text;
+  EXPECT_EQ(text.find("usable: "), std::string::npos) << "steps are for programs\n" << text;
+  EXPECT_NE(text.find("no device"), std::string::npos) << text;
+  EXPECT_NE(text.find("opening it failed: no driver"), std::string::npos) << text;
+  EXPECT_NE(text.find("Not asked for: ucx, libfabric (TOWLINE_BACKENDS=ucx "), std::string::npos) << text;
   EXPECT_NE(text.find("dram here, dram, vram there; same host"), std::string::npos) << text;
   EXPECT_NE(text.find("2 ms: connection closed"), std::string::npos) << text;
   EXPECT_NE(text.find("2 online, 1 for this process"), std::string::npos) << text;

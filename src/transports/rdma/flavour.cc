@@ -18,7 +18,8 @@ const char* carrier_setting(const plugin::Host& host, const char* key, const cha
 DefaultRails ports(const plugin::Host&) {
   fabric::RailChoice choice = fabric::choose_rails(fabric::read_rdma_ports());
   if (choice.rails.empty())
-    throw plugin::Failure(Status::kUnsupported, choice.reason + " (tuning.rdma.rails names rails)");
+    throw plugin::Failure(Status::kUnsupported,
+                          choice.reason + "; tuning.rdma.rails can name rails of other kinds");
   return {std::move(choice.rails), std::move(choice.reason)};
 }
 
