@@ -10,7 +10,6 @@
 namespace towline::collectives {
 namespace {
 
-constexpr const char* kFailedKey = "failed";
 constexpr uint64_t kFormingLookNs = 50 * kMillisecondNs;
 constexpr uint64_t kGoneTellsNs = 500 * kMillisecondNs;
 constexpr size_t kLongestFailureText = 1024;
@@ -33,6 +32,10 @@ rendezvous::Bytes encode_failure(int rank, const Error& error) {
 
 rendezvous::Bytes FormingStore::get(const std::string& key, Deadline deadline) {
   if (formed_.load(std::memory_order_relaxed)) return store_->get(key, deadline);
+  if (key == kFailedKey) {
+    look();
+    fail(Status::kTimedOut, "no rank has failed");
+  }
   for (;;) {
     const uint64_t slice = std::min(deadline.ns(), monotonic_now_ns() + kFormingLookNs);
     try {

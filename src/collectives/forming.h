@@ -15,13 +15,15 @@
 
 namespace towline::collectives {
 
+inline constexpr const char* kFailedKey = "failed";  // where a rank leaves its reason
+
 class FormingStore final : public rendezvous::Store {
  public:
   FormingStore(std::shared_ptr<rendezvous::Store> store, int rank) : store_(std::move(store)), rank_(rank) {}
 
   void set(const std::string& key, std::span<const uint8_t> value) override { store_->set(key, value); }
   // Error as well when another rank has failed: kUnsupported if that is its reason, since ranks then look for another
-  // way together, else kPeerLost.
+  // way together, else kPeerLost. kFailedKey has no value here: this error comes, or kTimedOut at once.
   rendezvous::Bytes get(const std::string& key, Deadline deadline) override;
   [[nodiscard]] std::string describe() const override { return store_->describe(); }
   [[nodiscard]] std::string local_host() const override { return store_->local_host(); }
@@ -48,10 +50,10 @@ class FormingStore final : public rendezvous::Store {
 void refuse_to_form(const towline_collective_host_v1_t& host, int rank, const Error& error) noexcept;
 // Throws Error if another rank is known to have failed. For backends that wait for others elsewhere than in the store.
 inline void check_forming(const towline_collective_host_v1_t& host) {
-  uint8_t found = 0;
+  uint8_t none = 0;
   size_t bytes = 0;
-  const uint64_t soon = monotonic_now_ns() + kMillisecondNs;  // stores may take no time at all for no limit
-  const int32_t status = host.store_get(host.context, "nobody sets this", soon, &found, sizeof found, &bytes);
+  const int32_t status =
+      host.store_get(host.context, kFailedKey, monotonic_now_ns(), &none, sizeof none, &bytes);
   if (status < 0 && Status{status} != Status::kTimedOut) fail(Status{status}, "another rank failed");
 }
 

@@ -224,6 +224,31 @@ TEST(CollectivesBetweenHostsFail, RanksThatDisagreeInTheRootAreNamed) {
   }
 }
 
+// Within a host ranks have other numbers, which no message shows.
+TEST(CollectivesBetweenHostsFail, RanksOfAHostThatDisagreeInTheRootAreNamedAsTheCommunicatorDoes) {
+  for (const uint32_t op : {TOWLINE_COLLECTIVE_SCATTER, TOWLINE_COLLECTIVE_BROADCAST}) {
+    run_on_gpus(on_hosts({"a", "b", "b"}), false, [&](Rank& rank) {
+      Buffer input(rank.gpu, 64);
+      Buffer output(rank.gpu, 64);
+      input.put(values(TOWLINE_FLOAT32, rank.rank, 16, 1));
+      towline_collective_t call = {};
+      call.struct_size = sizeof call;
+      call.op = op;
+      call.count = 4;
+      call.root = rank.rank < 2 ? 1 : 2;
+      call.input = input.at();
+      call.output = output.at();
+      (void)towline_collective(rank.on_gpu, &call, nullptr, nullptr);
+      while (communicator_error(rank.on_gpu).empty()) std::this_thread::yield();
+      const std::string expected = fmt::format(
+          "ranks disagree: rank 1 is at {0} #0 of 4 float32, root 1, rank 2 at {0} #0 of 4 float32, root 2",
+          op == TOWLINE_COLLECTIVE_SCATTER ? "scatter" : "broadcast");
+      EXPECT_NE(communicator_error(rank.on_gpu).find(expected), std::string::npos)
+          << communicator_error(rank.on_gpu);
+    });
+  }
+}
+
 // The last rank, on another host than rank 0, has other counts, or expects more of rank 0 than that sends.
 TEST(CollectivesBetweenHostsFail, RanksThatDisagreeInCountsAreNamed) {
   struct Case {

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import shutil
 import subprocess
 import sys
+import types
+from datetime import timedelta
 
 import pytest
 
@@ -106,6 +109,35 @@ def test_a_lock_that_a_killed_compiler_left_holds_up_nobody(symmetric):
 
 def test_symmetric_memory_that_all_ranks_freed_is_given_back(symmetric):
     assert max(symmetric.run(symmetric_do.symmetric_comes_and_goes)) <= 2
+
+
+def test_ranks_of_symmetric_memory_meet_whichever_gpu_each_has(monkeypatch):
+    from torch.distributed import HashStore
+
+    from towline import torch_symmetric
+
+    class Communicator:
+        def __init__(self, name, **_):
+            self.name = name
+
+        def window(self, memory):
+            return types.SimpleNamespace(memory=(self.name, memory[0]), close=lambda: None)
+
+    monkeypatch.setattr(torch_symmetric.collectives, "Communicator", Communicator)
+    monkeypatch.setattr(torch_symmetric.gpu_memory, "Table", lambda window: window)
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=5))
+    nothing_in_use = types.SimpleNamespace(in_use=list)
+
+    def rendezvous(rank: int) -> list:
+        meetings = torch_symmetric._Meetings(nothing_in_use)
+        # The second group of that name is of other GPUs of the same ranks.
+        return [meetings.rendezvous("group", rank, 2, store, gpu, 4096, 256, 100) for gpu in (rank, 2 + rank, rank)]
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(rendezvous, range(2))
+    assert first == second
+    assert [name for _, (name, _) in first] == ["symmetric/group/0", "symmetric/group/1", "symmetric/group/0"]
 
 
 def test_misuse_of_symmetric_memory_is_told(symmetric):

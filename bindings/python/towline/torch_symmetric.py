@@ -101,18 +101,22 @@ def _alone(folder: pathlib.Path) -> Iterator[None]:
 
 
 class _Group:
-    """The ranks of a group of torch's with memory on one GPU. Every method but signals and barriers is collective."""
+    """The ranks of a group of torch's with memory on a GPU each. Every method but signals and barriers is collective.
 
-    def __init__(self, name: str, rank: int, size: int, store: Any, index: int) -> None:
+    `number`: how many such groups of that name there were before, the same on every rank. `index`: this rank's GPU, of which
+    others may have another one.
+    """
+
+    def __init__(self, name: str, number: int, rank: int, size: int, store: Any, index: int) -> None:
         self.index = index
         self._size, self._rank = size, rank
         self._store = Store(store)
-        self._prefix = f"towline/symmetric/{name}/{index}"
+        self._prefix = f"towline/symmetric/{name}/{number}"
         self._met = 0  # every attempt counts: keys in the store are used once
         self.communicator = collectives.Communicator(
             rank=rank,
             size=size,
-            name=f"symmetric/{name}/gpu{index}",
+            name=f"symmetric/{name}/{number}",
             store=self._store,
             timeout=store.timeout.total_seconds(),
             backend=_torch_gpu.gpu.backend,
@@ -163,7 +167,8 @@ class _Meetings:
                 del self._met[number]
             group = self._groups.get((name, index))
             if group is None:
-                group = self._groups[name, index] = _Group(name, rank, size, store, index)
+                before = sum(known == name for known, _ in self._groups)
+                group = self._groups[name, index] = _Group(name, before, rank, size, store, index)
             window = group.meet(self._next, address, whole, data, used)
             number, self._next = self._next, self._next + 1
             self._met[number] = group, window

@@ -205,8 +205,10 @@ void GpuBackend::build(const towline_collective_t& call, uint64_t number, uint64
   job.timeout_ns = timeout_ns;
   job.factor = call.factor;
   const Header& header = parts_.header;
+  // For people, as the ranks are called: within a host of several the root is an index.
+  const int32_t named_root = has_root(call.op) ? called_[static_cast<size_t>(call.root)] : header.root;
   job.mark = {number,    header.count,    header.digest,    0,
-              header.op, header.datatype, header.reduction, header.root};
+              header.op, header.datatype, header.reduction, named_root};
   job.digest = digest_of(job.mark);
   job.reduces = reduces(call.op) ? 1 : 0;
   launch.kernel = job.reduces != 0 ? call.datatype : kMovingKernel;

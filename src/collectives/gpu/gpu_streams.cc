@@ -21,7 +21,7 @@ void GpuBackend::build_message(const towline_collective_t& call, uint64_t timeou
   job.mark = {0, call.count, 0, call.tag, TOWLINE_COLLECTIVE_SEND, call.datatype, 0, 0};
   job.digest = digest_of(job.mark);
   job.mark.op = call.op;
-  job.mark.root = call.root;
+  job.mark.root = called_[static_cast<size_t>(call.root)];
   job.bytes = call.count * datatype_bytes(call.datatype);
   job.in[0] = reinterpret_cast<uint64_t>(call.input);
   job.out[0] = reinterpret_cast<uint64_t>(call.output);

@@ -68,6 +68,7 @@ PieceWriter Unpacker::Frame::begin() const noexcept {
 }
 
 uint32_t Unpacker::Frame::end(const PieceWriter& written, bool from_host) noexcept {
+  PieceWriter::publish();
   batch_->count = static_cast<uint32_t>(written.at() - batch_->pieces);
   batch_->bytes = written.position();
   batch_->bits |= written.bits();
