@@ -262,7 +262,12 @@ void Picks::take_sequence(nb::handle sequence) {
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence.ptr());
   copy_.reserve(static_cast<size_t>(count));
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence.ptr()); ++i) {
-    const nb::object index = nb::steal(PyNumber_Index(PySequence_Fast_GET_ITEM(sequence.ptr(), i)));
+    PyObject* const item = PySequence_Fast_GET_ITEM(sequence.ptr(), i);
+    if (PyBool_Check(item))
+      raise(TOWLINE_INVALID_ARGUMENT,
+            std::string(side_) + " picks: position " + std::to_string(i) +
+                " is a bool: picks are indices (of a mask, numpy.flatnonzero(mask))");
+    const nb::object index = nb::steal(PyNumber_Index(item));
     if (!index.is_valid()) throw nb::python_error();
     const int64_t value = integer(index);
     if (value < 0) {

@@ -192,6 +192,7 @@ def test_wrong_access_kind_and_shape(make_agent):
         (np.array([0, -1], np.int32), IndexError),
         (np.array([0, -1], np.int64), IndexError),
         ([0.5], TypeError),
+        ([True, False], ValueError),
         (np.array([0.5]), ValueError),
         (np.array([1, 2], np.int16), ValueError),
         (np.array([1, 2], ">i4"), ValueError),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -95,6 +97,24 @@ def test_what_does_not_match_is_said(caches):
     caches.theirs[0, 0] = 7
     plan.post([0], [0, 1]).result(TIMEOUT)
     assert np.all(other[0, :2] == 7)
+    for picks in ("0", b"0", {0: 1}, 1.5):
+        with pytest.raises(TypeError, match=f"dimension 0 of region 'kv' is narrowed by .* not by {type(picks).__name__}"):
+            caches.there[picks]
+    with pytest.raises(towline.InvalidArgument, match="position 0 is a bool"):
+        caches.near.copy(caches.there[0, [True, False]], caches.kv[0, [0, 1]])
+
+
+def test_a_view_is_its_regions_list_to_a_plan(caches):
+    plan = caches.near.plan(caches.there, caches.kv.view())
+    caches.theirs[0, 3] = 5
+    plan.post([3], [1]).result(TIMEOUT)
+    assert np.all(caches.mine[0, 1] == 5)
+    for part in (caches.there[0], caches.there[:, ::-1], caches.there.list[[0, 1]]):
+        with pytest.raises(towline.InvalidArgument, match="between whole lists: its posts bring the picks"):
+            caches.near.plan(part, caches.kv.view())
+    with pytest.raises(towline.InvalidArgument, match="not ndarray"):
+        caches.near.plan(caches.there, caches.mine)
+    assert asyncio.run(caches.near.plan_async(caches.there, caches.kv.view())).backend == plan.backend
 
 
 def test_a_layout_can_be_given_in_bytes(make_agent):

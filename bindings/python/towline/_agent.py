@@ -281,8 +281,8 @@ class Agent(_core.Agent):
 
     def plan(
         self,
-        from_: _core.BlockList,
-        to: _core.BlockList,
+        from_: _core.BlockList | View,
+        to: _core.BlockList | View,
         *,
         timeout: float | None = None,
         backend: str | None = None,
@@ -291,17 +291,19 @@ class Agent(_core.Agent):
     ) -> _core.Plan:
         """Prepares moving blocks from one list to another, once: `plan.post(from_picks, to_picks)` moves some of them.
 
-        One of the lists is a peer's, or both are this agent's (memory and files). timeout: seconds from each post that
+        A view stands for its region's list. One of the lists is a peer's, or both are this agent's (memory and files). timeout: seconds from each post that
         names none. backend: forces one. usual_bytes: of a post, for the choice of the backend. recut: pairs the bytes
         of picked blocks in order, whatever the layouts of their regions say; without it, layouts that don't match raise
         Mismatch.
         """
-        return _core._plan(self, from_, to, timeout, backend, usual_bytes, recut)
+        from ._plan import whole
+
+        return _core._plan(self, whole(from_), whole(to), timeout, backend, usual_bytes, recut)
 
     async def plan_async(
         self,
-        from_: _core.BlockList,
-        to: _core.BlockList,
+        from_: _core.BlockList | View,
+        to: _core.BlockList | View,
         *,
         timeout: float | None = None,
         backend: str | None = None,

@@ -17,12 +17,14 @@ from typing import Any
 
 from . import _core, _errors
 from ._errors import Status
+from ._plan import whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ._agent import Agent
+    from ._layout import View
     from ._results import DirectoryEvent
 
 _FULL_SECONDS = 0.02  # between two attempts to post if neither credit nor the end of a post announces room
@@ -417,9 +419,12 @@ async def reach(*lists: _core.BlockList) -> None:
             await credit(blocks.peer)
 
 
-async def make_plan(agent: Agent, from_: _core.BlockList, to: _core.BlockList, **keywords: Any) -> _core.Plan:
-    await reach(from_, to)
-    return agent.plan(from_, to, **keywords)
+async def make_plan(
+    agent: Agent, from_: _core.BlockList | View, to: _core.BlockList | View, **keywords: Any
+) -> _core.Plan:
+    source, target = whole(from_), whole(to)
+    await reach(source, target)
+    return agent.plan(source, target, **keywords)
 
 
 async def post(plan: _core.Plan, *arguments: Any, **keywords: Any) -> _core.Post:

@@ -160,6 +160,11 @@ def _choice(picks: Any, count: int, dimension: int, name: str) -> Any:
         if len(picks) and not (0 <= min(picks[0], picks[-1]) and max(picks[0], picks[-1]) < count):
             raise IndexError(f"{picks} leaves dimension {dimension} of region {name!r}, which has {count}")
         return picks
+    if isinstance(picks, (str, bytes, dict)) or not (hasattr(picks, "__len__") or hasattr(picks, "__iter__")):
+        raise TypeError(
+            f"dimension {dimension} of region {name!r} is narrowed by an integer, a slice, a range or integers, "
+            f"not by {type(picks).__name__}"
+        )
     return picks if hasattr(picks, "__len__") else list(picks)
 
 

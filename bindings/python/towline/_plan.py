@@ -39,6 +39,20 @@ def picked(what: _core.BlockList | PickedBlocks | View) -> tuple[_core.BlockList
     raise _errors.InvalidArgument(f"a View, a BlockList, or some of its blocks (list[picks]), not {type(what).__name__}")
 
 
+def whole(what: _core.BlockList | View) -> _core.BlockList:
+    """The list of a plan, whose posts pick."""
+    if isinstance(what, View) and all(
+        choice is None or (isinstance(choice, range) and choice == range(count))
+        for choice, count in zip(what._choices, what._counts)
+    ):
+        return what.list
+    if isinstance(what, _core.BlockList):
+        return what
+    if isinstance(what, (View, PickedBlocks)):
+        raise _errors.InvalidArgument("a plan is made between whole lists: its posts bring the picks (plan.post(from_picks, to_picks))")
+    raise _errors.InvalidArgument(f"a plan is made between lists of blocks or views of regions, not {type(what).__name__}")
+
+
 def pair(
     from_: _core.BlockList | PickedBlocks | View, to: _core.BlockList | PickedBlocks | View
 ) -> tuple[_core.BlockList, Any, _core.BlockList, Any]:
