@@ -51,6 +51,27 @@ def pair(make):
     return Pair(make)
 
 
+def test_buffers_of_a_pool(make):
+    one, two = make(), make()
+    pool, far = fabric.Pool(one, 1000, 3), fabric.Pool(two, 1000, 2)
+    assert pool.buffer_bytes == 1024 and pool.memory.nbytes == 3 * 1024
+    taken = [pool.take() for _ in range(3)]
+    assert pool.take() is None and sorted(buffer.offset for buffer in taken) == [0, 1024, 2048]
+    taken[1].give_back()
+    with pytest.raises(towline.Stale):
+        taken[1].give_back()
+    with pool.take() as mine, far.take() as theirs:
+        assert mine.offset == taken[1].offset
+        mine.view[:5] = b"hello"
+        receive = two.receive(theirs.memory, theirs.nbytes, offset=theirs.offset)
+        one.send(one.connect(two.address()), mine.memory, 5, offset=mine.offset, timeout=LIMIT).wait(LIMIT)
+        receive.wait(LIMIT)
+        assert bytes(theirs.view[:5]) == b"hello"
+    assert pool.take() is not None and pool.take() is None
+    with pytest.raises(towline.InvalidArgument, match="0 buffers of 64"):
+        fabric.Pool(one, 64, 0)
+
+
 def test_memory_of_a_device_goes_by_its_dma_buf():
     device = os.memfd_create("device")
     os.ftruncate(device, 3 * PAGE)

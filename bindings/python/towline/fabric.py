@@ -24,6 +24,7 @@ import atexit
 import concurrent.futures
 import json
 import logging
+import mmap
 import threading
 import weakref
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
     from typing import Any
 
-__all__ = ["Engine", "Memory", "Remote", "Transfer", "Word", "topology"]
+__all__ = ["Buffer", "Engine", "Memory", "Pool", "Remote", "Transfer", "Word", "topology"]
 
 _fabric._install(_errors.Status, _errors._make)
 _logger = logging.getLogger("towline.fabric")
@@ -121,6 +122,66 @@ class Memory:
         if self._native == 0:
             raise _errors.Stale("the memory was deregistered")
         return self._native
+
+
+class Buffer:
+    """One of a pool's: nbytes of `memory` from `offset` on, and `view` of them for the processor. Leaving a `with` gives it back."""
+
+    def __init__(self, pool: Pool, index: int) -> None:
+        self._pool, self._index = pool, index
+        self.memory, self.nbytes = pool.memory, pool.buffer_bytes
+        self.offset = index * pool.buffer_bytes
+
+    @property
+    def view(self) -> memoryview:
+        return self._pool._view[self.offset : self.offset + self.nbytes]
+
+    def give_back(self) -> None:
+        """Once nothing that is under way uses it. Raises Stale the second time."""
+        self._pool._give_back(self)
+
+    def __enter__(self) -> Buffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back()
+
+
+class Pool:
+    """Host buffers of one size in one registered piece of memory, `memory`; any thread takes them.
+
+    buffer_bytes is rounded up to a multiple of 64. readable, writable: by peers that have the memory's descriptor; receives
+    need writable.
+    """
+
+    def __init__(self, engine: Engine, buffer_bytes: int, buffers: int, *, readable: bool = False, writable: bool = True) -> None:
+        if buffer_bytes < 1 or buffers < 1:
+            raise _errors.InvalidArgument(f"a pool of {buffers} buffers of {buffer_bytes} bytes")
+        self.buffer_bytes = (buffer_bytes + 63) // 64 * 64
+        self.buffers = buffers
+        bytes_of_all = mmap.mmap(-1, self.buffer_bytes * buffers)
+        self._view = memoryview(bytes_of_all)
+        self.memory = engine.register(bytes_of_all, readable=readable, writable=writable)
+        self._lock = threading.Lock()
+        self._free = list(range(buffers - 1, -1, -1))
+        self._taken: set[int] = set()
+
+    def take(self) -> Buffer | None:
+        """None: all are taken."""
+        with self._lock:
+            if not self._free:
+                return None
+            index = self._free.pop()
+            self._taken.add(index)
+        return Buffer(self, index)
+
+    def _give_back(self, buffer: Buffer) -> None:
+        with self._lock:
+            if buffer._index not in self._taken:
+                raise _errors.Stale("the buffer was given back before")
+            self._taken.remove(buffer._index)
+            self._free.append(buffer._index)
+        buffer._index = -1
 
 
 class Transfer:
