@@ -100,11 +100,9 @@ def test_symmetric_memory_of_torch(symmetric):
 def test_a_lock_that_a_killed_compiler_left_holds_up_nobody(symmetric):
     from towline import torch_symmetric
 
-    lock = torch_symmetric._folder() / "lock"
-    lock.touch()
+    (torch_symmetric._folder() / "lock").touch()  # until 2.14 torch waits for ever while it is there
     code = "from towline import torch_symmetric; torch_symmetric._extension()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT)
-    assert not lock.exists()
 
 
 def test_symmetric_memory_that_all_ranks_freed_is_given_back(symmetric):

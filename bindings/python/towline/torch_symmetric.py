@@ -96,7 +96,7 @@ def _alone(folder: pathlib.Path) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise _errors.TimedOut(f"another process has been compiling in {folder} for {_COMPILE_SECONDS} s") from None
                 time.sleep(0.05)
-        (folder / "lock").unlink(missing_ok=True)  # torch's: its owner has ended
+        (folder / "lock").unlink(missing_ok=True)  # torch's: its owner has ended. From 2.15 on it is a flock too
         yield
 
 
