@@ -24,11 +24,9 @@ def is_torch_compile_supported(min_version: str | None = None, _current_version:
         return True
     if _current_version is not None:
         return _pair(_current_version) >= (_LEAST if min_version is None else _pair(min_version))
-    import torch
+    from torch import __version__, library  # torch may be half imported: torch.distributed imports torchcomms
 
-    return hasattr(torch.library, "register_fake") and (
-        min_version is None or _pair(torch.__version__) >= _pair(min_version)
-    )
+    return hasattr(library, "register_fake") and (min_version is None or _pair(__version__) >= _pair(min_version))
 
 
 def is_torch_compile_supported_and_enabled(
