@@ -261,6 +261,9 @@ class Device {
   // Makes the driver ready for this process, once; everything below needs it. Throws Error that says what is
   // missing.
   virtual void start() = 0;
+  // Loads the kernels for a GPU, once. Drivers load only when no kernel runs there: left to the first copy, it would
+  // wait for one that may be waiting for that very copy. Throws Error.
+  virtual void load(uint32_t gpu) = 0;
   [[nodiscard]] virtual const std::vector<Gpu>& gpus() const noexcept = 0;
   // Throws Error unless this process sees a GPU of that number.
   void check_gpu(uint64_t gpu) const;

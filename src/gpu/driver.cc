@@ -119,6 +119,8 @@ class Nvidia final : public Device {
     started_ = true;
   }
 
+  void load(uint32_t gpu) override { (void)context(gpu); }
+
   [[nodiscard]] const std::vector<Gpu>& gpus() const noexcept override { return gpus_; }
 
   [[nodiscard]] bool same_addresses() const noexcept override { return same_addresses_; }

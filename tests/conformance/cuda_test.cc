@@ -38,6 +38,15 @@ void connect_to(int socket, const sockaddr_un& name) {
       << errno;
 }
 
+// The driver would load them in the first copy once no kernel runs, and one may be waiting for that copy.
+TEST_F(CudaTest, KernelsAreLoadedWhereMemoryIsRegistered) {
+  const uint64_t memory = reinterpret_cast<uint64_t>(right_memory_.data());
+  gpu("place", memory, right_memory_.size(), 1);
+  EXPECT_FALSE(command_("loaded", 1, 0, 0));
+  const Region region = right_->register_memory(vram(right_memory_, 1), {.access = Access::kAll});
+  EXPECT_TRUE(command_("loaded", 1, 0, 0));
+}
+
 TEST_F(CudaTest, MemoryOnAnotherGpuOrOnNoneIsRefusedClearly) {
   const auto refusal = [&](const MemoryView& view) {
     return text_of([&] { (void)left_->register_memory(view, {.access = Access::kAll}); });

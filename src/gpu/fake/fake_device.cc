@@ -494,6 +494,7 @@ class FakeDevice final : public Device {
   }
 
   void start() override {}
+  void load(uint32_t gpu) override { faults().note_load(gpu); }
   [[nodiscard]] const std::vector<Gpu>& gpus() const noexcept override { return gpus_; }
   [[nodiscard]] bool in_use(uint32_t) const noexcept override { return true; }
   [[nodiscard]] bool same_addresses() const noexcept override { return true; }

@@ -63,6 +63,9 @@ class Faults {
   void enable_peer(uint32_t gpu, uint32_t other);
   // A GPU that touches this breaks.
   [[nodiscard]] bool may_touch(uint32_t gpu, uint64_t address);
+  // Whose kernels were loaded.
+  void note_load(uint32_t gpu);
+  [[nodiscard]] bool loaded(uint32_t gpu);
   // Kernels that queues took.
   void note_launch();
   [[nodiscard]] uint64_t launched();
@@ -113,6 +116,7 @@ class Faults {
   [[nodiscard]] uint32_t gpu_at(uint64_t address) const;
   std::mutex mutex_;
   std::vector<MadeRange> made_;
+  std::set<uint32_t> loaded_;
   uint64_t launched_ = 0;
   uint64_t gathered_ = 0;
   uint64_t exports_ = 0;

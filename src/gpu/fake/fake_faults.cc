@@ -149,6 +149,16 @@ bool Faults::separated() {
   return separated_;
 }
 
+void Faults::note_load(uint32_t gpu) {
+  const std::lock_guard lock(mutex_);
+  loaded_.insert(gpu);
+}
+
+bool Faults::loaded(uint32_t gpu) {
+  const std::lock_guard lock(mutex_);
+  return loaded_.contains(gpu);
+}
+
 void Faults::note_launch() {
   const std::lock_guard lock(mutex_);
   ++launched_;
@@ -270,6 +280,7 @@ void Faults::reset() {
   made_.clear();
   peers_.clear();
   launched_ = gathered_ = exports_ = 0;
+  loaded_.clear();
   forgotten_.clear();
   placed_.clear();
   for_reading_.clear();

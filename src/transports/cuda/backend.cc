@@ -205,6 +205,7 @@ int32_t Backend::add(const towline_region_args& args, towline_registration** reg
   region->args = args;
   if (args.region.kind == TOWLINE_MEMORY_VRAM) {
     region->gpu = check_vram(args.region);
+    device_.load(region->gpu);
     const std::vector<uint8_t> bytes = encode(Token{device_.gpus()[region->gpu].uuid});
     std::memcpy(token, bytes.data(), bytes.size());
     *token_bytes = bytes.size();
