@@ -222,7 +222,7 @@ class TransferEngineBuilder:
 
 def _gpu_number(device: object) -> int:
     index = getattr(device, "index", None)
-    if index is None:
+    if not isinstance(index, int):  # a string has a method of that name
         index = str(device).partition(":")[2] or 0
     return int(index)
 
@@ -304,8 +304,9 @@ class TransferEngine:
 
         def nics(gpu: int) -> list[DomainInfo]:
             near = set(places[gpu]["near"]) if gpu < len(places) else set()
-            sorted_by_place = [d for d in domains if d.name in near] + [d for d in part(domains, len(domains), gpu) if d.name not in near]
-            return sorted_by_place[: min(per_gpu, len(domains))]
+            first = gpu * per_gpu % len(domains)  # GPUs without a near one share the others out
+            others = [d for d in domains[first:] + domains[:first] if d.name not in near]
+            return ([d for d in domains if d.name in near] + others)[:per_gpu]
 
         def numa(gpu: int) -> int:
             return max(0, places[gpu]["numa_node"]) if gpu < len(places) else 0
