@@ -283,6 +283,8 @@ class Device {
   virtual std::unique_ptr<Pinned> find_pinned(uint64_t address, uint64_t bytes) = 0;
   // For reading and writing, what is not pinned yet. Memory of the application is pinned by pinned_ranges().
   virtual std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes) = 0;
+  // To let go of what is pinned waits until no kernel runs, and no launch of the process goes ahead meanwhile.
+  [[nodiscard]] virtual bool unpinning_waits() const noexcept = 0;
   [[nodiscard]] PinnedRanges& pinned_ranges() noexcept { return pinned_ranges_; }
   // At least so many bytes. Throws Error that says what the GPU, its driver or the kernel lack.
   virtual std::unique_ptr<DmaMemory> make_dma_memory(uint32_t gpu, uint64_t bytes) = 0;

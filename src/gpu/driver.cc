@@ -215,6 +215,7 @@ class Nvidia final : public Device {
 
   std::unique_ptr<Pinned> find_pinned(uint64_t address, uint64_t bytes) override;
   std::unique_ptr<Pinned> pin(uint64_t address, uint64_t bytes) override;
+  [[nodiscard]] bool unpinning_waits() const noexcept override { return true; }
 
   std::unique_ptr<DmaMemory> make_dma_memory(uint32_t gpu, uint64_t bytes) override {
     return make_driver_dma_memory(api_, context(gpu).context, gpu, bytes);

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
 #include "base/error.h"
+#include "gpu/driver_spares.h"
 
 namespace towline::cuda {
 
@@ -22,16 +24,17 @@ constexpr uint32_t kStagingSlots = 4;
 class DriverQueue final : public CopyQueue {
  public:
   DriverQueue(const Api& api, const Kernels& kernels, bool after_default, const Green& green)
-      : api_(api), kernels_(kernels), green_(green), after_default_(after_default) {
+      : api_(api),
+        kernels_(kernels),
+        green_(green),
+        after_default_(after_default),
+        flags_(api, kernels.context, kWords * sizeof(uint64_t), "pinned flags"),
+        arrivals_(api, kernels.context, kWords * sizeof(uint32_t), "memory for counters") {
     const Current current(api_, kernels_.context);
     try {
       stream_ = make_stream(after_default);
-      api_.check(api_.host_alloc(&flags_, kWords * sizeof(uint64_t), driver::kHostPortableMapped),
-                 "pinned flags");
-      api_.check(api_.host_device_pointer(&flags_gpu_, flags_, 0), "cuMemHostGetDevicePointer");
-      std::fill_n(static_cast<uint64_t*>(flags_), kWords, 0);
-      api_.check(api_.memory_alloc(&arrivals_, kWords * sizeof(uint32_t)), "memory for counters");
-      api_.check(api_.memory_set32_async(arrivals_, 0, kWords, stream_), "cuMemsetD32Async");
+      std::fill_n(static_cast<uint64_t*>(flags_.host()), kWords, 0);
+      api_.check(api_.memory_set32_async(arrivals_.address(), 0, kWords, stream_), "cuMemsetD32Async");
       api_.check(api_.event_create(&reached_, driver::kEventWithoutTime), "cuEventCreate");
       api_.check(api_.stream_synchronize(stream_), "clearing counters");
     } catch (...) {
@@ -49,24 +52,14 @@ class DriverQueue final : public CopyQueue {
     const std::lock_guard lock(mutex_);
     for (size_t i = 0; i < slabs_.size(); ++i)
       if (const auto list = take(i, wanted); list.host != nullptr) return list;
-    Slab slab;
-    slab.bytes = std::max(kSlabBytes, wanted);
-    const Current current(api_, kernels_.context);
-    api_.check(api_.host_alloc(&slab.host, slab.bytes, driver::kHostPortableMapped),
-               "pinned memory for a page list");
-    if (const driver::Result result = api_.memory_alloc(&slab.gpu, slab.bytes); result != kSuccess) {
-      api_.host_free(slab.host);
-      api_.check(result, "GPU memory for a page list");
-    }
-    slab.holes[0] = slab.bytes;
-    slabs_.push_back(std::move(slab));
+    slabs_.push_back(std::make_unique<Slab>(api_, kernels_.context, std::max(kSlabBytes, wanted)));
     return take(slabs_.size() - 1, wanted);
   }
 
   void release_list(const List& list) noexcept override {
     const std::lock_guard lock(mutex_);
-    auto& holes = slabs_[list.node].holes;
-    uint64_t begin = list.gpu - slabs_[list.node].gpu;
+    auto& holes = slabs_[list.node]->holes;
+    uint64_t begin = list.gpu - slabs_[list.node]->gpu.address();
     uint64_t end = begin + list.bytes;
     auto next = holes.lower_bound(begin);
     if (next != holes.end() && next->first == end) {
@@ -98,7 +91,8 @@ class DriverQueue final : public CopyQueue {
 
   Code launch(const CopyJob& job, uint32_t blocks, uint32_t slot, uint64_t value) noexcept override {
     const Current current(api_, kernels_.context);
-    Completion done{arrivals_ + slot * sizeof(uint32_t), flags_gpu_ + slot * sizeof(uint64_t), value, 0, 0};
+    Completion done{arrivals_.address() + slot * sizeof(uint32_t), flags_.gpu() + slot * sizeof(uint64_t),
+                    value, 0, 0};
     CopyJob mine = job;
     void* arguments[] = {&mine, &done};
     const driver::Function function = kernels_.copy[static_cast<size_t>(job.form) * 2 + job.aligned];
@@ -112,13 +106,13 @@ class DriverQueue final : public CopyQueue {
     for (size_t i = 0; i < ranges.size() && code == kSuccess; ++i)
       code = api_.memory_copy_async(ranges[i].to, ranges[i].from, ranges[i].bytes, stream_);
     if (code == kSuccess)
-      code = api_.stream_write_value64(stream_, flags_gpu_ + slot * sizeof(uint64_t), value, 0);
+      code = api_.stream_write_value64(stream_, flags_.gpu() + slot * sizeof(uint64_t), value, 0);
     if (code != kSuccess) api_.stream_synchronize(stream_);  // refused: then nothing may be under way
     return code;
   }
 
   void make_staging() override {
-    if (staging_ != 0) return;
+    if (staging_ != nullptr) return;
     if (after_default_)
       fail(Status::kUnsupported,
            "cuda: copies are ordered with the default stream (cuda.after_default_stream), which gathering is "
@@ -133,7 +127,8 @@ class DriverQueue final : public CopyQueue {
       make(slot.gathered);
       make(slot.sent);
     }
-    api_.check(api_.memory_alloc(&staging_, kStagingSlots * kStagingBytes), "staging memory on the GPU");
+    staging_ = std::make_unique<OwnGpuMemory>(api_, kernels_.context, kStagingSlots * kStagingBytes,
+                                              "staging memory on the GPU");
   }
 
   // The gather of one slot runs while the copy engine sends another. No one watches the flag that a gather sets.
@@ -141,11 +136,11 @@ class DriverQueue final : public CopyQueue {
     const Current current(api_, kernels_.context);
     const auto index = static_cast<uint32_t>(relays_ % kStagingSlots);
     Slot& slot = slots_[index];
-    const driver::Pointer base = staging_ + index * kStagingBytes;
+    const driver::Pointer base = staging_->address() + index * kStagingBytes;
     CopyJob mine = job;
     mine.to_shift = base - job.begin;
-    Completion done{arrivals_ + kSlots * sizeof(uint32_t), flags_gpu_ + kGatherFlag * sizeof(uint64_t), 0, 0,
-                    0};
+    Completion done{arrivals_.address() + kSlots * sizeof(uint32_t),
+                    flags_.gpu() + kGatherFlag * sizeof(uint64_t), 0, 0, 0};
     void* arguments[] = {&mine, &done};
     const driver::Function function = kernels_.copy[static_cast<size_t>(job.form) * 2 + job.aligned];
     Code code = kSuccess;
@@ -164,7 +159,7 @@ class DriverQueue final : public CopyQueue {
     then([&] { return send(base, ranges); });
     then([&] { return api_.event_record(slot.sent, stream_); });
     then([&] {
-      return api_.stream_write_value64(stream_, flags_gpu_ + kSentFlag * sizeof(uint64_t), relays_ + 1, 0);
+      return api_.stream_write_value64(stream_, flags_.gpu() + kSentFlag * sizeof(uint64_t), relays_ + 1, 0);
     });
     if (code == kSuccess) {
       ++relays_;
@@ -180,14 +175,14 @@ class DriverQueue final : public CopyQueue {
 
   Code mark(uint32_t slot, uint64_t value) noexcept override {
     const Current current(api_, kernels_.context);
-    return api_.stream_write_value64(stream_, flags_gpu_ + slot * sizeof(uint64_t), value, 0);
+    return api_.stream_write_value64(stream_, flags_.gpu() + slot * sizeof(uint64_t), value, 0);
   }
 
   [[nodiscard]] uint32_t reserved_sms() const noexcept override { return green_.sms; }
 
   [[nodiscard]] const std::atomic<uint64_t>& flag(uint32_t slot) const noexcept override {
     static_assert(sizeof(std::atomic<uint64_t>) == sizeof(uint64_t));
-    return static_cast<const std::atomic<uint64_t>*>(flags_)[slot];
+    return static_cast<const std::atomic<uint64_t>*>(flags_.host())[slot];
   }
 
   [[nodiscard]] Code state() noexcept override {
@@ -214,9 +209,12 @@ class DriverQueue final : public CopyQueue {
     driver::Event sent = nullptr;
   };
   struct Slab {
-    void* host = nullptr;
-    driver::Pointer gpu = 0;
-    uint64_t bytes = 0;
+    Slab(const Api& api, driver::Context context, uint64_t bytes)
+        : host(api, context, bytes, "pinned memory for a page list"),
+          gpu(api, context, bytes, "GPU memory for a page list"),
+          holes{{0, bytes}} {}
+    const OwnPinnedMemory host;
+    const OwnGpuMemory gpu;
     std::map<uint64_t, uint64_t> holes;  // length by offset
   };
 
@@ -269,14 +267,14 @@ class DriverQueue final : public CopyQueue {
   }
 
   List take(size_t index, uint64_t bytes) {
-    Slab& slab = slabs_[index];
+    Slab& slab = *slabs_[index];
     for (auto hole = slab.holes.begin(); hole != slab.holes.end(); ++hole) {
       if (hole->second < bytes) continue;
       const uint64_t offset = hole->first;
       const uint64_t left = hole->second - bytes;
       slab.holes.erase(hole);
       if (left != 0) slab.holes[offset + bytes] = left;
-      return {static_cast<uint8_t*>(slab.host) + offset, slab.gpu + offset, bytes, index};
+      return {static_cast<uint8_t*>(slab.host.host()) + offset, slab.gpu.address() + offset, bytes, index};
     }
     return {};
   }
@@ -292,14 +290,7 @@ class DriverQueue final : public CopyQueue {
       for (const driver::Event event : {slot.gathered, slot.sent})
         if (event != nullptr) api_.event_destroy(event);
     if (list_sent_ != nullptr) api_.event_destroy(list_sent_);
-    if (staging_ != 0) api_.memory_free(staging_);
-    for (const Slab& slab : slabs_) {
-      api_.memory_free(slab.gpu);
-      api_.host_free(slab.host);
-    }
     if (reached_ != nullptr) api_.event_destroy(reached_);
-    if (arrivals_ != 0) api_.memory_free(arrivals_);
-    if (flags_ != nullptr) api_.host_free(flags_);
   }
 
   const Api& api_;
@@ -309,16 +300,15 @@ class DriverQueue final : public CopyQueue {
   driver::Stream stream_ = nullptr;
   driver::Event reached_ = nullptr;
   driver::Stream gather_ = nullptr;
-  driver::Pointer staging_ = 0;
+  std::unique_ptr<OwnGpuMemory> staging_;
   driver::Event list_sent_ = nullptr;
   bool list_on_its_way_ = false;
   std::array<Slot, kStagingSlots> slots_ = {};
   uint64_t relays_ = 0;  // begun
-  void* flags_ = nullptr;
-  driver::Pointer flags_gpu_ = 0;
-  driver::Pointer arrivals_ = 0;
+  const OwnPinnedMemory flags_;
+  const OwnGpuMemory arrivals_;
   std::mutex mutex_;
-  std::vector<Slab> slabs_;
+  std::vector<std::unique_ptr<Slab>> slabs_;
 };
 
 }  // namespace

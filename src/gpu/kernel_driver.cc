@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "gpu/driver.h"
 #include "gpu/driver_queue.h"
+#include "gpu/driver_spares.h"
 #include "gpu/kernel_device.h"
 
 namespace towline::cuda {
@@ -63,27 +64,15 @@ class MappedPiece final : public SharedPiece {
 
 class PinnedWords final : public Words {
  public:
-  PinnedWords(const Api& api, driver::Context context, uint64_t bytes) : api_(api), context_(context) {
-    const Current current(api_, context_);
-    api_.check(api_.host_alloc(&host_, bytes, driver::kHostPortableMapped), "cuMemHostAlloc");
-    std::memset(host_, 0, bytes);
-    if (const driver::Result result = api_.host_device_pointer(&gpu_, host_, 0); result != driver::kSuccess) {
-      api_.host_free(host_);
-      api_.check(result, "cuMemHostGetDevicePointer");
-    }
+  PinnedWords(const Api& api, driver::Context context, uint64_t bytes)
+      : memory_(api, context, bytes, "pinned memory for the words of kernels") {
+    std::memset(memory_.host(), 0, bytes);
   }
-  ~PinnedWords() override {
-    const Current current(api_, context_);
-    api_.host_free(host_);
-  }
-  [[nodiscard]] void* host() const noexcept override { return host_; }
-  [[nodiscard]] uint64_t gpu() const noexcept override { return gpu_; }
+  [[nodiscard]] void* host() const noexcept override { return memory_.host(); }
+  [[nodiscard]] uint64_t gpu() const noexcept override { return memory_.gpu(); }
 
  private:
-  const Api& api_;
-  const driver::Context context_;
-  void* host_ = nullptr;
-  driver::Pointer gpu_ = 0;
+  const OwnPinnedMemory memory_;
 };
 
 class DriverMoment final : public Moment {

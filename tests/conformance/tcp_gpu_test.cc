@@ -210,6 +210,19 @@ TEST_F(TcpGpuTest, WithoutRoomForStagingMemoryHereItGoesInLegsAndThereItIsAnErro
   ASSERT_EQ(move.wait_fenced(Fence::kBoth, 20s), Status::kOk);
 }
 
+// It would wait for kernels, which may be waiting for what such a connection moves.
+TEST_F(TcpGpuTest, WhereUnpinningWaitsTheNextConnectionGetsWhatTheLastOnePinned) {
+  gpu("reset");
+  gpu("unpinning waits", 1);
+  for (int round = 0; round < 3; ++round) {
+    begin_anew();
+    std::memset(right_memory_.data(), 0, right_memory_.size());
+    ASSERT_EQ(run(make_move({.backend = "tcp"})), Status::kOk) << last_error();
+    EXPECT_TRUE(arrived());
+  }
+  EXPECT_TRUE(command_("unpinned", 0, 0, 0));
+}
+
 TEST_F(TcpGpuTest, AllConnectionsTogetherPinNoMoreThanTheSetting) {
   right_ = std::make_unique<Agent>("right", over("tcp,cuda", "[tuning.cuda]\nlanding_bytes = \"20MiB\"\n"));
   const Agent other("other", over("tcp,cuda"));

@@ -162,6 +162,26 @@ TEST_P(GpuWindows, CallsInAStreamAndInGraphsKeepItsOrder) {
   });
 }
 
+// Freeing what a window needed, as drivers do it, would wait for the kernels that wait for the signals.
+TEST_P(GpuWindows, OneIsClosedWhileKernelsWaitForSignalsOfAnother) {
+  run_on_gpus(ranks(), false, [](Rank& rank) {
+    const Window window(rank, nullptr, kBytes);
+    Buffer mine(rank.gpu, kBytes);
+    mine.put(bytes_of(rank.rank));
+    void* const stream = rank.gpu.make_stream();
+    window.issue(TOWLINE_WINDOW_WAIT_SIGNAL, before(rank), nullptr, 0, stream);
+    for (int round = 0; round < 2; ++round) {
+      const Window other(rank, nullptr, kBytes);
+      ASSERT_EQ(towline_window_put(other.get(), next(rank), 0, mine.at(), kBytes), TOWLINE_OK)
+          << towline_last_error();
+      meet(rank);
+    }
+    EXPECT_EQ(towline_window_signal(window.get(), next(rank)), TOWLINE_OK) << towline_last_error();
+    rank.gpu.drain(stream);
+    rank.gpu.free_stream(stream);
+  });
+}
+
 TEST_P(GpuWindows, SignalsOfChannelsDoNotMeet) {
   run_on_gpus(ranks(), false, [](Rank& rank) {
     const Window window(rank, nullptr, kBytes);

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# torchcomms.sh [CHECKOUT]: torchcomms' own CPU tests, unmodified, from a checkout, with compat/torchcomms in its place.
+# torchcomms.sh [CHECKOUT]: torchcomms' own tests, unmodified, from a checkout, with compat/torchcomms in its place.
 # CHECKOUT defaults to $TOWLINE_TORCHCOMMS_CHECKOUT.
 #
 #   TOWLINE_TORCH_VENV  virtual environment with torch to run in; made by scripts/torch-cpu when it is not there.
 #                       Default: torch-interop-venv in the folder for temporary files
+#   TOWLINE_TORCH_PYTHON  an interpreter that has torch, pytest and both packages, instead of a virtual environment
+#   TEST_DEVICE         cpu (the default), or cuda: the ranks share the GPUs that there are, and tests for GPUs run, too
+#   RANKS               of the integration tests. Default: 4
 #   TEST_BACKENDS       names to run the integration tests with. Default: gloo towline mccl
 #   TEST_FULL_SWEEP     0: the short version of each (the default here), 1: all sizes and types
 #   ONLY                a pattern that the tests' file names have to match
@@ -22,9 +25,9 @@ if [[ ! -d $tests/tests ]]; then
   exit 77
 fi
 
-"$root/scripts/torch-cpu" "$venv"
-python=$venv/bin/python
-if [[ -z ${TOWLINE_TORCH_VENV_READY:-} ]]; then
+python=${TOWLINE_TORCH_PYTHON:-$venv/bin/python}
+[[ -n ${TOWLINE_TORCH_PYTHON:-} ]] || "$root/scripts/torch-cpu" "$venv"
+if [[ -z ${TOWLINE_TORCH_VENV_READY:-}${TOWLINE_TORCH_PYTHON:-} ]]; then
   "$python" -m pip install --quiet --disable-pip-version-check pytest expecttest 'scikit-build-core>=0.10' 'nanobind>=2.4'
   "$python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
     "$root/bindings/python" "$root/compat/torchcomms"
@@ -33,7 +36,9 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
-export TEST_DEVICE=cpu CUDA_VISIBLE_DEVICES="" TEST_FULL_SWEEP=${TEST_FULL_SWEEP:-0} OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo
+export TEST_DEVICE=${TEST_DEVICE:-cpu}
+[[ $TEST_DEVICE == cuda ]] || export CUDA_VISIBLE_DEVICES=""
+export TEST_FULL_SWEEP=${TEST_FULL_SWEEP:-0} OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo
 export PYTHONDONTWRITEBYTECODE=1
 
 results=${RESULTS:-$work/results}
@@ -74,7 +79,8 @@ run() {
 cd "$work"
 # Not for CPUs: they name GPUs' memory, streams or backends and fail, rather than skip, without them. Fullgraph* import
 # torchcomms' own modules for torch.compile.
-apart='^(CudaGraphs|Fullgraph|AllGatherP|MemPool|ExpandableSegments|SymmMem|Timeout)'
+apart='^(Fullgraph)'
+[[ $TEST_DEVICE == cuda ]] || apart='^(CudaGraphs|Fullgraph|AllGatherP|MemPool|ExpandableSegments|SymmMem|Timeout)'
 distwrap_apart='Quantized'
 with_pytest=("$python" "$root/tests/interop/torchcomms_pytest.py" "$checkout" -q -p no:cacheprovider)
 torchrun=("$python" -m torch.distributed.run --standalone --nnodes 1 --nproc_per_node)
@@ -90,7 +96,7 @@ for backend in ${TEST_BACKENDS:-gloo towline mccl}; do
     name=$(basename "$file")
     [[ $name =~ $apart || $name == __init__.py ]] && continue
     ours "$file" || continue
-    TEST_BACKEND=$backend run "$backend $name" "${torchrun[@]}" 4 "${with_pytest[@]:1}" "$file"
+    TEST_BACKEND=$backend run "$backend $name" "${torchrun[@]}" "${RANKS:-4}" "${with_pytest[@]:1}" "$file"
   done
 done
 # distwrap's choose the backend themselves: torch.distributed's own gloo, then torchcomms.
@@ -98,7 +104,7 @@ for mode in 0 1; do
   for file in "$tests"/distwrap/tests/integration/*Test.py; do
     [[ $(basename "$file") =~ $distwrap_apart ]] && continue
     ours "$file" || continue
-    USE_TORCHCOMMS=$mode TEST_BACKEND=gloo run "distwrap $mode $(basename "$file")" "${torchrun[@]}" 4 "${with_pytest[@]:1}" "$file"
+    USE_TORCHCOMMS=$mode TEST_BACKEND=gloo run "distwrap $mode $(basename "$file")" "${torchrun[@]}" "${RANKS:-4}" "${with_pytest[@]:1}" "$file"
   done
 done
 exit $failed

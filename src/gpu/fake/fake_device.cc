@@ -463,7 +463,10 @@ class AsItLies : public Mapped {
 class Registered : public Pinned {
  public:
   Registered(uint64_t address, uint64_t bytes) : address_(address) { registry().add(address, bytes); }
-  ~Registered() override { registry().remove(address_); }
+  ~Registered() override {
+    registry().remove(address_);
+    faults().note_unpin();
+  }
   [[nodiscard]] uint64_t delta() const noexcept override { return 0; }
 
  private:
@@ -562,6 +565,7 @@ class FakeDevice final : public Device {
     }
     return std::make_unique<Registered>(address, bytes);
   }
+  [[nodiscard]] bool unpinning_waits() const noexcept override { return faults().unpinning_waits(); }
   std::unique_ptr<DmaMemory> make_dma_memory(uint32_t, uint64_t bytes) override {
     if (faults().dma_refused()) fail(Status::kUnsupported, "fake GPU: no memory that is a dma-buf");
     return std::make_unique<FakeDmaMemory>(bytes);

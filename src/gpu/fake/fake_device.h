@@ -83,6 +83,10 @@ class Faults {
   [[nodiscard]] bool pins_refused();
   void refuse_pools(bool refused);  // of memory that the transport takes to copy through
   [[nodiscard]] bool pools_refused();
+  void let_unpinning_wait(bool waits);  // as drivers do; here only what depends on it
+  [[nodiscard]] bool unpinning_waits();
+  void note_unpin();
+  [[nodiscard]] uint64_t unpinned();
   void refuse_dma(bool refused);  // memory that other devices can fill
   [[nodiscard]] bool dma_refused();
   // Memory given to NICs.
@@ -120,6 +124,8 @@ class Faults {
   uint64_t launched_ = 0;
   uint64_t gathered_ = 0;
   uint64_t exports_ = 0;
+  uint64_t unpinned_ = 0;
+  bool unpinning_waits_ = false;
   std::set<std::pair<uint32_t, uint32_t>> peers_;
   bool separated_ = false;
   bool full_ = false;

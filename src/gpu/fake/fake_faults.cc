@@ -229,6 +229,26 @@ bool Faults::pools_refused() {
   return pools_refused_;
 }
 
+void Faults::let_unpinning_wait(bool waits) {
+  const std::lock_guard lock(mutex_);
+  unpinning_waits_ = waits;
+}
+
+bool Faults::unpinning_waits() {
+  const std::lock_guard lock(mutex_);
+  return unpinning_waits_;
+}
+
+void Faults::note_unpin() {
+  const std::lock_guard lock(mutex_);
+  ++unpinned_;
+}
+
+uint64_t Faults::unpinned() {
+  const std::lock_guard lock(mutex_);
+  return unpinned_;
+}
+
 void Faults::refuse_dma(bool refused) {
   const std::lock_guard lock(mutex_);
   dma_refused_ = refused;
@@ -279,7 +299,8 @@ void Faults::reset() {
   streamless_gpus_.clear();
   made_.clear();
   peers_.clear();
-  launched_ = gathered_ = exports_ = 0;
+  launched_ = gathered_ = exports_ = unpinned_ = 0;
+  unpinning_waits_ = false;
   loaded_.clear();
   forgotten_.clear();
   placed_.clear();

@@ -7,9 +7,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/short_text.h"
+#include "gpu/near_memory.h"
 #include "transports/cuda/backend.h"
 #include "transports/cuda/connection.h"
-#include "transports/cuda/near_memory.h"
 
 namespace towline::cuda {
 

@@ -2,17 +2,13 @@
 
 #include <algorithm>
 
-#include "transports/cuda/near_memory.h"
-
 namespace towline::cuda {
 
 HostScatter::HostScatter(Device& device, CopyTeam& team, std::optional<uint32_t> node)
-    : memory_(allocate_near(node, kSlots * kSlotBytes)),
-      pinned_(device.pin(reinterpret_cast<uint64_t>(memory_->address()), kSlots * kSlotBytes)),
-      copier_(team, true) {}
+    : memory_(device, node, kSlots * kSlotBytes), copier_(team, true) {}
 
 uint64_t HostScatter::pool(uint64_t slot) const noexcept {
-  return reinterpret_cast<uint64_t>(memory_->address()) + slot * kSlotBytes;
+  return reinterpret_cast<uint64_t>(memory_.address()) + slot * kSlotBytes;
 }
 
 Code HostScatter::relay(const ToHost& list, CopyQueue& queue, uint32_t blocks, uint64_t& next, uint64_t end,
@@ -21,7 +17,7 @@ Code HostScatter::relay(const ToHost& list, CopyQueue& queue, uint32_t blocks, u
   Slot& slot = slots_[index];
   const uint64_t begin = next;
   const uint64_t limit = list.end_of_chunk(begin, std::min(end, begin + kSlotBytes), kMostStretches);
-  const Code code = list.relay_to(queue, blocks, pool(index) + pinned_->delta(), begin, limit);
+  const Code code = list.relay_to(queue, blocks, pool(index) + memory_.delta(), begin, limit);
   if (code != 0) return code;
   slot = {&list, &chunks, begin, limit, queue.relays_begun(), false};
   ++chunks;

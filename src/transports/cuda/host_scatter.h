@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "gpu/device.h"
-#include "memory/shared_memory.h"
+#include "gpu/pinned_memory.h"
 #include "transports/cuda/piece_copier.h"
 #include "transports/cuda/to_host.h"
 
@@ -46,8 +46,7 @@ class HostScatter {
   };
   [[nodiscard]] uint64_t pool(uint64_t slot) const noexcept;
 
-  const std::unique_ptr<SharedMemory> memory_;
-  const std::unique_ptr<Pinned> pinned_;
+  const PinnedMemory memory_;
   PieceCopier copier_;
   Slot slots_[kSlots];
   uint64_t begun_ = 0;

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "transports/cuda/near_memory.h"
 
 namespace towline::cuda {
 
@@ -43,8 +42,7 @@ Landing::Landing(const plugin::Host& host, Device& device, const Settings& setti
       slots_(slots),
       slot_bytes_(slot_bytes),
       share_(budget, 2 * uint64_t{slots} * slot_bytes),
-      memory_(allocate_near(node_of(device, gpu), 2 * uint64_t{slots} * slot_bytes)),
-      pinned_(device.pin(reinterpret_cast<uint64_t>(memory_->address()), memory_->bytes())) {}
+      memory_(device, node_of(device, gpu), 2 * uint64_t{slots} * slot_bytes) {}
 
 Landing::~Landing() {
   for (const UnderWay& frame : under_way_[TOWLINE_LANDING_SCATTER])
@@ -52,7 +50,7 @@ Landing::~Landing() {
 }
 
 void* Landing::memory(uint32_t way) const noexcept {
-  return static_cast<uint8_t*>(memory_->address()) + way * uint64_t{slots_} * slot_bytes_;
+  return static_cast<uint8_t*>(memory_.address()) + way * uint64_t{slots_} * slot_bytes_;
 }
 
 PieceCopier& Landing::copier(uint64_t gpu, uint32_t way) {
@@ -88,8 +86,7 @@ Code Landing::begin(uint32_t way, uint32_t slot, uint64_t gpu, const towline_lan
   if (way > TOWLINE_LANDING_SCATTER || slot >= slots_ || count > TOWLINE_LANDING_MOST_PIECES)
     fail(Status::kInvalidArgument, "cuda: a copy of {} pieces with slot {} of way {}", count, slot, way);
   PieceCopier& copier = this->copier(gpu, way);
-  uint64_t staging =
-      reinterpret_cast<uint64_t>(memory(way)) + slot * uint64_t{slot_bytes_} + pinned_->delta();
+  uint64_t staging = reinterpret_cast<uint64_t>(memory(way)) + slot * uint64_t{slot_bytes_} + memory_.delta();
   const uint64_t staging_end = staging + slot_bytes_;
   Allocation found;
   copier.clear(slot);
@@ -148,7 +145,7 @@ Landing::Reach Landing::reach_of(uint64_t gpu, const towline_landing_piece& frag
     const Reach reach = {pool.address, pool.bytes, pool.delta, !pool.gpu};
     if (pool.gpu.value_or(gpu) == gpu && reach.holds(fragment)) return reach;
   }
-  const Reach staging = {reinterpret_cast<uint64_t>(memory_->address()), memory_->bytes(), pinned_->delta(),
+  const Reach staging = {reinterpret_cast<uint64_t>(memory_.address()), memory_.bytes(), memory_.delta(),
                          true};
   if (staging.holds(fragment)) return staging;
   fail(Status::kInvalidArgument, "cuda: a fragment of {} bytes at {:#x} lies in no pool of this connection",

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "gpu/device.h"
-#include "memory/shared_memory.h"
+#include "gpu/pinned_memory.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/cuda/landing_pool.h"
 #include "transports/cuda/piece_copier.h"
@@ -122,8 +122,7 @@ class Landing {
   const uint32_t slots_;
   const uint32_t slot_bytes_;
   const LandingBudget::Share share_;
-  const std::unique_ptr<SharedMemory> memory_;
-  const std::unique_ptr<Pinned> pinned_;
+  const PinnedMemory memory_;
   std::vector<Pool> pools_;
   std::map<std::pair<uint64_t, uint32_t>, std::unique_ptr<PieceCopier>> copiers_;  // by GPU and way
   std::map<uint64_t, std::shared_ptr<Unpacker>> shared_unpackers_;                 // by GPU

@@ -6,7 +6,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/sync/spin.h"
-#include "transports/cuda/near_memory.h"
 
 namespace towline::cuda {
 namespace {
@@ -33,8 +32,7 @@ LandingPool::LandingPool(Device& device, uint32_t gpu, uint64_t bytes, int given
       imported_(given < 0 ? nullptr : import(device, gpu, bytes, given)),
       address_(own_ ? own_->address() : imported_->address()),
       bytes_(own_ ? own_->bytes() : bytes),
-      bounce_(allocate_near(device.gpus()[gpu].host_node, kBounceBytes)),
-      pinned_(device.pin(reinterpret_cast<uint64_t>(bounce_->address()), bounce_->bytes())),
+      bounce_(device, device.gpus()[gpu].host_node, kBounceBytes),
       copier_(device, gpu, false, kReadBlocks) {}
 
 towline_landing_pool_info LandingPool::info() const noexcept {
@@ -62,7 +60,7 @@ Code LandingPool::read(std::span<const towline_landing_piece> pieces, uint8_t* t
 
 // `skip`: of the first piece, what was read before.
 Code LandingPool::read_chunk(std::span<const towline_landing_piece>& pieces, uint64_t& skip, uint8_t*& to) {
-  const uint64_t bounce = reinterpret_cast<uint64_t>(bounce_->address()) + pinned_->delta();
+  const uint64_t bounce = reinterpret_cast<uint64_t>(bounce_.address()) + bounce_.delta();
   copier_.clear(0);
   uint64_t bytes = 0;
   for (uint32_t count = 0; count < kMostStretches && !pieces.empty() && bytes < kBounceBytes; ++count) {
@@ -84,7 +82,7 @@ Code LandingPool::read_chunk(std::span<const towline_landing_piece>& pieces, uin
     if (now_ns - began_ns > kLongestReadNs) return kTookTooLong;
     cpu_pause();
   }
-  std::memcpy(to, bounce_->address(), bytes);
+  std::memcpy(to, bounce_.address(), bytes);
   to += bytes;
   return 0;
 }

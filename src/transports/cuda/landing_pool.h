@@ -9,7 +9,7 @@
 #include <span>
 
 #include "gpu/device.h"
-#include "memory/shared_memory.h"
+#include "gpu/pinned_memory.h"
 #include "transports/cuda/piece_copier.h"
 
 namespace towline::cuda {
@@ -47,8 +47,7 @@ class LandingPool {
   uint64_t address_ = 0;
   uint64_t bytes_ = 0;
   std::mutex mutex_;
-  const std::unique_ptr<SharedMemory> bounce_;
-  const std::unique_ptr<Pinned> pinned_;
+  const PinnedMemory bounce_;
   PieceCopier copier_;
   Code broken_ = 0;  // nothing is read any more
 };
