@@ -213,6 +213,96 @@ TEST_F(CudaDetourTest, AnOwnerThatGoesEndsWhatItWasAskedFor) {
   EXPECT_EQ(move.wait_fenced(Fence::kLocal, 20s), Status::kOk);
 }
 
+// Posts of two plans that go through host memory, one of much and one of a page.
+class CudaDetourUrgentTest : public CudaDetourTest {
+ protected:
+  static constexpr uint64_t kMuch = 64 << 20;
+
+  void SetUp() override {
+    CudaDetourTest::SetUp();
+    if (HasFatalFailure()) return;
+    gpu("separate", 1);
+    connect();
+    much_here_ = std::make_unique<Region>(left_->register_memory(vram(mine_), {.access = Access::kAll}));
+    much_there_ = std::make_unique<Region>(right_->register_memory(vram(theirs_), {.access = Access::kAll}));
+    peer_ = std::make_unique<Peer>(left_->add_peer(right_->metadata()));
+    const auto whole = [](const Buffer& memory) { return Blocks::at(memory.data(), kMuch, Kind::kVram); };
+    much_.emplace(left_->plan(left_->block_list(whole(mine_)), peer_->block_list(whole(theirs_))));
+    page_.emplace(
+        left_->plan(left_->block_list(pages(left_memory_)), peer_->block_list(pages(right_memory_))));
+    EXPECT_EQ(post_page(Priority::bulk).wait(20s), Status::kOk) << last_error();
+    gpu("hold", 1);
+  }
+  void TearDown() override {
+    page_.reset();
+    much_.reset();
+    much_here_.reset();
+    much_there_.reset();
+    CudaDetourTest::TearDown();
+  }
+  [[nodiscard]] Post post_page(Priority priority) const {
+    return page_->post(
+        {.from = Range{0, 1, 1}, .to = Range{0, 1, 1}, .priority = priority, .stream = unordered});
+  }
+  [[nodiscard]] Post post_much(Priority priority) const {
+    return much_->post({.priority = priority, .stream = unordered});
+  }
+  // That were begun, according to the route.
+  [[nodiscard]] uint64_t chunks() const {
+    const std::string route = page_->route();
+    constexpr std::string_view kName = "\"chunks\":";
+    const size_t at = route.find(kName);
+    EXPECT_NE(at, std::string::npos) << route;
+    return at == std::string::npos ? 0 : std::stoull(route.substr(at + kName.size()));
+  }
+  void wait_for_chunks(uint64_t count) const {
+    const auto until = std::chrono::steady_clock::now() + 20s;
+    while (chunks() < count && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    EXPECT_EQ(chunks(), count);
+  }
+
+  Buffer mine_{kMuch, true};
+  Buffer theirs_{kMuch, true};
+  std::unique_ptr<Region> much_here_;
+  std::unique_ptr<Region> much_there_;
+  std::optional<Plan> much_;
+  std::optional<Plan> page_;
+};
+
+TEST_F(CudaDetourUrgentTest, AnUrgentPostGetsTheNextSlotAndBulkGoesOn) {
+  const uint64_t before = chunks();
+  const Post bulk = post_much(Priority::bulk);
+  wait_for_chunks(before + 8);
+  const Post urgent = post_page(Priority::latency);
+  gpu("hold", 0);
+  ASSERT_EQ(urgent.wait(20s), Status::kOk) << urgent.error();
+  EXPECT_EQ(bulk.poll(), Status::kInProgress);
+  EXPECT_EQ(bulk.wait(20s), Status::kOk) << bulk.error();
+}
+
+TEST_F(CudaDetourUrgentTest, BulkIsNotStarvedByUrgentPosts) {
+  const Post urgent = post_much(Priority::latency);
+  const Post bulk = post_page(Priority::bulk);
+  gpu("hold", 0);
+  ASSERT_EQ(bulk.wait(20s), Status::kOk) << bulk.error();
+  EXPECT_EQ(urgent.poll(), Status::kInProgress);
+  EXPECT_EQ(urgent.wait(20s), Status::kOk) << urgent.error();
+}
+
+TEST_F(CudaDetourUrgentTest, WhileUrgentPostsComeBulkLeavesSlotsFree) {
+  const uint64_t before = chunks();
+  const Post first = post_page(Priority::latency);
+  wait_for_chunks(before + 1);
+  const Post bulk = post_much(Priority::bulk);
+  wait_for_chunks(before + 3);
+  const Post second = post_page(Priority::latency);
+  wait_for_chunks(before + 4);
+  gpu("hold", 0);
+  EXPECT_EQ(first.wait(20s), Status::kOk) << first.error();
+  EXPECT_EQ(second.wait(20s), Status::kOk) << second.error();
+  EXPECT_EQ(bulk.wait(20s), Status::kOk) << bulk.error();
+}
+
 TEST_F(CudaDetourTest, StreamsAreRefusedWithTheReason) {
   gpu("separate", 1);
   const Transfer move = make_move();

@@ -18,6 +18,8 @@ namespace {
 constexpr uint64_t kPoolBytes = kDetourSlots * kDetourSlotBytes;
 constexpr std::size_t kMostJobs = 256;
 constexpr size_t kWindow = 64;
+constexpr uint64_t kUrgentForNs = kSecondNs;
+constexpr auto kBulkSlots = 2;  // while urgent parts come
 constexpr uint32_t kBothFences = TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE;
 
 }  // namespace
@@ -67,6 +69,7 @@ int32_t Detour::begin(DetourPlan& plan, const towline_submit_args& args) noexcep
   job.failed_begin = UINT64_MAX;
   job.under_way = 0;
   job.unanswered = false;
+  job.urgent = (args.flags & TOWLINE_SUBMIT_URGENT) != 0;
   job.status = Status::kOk;
   job.code = 0;
   ++plan.under_way;
@@ -86,14 +89,32 @@ void Detour::cancel(uint64_t cookie) noexcept {
   }
 }
 
-// The next chunk of the oldest part that has one.
-bool Detour::begin_chunk(uint32_t index) noexcept {
-  const auto next = std::find_if(jobs_.begin(), jobs_.end(), [](const auto& job) {
-    return job->status == Status::kOk && !job->cursor->done();
-  });
-  if (next == jobs_.end()) return false;
+// The part that gets a free slot. Null: none may begin a chunk.
+Detour::Job* Detour::next_job(uint64_t now_ns) noexcept {
+  const auto oldest = [&](bool urgent) -> Job* {
+    const auto found = std::find_if(jobs_.begin(), jobs_.end(), [urgent](const auto& job) {
+      return job->urgent == urgent && job->has_chunks();
+    });
+    return found == jobs_.end() ? nullptr : found->get();
+  };
+  if (std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->urgent; }))
+    last_urgent_ns_ = now_ns;
+  Job* const urgent = oldest(true);
+  Job* bulk = oldest(false);
+  if (bulk != nullptr && last_urgent_ns_ != 0 && now_ns - last_urgent_ns_ < kUrgentForNs) {
+    const auto busy = std::count_if(slots_.begin(), slots_.end(), [](const Slot& slot) {
+      return slot.job != nullptr && !slot.job->urgent;
+    });
+    if (busy >= kBulkSlots) bulk = nullptr;
+  }
+  return turns_.take(urgent != nullptr, bulk != nullptr) ? urgent : bulk;
+}
+
+bool Detour::begin_chunk(uint32_t index, uint64_t now_ns) noexcept {
+  Job* const next = next_job(now_ns);
+  if (next == nullptr) return false;
   Slot& slot = slots_[index];
-  slot.job = next->get();
+  slot.job = next;
   slot.begin = slot.job->cursor->position();
   ++slot.job->under_way;
   ++chunks_;
@@ -186,7 +207,7 @@ uint32_t Detour::advance(uint32_t index, uint64_t now_ns) noexcept {
   Slot& slot = slots_[index];
   switch (slot.stage) {
     case Stage::kIdle:
-      return begin_chunk(index) ? 1 : 0;
+      return begin_chunk(index, now_ns) ? 1 : 0;
     case Stage::kAsked:
       return 0;
     case Stage::kFilled:

@@ -13,6 +13,9 @@
 // touch any more, and that is the fence. Where the connection breaks first, only what was asked for and not
 // answered can still be on its way, at the owner alone.
 //
+// A free slot goes to the oldest urgent part, and one in eight to the oldest other part. Chunks are copied in the order
+// in which they began, so for a second after the last urgent chunk, other parts have at most kBulkSlots.
+//
 // One worker, under its lock.
 #pragma once
 
@@ -24,6 +27,7 @@
 #include <towline/plugin/cursor.hpp>
 #include <vector>
 
+#include "base/sync/urgent_first.h"
 #include "gpu/device.h"
 #include "memory/shared_memory.h"
 #include "towline/plugin/backend.hpp"
@@ -96,7 +100,8 @@ class Detour {
     uint64_t begin = 0;
     uint64_t end = 0;
     uint64_t failed_begin = UINT64_MAX;
-    uint32_t under_way = 0;   // chunks
+    uint32_t under_way = 0;  // chunks
+    bool urgent = false;
     bool unanswered = false;  // the owner was asked for a chunk, and can't answer any more
     Status status = Status::kOk;
     int32_t code = 0;
@@ -104,6 +109,7 @@ class Detour {
     [[nodiscard]] bool over() const noexcept {
       return under_way == 0 && (status != Status::kOk || cursor->done());
     }
+    [[nodiscard]] bool has_chunks() const noexcept { return status == Status::kOk && !cursor->done(); }
   };
   struct Slot {
     Stage stage = Stage::kIdle;
@@ -113,7 +119,8 @@ class Detour {
     std::vector<uint8_t> request;
   };
 
-  bool begin_chunk(uint32_t slot) noexcept;
+  Job* next_job(uint64_t now_ns) noexcept;
+  bool begin_chunk(uint32_t slot, uint64_t now_ns) noexcept;
   void cut(Job& job, uint32_t slot) noexcept;
   uint32_t advance(uint32_t slot, uint64_t now_ns) noexcept;
   bool other_side(uint32_t slot) noexcept;
@@ -136,6 +143,8 @@ class Detour {
   std::vector<std::unique_ptr<Job>> jobs_;  // oldest first
   std::vector<std::unique_ptr<Job>> free_;
   std::vector<Stretch> stretches_;  // of the chunk that is being cut
+  UrgentFirst turns_;
+  uint64_t last_urgent_ns_ = 0;
   uint64_t last_number_ = 0;
   uint64_t chunks_ = 0;
   uint64_t last_refusal_logged_ns_ = 0;

@@ -315,6 +315,62 @@ TEST_F(NixlNetTest, ACancelledPartGetsAMomentAndIsThenGivenUp) {
   close();
 }
 
+TEST_F(NixlNetTest, UrgentPartsGoToTheEngineAtOnceAndOthersGiveWayForASecond) {
+  open();
+  connect();
+  FakePlan large(there.region.key);
+  large.add(from.data(), to.data(), kBytes);
+  FakePlan page(there.region.key);
+  page.add(from.data(), to.data(), 4096);
+  towline_prepared* const bulk = prepare(large, TOWLINE_WRITE);
+  towline_prepared* const urgent = prepare(page, TOWLINE_WRITE);
+  const auto post_urgent = [&](uint64_t cookie) {
+    ASSERT_EQ(a->submit(urgent, cookie, 4096, {}, TOWLINE_SUBMIT_URGENT), Status::kInProgress);
+    ASSERT_TRUE(turn([&] { return a->ended(cookie); }));
+    EXPECT_EQ(a->outcome(cookie), Status::kOk);
+  };
+  // Without urgent parts each goes as one request, at once.
+  int before = counted("prepared");
+  EXPECT_EQ(a->submit(bulk, 1, kBytes), Status::kInProgress);
+  EXPECT_EQ(a->submit(bulk, 2, kBytes), Status::kInProgress);
+  EXPECT_EQ(counted("prepared"), before + 2);
+  ASSERT_TRUE(turn([&] { return a->ended(1) && a->ended(2); }));
+
+  post_urgent(3);
+  before = counted("prepared");
+  fail("never");  // the first request of the next
+  EXPECT_EQ(a->submit(bulk, 4, kBytes), Status::kInProgress);
+  EXPECT_EQ(a->submit(bulk, 5, kBytes), Status::kInProgress);
+  for (int i = 0; i < 100; ++i) a->turn();
+  EXPECT_EQ(counted("prepared"), before + 1) << "one request at a time";
+  post_urgent(6);
+  EXPECT_FALSE(a->ended(5)) << "it has not begun";
+  a->data->cancel(link->connection, 5);  // ends at once, since the engine has nothing of it
+  ASSERT_TRUE(turn([&] { return a->ended(5); }));
+  EXPECT_EQ(a->outcome(5), Status::kCancelled);
+  EXPECT_EQ(a->results.at(5).fences, TOWLINE_PART_FENCED_LOCAL | TOWLINE_PART_FENCED_REMOTE);
+  a->data->cancel(link->connection, 4);
+  a->skipped_ns += 2 * kSecondNs;
+  ASSERT_TRUE(turn([&] { return a->ended(4); }));
+
+  post_urgent(7);
+  before = counted("prepared");
+  std::fill(to.begin(), to.end(), uint8_t{0});
+  EXPECT_EQ(a->submit(bulk, 8, kBytes, "after"), Status::kInProgress);
+  ASSERT_TRUE(turn([&] { return a->ended(8); }));
+  EXPECT_EQ(a->outcome(8), Status::kOk);
+  EXPECT_EQ(counted("prepared"), before + 2) << "in pieces";
+  EXPECT_EQ(to, from);
+  a->skipped_ns += 2 * kSecondNs;
+  EXPECT_EQ(a->submit(bulk, 9, kBytes), Status::kInProgress);
+  EXPECT_EQ(a->submit(bulk, 10, kBytes), Status::kInProgress);
+  ASSERT_TRUE(turn([&] { return a->ended(9) && a->ended(10); }));
+  EXPECT_LE(counted("prepared"), before + 2 + 2) << "whole again";
+  a->data->unprepare(bulk);
+  a->data->unprepare(urgent);
+  close();
+}
+
 // The engine, its memory and the request stay.
 TEST_F(NixlNetTest, AnEngineThatKeepsARequestStays) {
   open();

@@ -17,6 +17,8 @@ namespace {
 
 constexpr uint64_t kProgressPauseUs = 1000;  // of the engine's own thread, which else may spin
 constexpr uint64_t kGraceNs = kSecondNs;     // in which a cancelled request may end by itself
+constexpr uint64_t kUrgentForNs = kSecondNs;
+constexpr uint64_t kBulkBytes = 512 << 10;  // of a request that is not urgent, while urgent parts come
 constexpr std::size_t kMostJobs = 4096;
 constexpr std::size_t kSegments = 256;
 
@@ -58,6 +60,7 @@ Job::Job(Connection& of, Prepared& from, const towline_submit_args& args)
       begin(args.begin),
       end(args.end),
       cursor(*from.plan, args.begin, args.end),
+      urgent((args.flags & TOWLINE_SUBMIT_URGENT) != 0),
       moved_to(args.begin) {
   const auto* bytes = static_cast<const uint8_t*>(args.message);
   message.assign(bytes, bytes + args.message_bytes);
@@ -166,17 +169,18 @@ void WorkerEngine::unload_memory(nixlBackendMD* metadata) noexcept {
 
 // ---- requests
 
-void WorkerEngine::fill(Job& job, Request& request) {
+void WorkerEngine::fill(Job& job, Request& request, uint64_t bytes) {
   const Prepared& prepared = *job.prepared;
   towline_segment segments[kSegments];
-  for (uint64_t left = blocks_; left != 0 && !job.cursor.done();) {
-    const size_t count = job.cursor.next(segments, std::min<uint64_t>(left, kSegments), UINT64_MAX);
+  for (uint64_t left = blocks_; left != 0 && bytes != 0 && !job.cursor.done();) {
+    const size_t count = job.cursor.next(segments, std::min<uint64_t>(left, kSegments), bytes);
     for (size_t i = 0; i < count; ++i) {
       const towline_segment& segment = segments[i];
       request.local.addDesc({segment.local, segment.length, prepared.local_devices[segment.local_region],
                              prepared.local[segment.local_region]});
       request.remote.addDesc({segment.remote, segment.length, prepared.remote_devices[segment.remote_region],
                               prepared.remote[segment.remote_region]});
+      bytes -= segment.length;
     }
     left -= count;
   }
@@ -200,26 +204,42 @@ nixl_status_t WorkerEngine::post(Job& job) noexcept {
   });
 }
 
+bool WorkerEngine::urgent_parts_come() const noexcept {
+  return last_urgent_ns_ != 0 && host_.now_ns() - last_urgent_ns_ < kUrgentForNs;
+}
+
+void WorkerEngine::is_back(Job& job) noexcept {
+  if (std::exchange(job.posted, false) && !job.urgent) --bulk_posted_;
+}
+
 Status WorkerEngine::post_next(Job& job) {
   Prepared& prepared = *job.prepared;
+  const bool gives_way = !job.urgent && urgent_parts_come();
+  if (gives_way && bulk_posted_ != 0) return Status::kInProgress;
+  const uint64_t bytes = gives_way ? kBulkBytes : UINT64_MAX;
   job.whole = job.begin == 0 && job.end == prepared.plan->bytes && job.cursor.position() == 0;
-  if (job.whole && prepared.idle != nullptr) {
+  if (job.whole && prepared.idle != nullptr && prepared.plan->bytes <= bytes) {
     job.request = std::move(prepared.idle);
     job.cursor.seek(job.end, job.end);
   } else {
     job.request = std::make_shared<Request>(prepared.operation, job.connection->engine_name(),
                                             prepared.local_kind, prepared.remote_kind);
-    fill(job, *job.request);
+    fill(job, *job.request, bytes);
     job.whole = job.whole && job.cursor.done();
   }
   const nixl_status_t status = post(job);
-  if (status == NIXL_IN_PROG) return Status::kInProgress;
+  if (status == NIXL_IN_PROG) {
+    job.posted = true;
+    if (!job.urgent) ++bulk_posted_;
+    return Status::kInProgress;
+  }
   end_request(job, status);
   return job.status;
 }
 
 // The engine has told the request's end.
 void WorkerEngine::end_request(Job& job, nixl_status_t status) noexcept {
+  is_back(job);
   if (status == NIXL_SUCCESS) {
     job.moved_to = job.cursor.position();
     job.fenced = true;
@@ -249,6 +269,7 @@ void WorkerEngine::release(std::shared_ptr<Request>& request, bool over) noexcep
 
 // It is the engine's, which may still move its bytes.
 void WorkerEngine::give_up(Job& job, Status status) noexcept {
+  is_back(job);
   release(job.request, false);
   job.status = status;
 }
@@ -265,6 +286,7 @@ Status WorkerEngine::start(Connection& connection, Prepared& prepared,
     if (args.begin == args.end) {  // a message alone
       job->status = Status::kOk;
     } else {
+      if (job->urgent) last_urgent_ns_ = host_.now_ns();
       (void)post_next(*job);
       if (job->status == Status::kOk && job->message.empty()) return Status::kOk;
     }

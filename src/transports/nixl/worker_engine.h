@@ -4,6 +4,9 @@
 // whole of a prepared plan stays prepared and is posted again. An engine tells of a request's end only when it is asked,
 // and has no fence: a request that was given up may still move bytes, and its part is completed without fences.
 //
+// An engine takes no priorities. Urgent parts are handed to it at once. For a second after the last of them, other parts
+// have one request of at most kBulkBytes with it at a time, and wait here for their turn, the oldest first.
+//
 // Threads. Everything is called by the worker under its lock, except add_memory() and remove_memory(), which any thread
 // may call. The engine has a lock of its own, which is never held while the core is called.
 #pragma once
@@ -75,6 +78,8 @@ struct Job {
   plugin::Cursor cursor;
   std::shared_ptr<Request> request;
   bool whole = false;  // the request is all of the plan
+  const bool urgent;
+  bool posted = false;  // the engine has its request
   std::vector<uint8_t> message;
   Status status = Status::kInProgress;
   int32_t vendor_code = 0;
@@ -125,9 +130,11 @@ class WorkerEngine {
     std::string info;
     uint32_t connections = 0;
   };
-  // The job's next request is posted. kInProgress: the engine has it.
+  // The job's next request is posted, or waits for its turn. kInProgress: it has not ended.
   Status post_next(Job& job);
-  void fill(Job& job, Request& request);
+  void fill(Job& job, Request& request, uint64_t bytes);
+  [[nodiscard]] bool urgent_parts_come() const noexcept;
+  void is_back(Job& job) noexcept;  // the engine's request, or it was given up
   nixl_status_t post(Job& job) noexcept;
   void end_request(Job& job, nixl_status_t status) noexcept;
   void give_up(Job& job, Status status) noexcept;
@@ -147,6 +154,8 @@ class WorkerEngine {
   std::vector<std::unique_ptr<Job>> jobs_;
   uint64_t requests_ = 0;
   uint64_t last_event_ns_ = 0;
+  uint64_t last_urgent_ns_ = 0;
+  uint32_t bulk_posted_ = 0;  // requests
   bool in_progress_ = false;
 };
 
