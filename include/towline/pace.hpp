@@ -8,11 +8,19 @@
 namespace towline {
 inline namespace v0 {
 
+// GCC's -Wshadow takes a scoped enumerator for one that hides towline::all.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wshadow"
+#endif
 enum class Limit : uint32_t {
   all = TOWLINE_LIMIT_ALL,
   bulk = TOWLINE_LIMIT_BULK,
   latency = TOWLINE_LIMIT_LATENCY
 };
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 
 // Bytes per second; 0: no limit.
 inline void set_limit(const Agent& agent, uint64_t bytes_per_s, Limit which = Limit::all) {
