@@ -241,22 +241,7 @@ class Nvidia final : public Device {
   [[nodiscard]] StreamState stream_state(uint32_t gpu, void* stream) override {
     const driver::Context mine = context(gpu).context;
     const Current current(api_, mine);
-    auto* const theirs = static_cast<driver::Stream>(stream);
-    driver::CaptureStatus capture = driver::kCaptureNone;
-    const driver::Result asked = api_.stream_is_capturing(theirs, &capture);
-    if (asked == driver::kInvalidHandle || asked == driver::kInvalidContext ||
-        asked == driver::kContextIsDestroyed)
-      fail(Status::kInvalidArgument, "cuda: there is no stream {}: it was destroyed, or never was one ({})",
-           fmt::ptr(stream), api_.text(asked));
-    api_.check(asked, "asking whether the stream records a graph");
-    if (capture == driver::kCaptureInvalidated)
-      fail(Status::kInvalidArgument, "cuda: the graph that the stream records was spoilt before");
-    if (reinterpret_cast<uintptr_t>(stream) > driver::kLastSpecialStream) {
-      driver::Context its = nullptr;
-      api_.check(api_.stream_get_context(theirs, &its), "cuStreamGetCtx");
-      if (its != mine) return StreamState::kForeign;
-    }
-    return capture == driver::kCaptureActive ? StreamState::kRecords : StreamState::kRuns;
+    return look_at_stream(api_, mine, stream);
   }
 
   Valve& take_valve(uint32_t gpu) override {
@@ -544,6 +529,25 @@ Device& nvidia_device() { return nvidia(); }
 const driver::Api& nvidia_api() { return nvidia().api(); }
 driver::Context nvidia_context(uint32_t gpu) { return nvidia().primary(gpu); }
 driver::GreenContext nvidia_green(uint32_t gpu, const ReserveWish& wish) { return nvidia().green(gpu, wish); }
+
+StreamState look_at_stream(const driver::Api& api, driver::Context mine, void* stream) {
+  auto* const theirs = static_cast<driver::Stream>(stream);
+  driver::CaptureStatus capture = driver::kCaptureNone;
+  const driver::Result asked = api.stream_is_capturing(theirs, &capture);
+  if (asked == driver::kInvalidHandle || asked == driver::kInvalidContext ||
+      asked == driver::kContextIsDestroyed)
+    fail(Status::kInvalidArgument, "cuda: there is no stream {}: it was destroyed, or never was one ({})",
+         fmt::ptr(stream), api.text(asked));
+  api.check(asked, "asking whether the stream records a graph");
+  if (capture == driver::kCaptureInvalidated)
+    fail(Status::kInvalidArgument, "cuda: the graph that the stream records was spoilt before");
+  if (reinterpret_cast<uintptr_t>(stream) > driver::kLastSpecialStream) {
+    driver::Context its = nullptr;
+    api.check(api.stream_get_context(theirs, &its), "cuStreamGetCtx");
+    if (its != mine) return StreamState::kForeign;
+  }
+  return capture == driver::kCaptureActive ? StreamState::kRecords : StreamState::kRuns;
+}
 
 void identify(const driver::Api& api, driver::Device device, Gpu& gpu) {
   driver::Uuid uuid{};

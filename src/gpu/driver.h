@@ -17,6 +17,8 @@ const driver::Api& nvidia_api();
 driver::Context nvidia_context(uint32_t gpu);
 // Sets the GPU's UUID, and whether it is an instance of MIG. Throws Error.
 void identify(const driver::Api& api, driver::Device device, Gpu& gpu);
+// What may be done with a stream of the application's, for copies in the context `mine`, which is current. Throws Error.
+StreamState look_at_stream(const driver::Api& api, driver::Context mine, void* stream);
 // The multiprocessors that a wish reserves there; null: none.
 driver::GreenContext nvidia_green(uint32_t gpu, const ReserveWish& wish);
 

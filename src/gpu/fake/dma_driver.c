@@ -29,6 +29,10 @@ SHOWN uint64_t dma_driver_range = 0;  // of which a handle was asked
 SHOWN uint64_t dma_driver_range_bytes = 0;
 SHOWN uint64_t dma_driver_synchronous = 0;  // where copies wait for one another
 
+SHOWN int dma_driver_stream = 0;            // what is answered about a stream
+SHOWN int dma_driver_capture = 0;           // whether it records a graph
+SHOWN void* dma_driver_stream_context = 0;  // of which it is
+
 enum { kUnit = 2 << 20 };
 
 static int outcome(const char* name) { return strcmp(dma_driver_fails, name) == 0 ? 801 : 0; }
@@ -159,6 +163,18 @@ static int set_pointer_attribute(const void* value, int which, unsigned long lon
   return failed;
 }
 
+static int is_capturing(void* stream, int* capture) {
+  (void)stream;
+  if (dma_driver_stream == 0) *capture = dma_driver_capture;
+  return dma_driver_stream;
+}
+
+static int stream_context(void* stream, void** context) {
+  (void)stream;
+  *context = dma_driver_stream_context;
+  return dma_driver_stream;
+}
+
 SHOWN int cuDriverGetVersion(int* version) {
   *version = 12000;
   return 0;
@@ -184,6 +200,8 @@ SHOWN int cuGetProcAddress_v2(const char* name, void** function, int version, un
       {"cuMemSetAccess", (void*)set_access},
       {"cuMemGetHandleForAddressRange", (void*)range_handle},
       {"cuPointerSetAttribute", (void*)set_pointer_attribute},
+      {"cuStreamIsCapturing", (void*)is_capturing},
+      {"cuStreamGetCtx", (void*)stream_context},
   };
   (void)flags;
   *found = 0;

@@ -49,5 +49,56 @@ TEST(CudaDriver, InstancesOfMigAreGpusOfTheirOwn) {
   EXPECT_EQ(uuid_text(instance.uuid, instance.partitioned), "MIG-13131313-1313-1313-1313-131313131399");
 }
 
+class CudaDriverStreams : public ::testing::Test {
+ protected:
+  void TearDown() override { answers(0, 0, nullptr); }
+  void answers(int result, int capture, Context context) {
+    *api_.library.symbol<int*>("dma_driver_stream") = result;
+    *api_.library.symbol<int*>("dma_driver_capture") = capture;
+    *api_.library.symbol<Context*>("dma_driver_stream_context") = context;
+  }
+  [[nodiscard]] StreamState state_of(void* stream) const { return look_at_stream(api_, mine_, stream); }
+  [[nodiscard]] std::string refusal_of(void* stream) const {
+    try {
+      (void)state_of(stream);
+      return "it was taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Status::kInvalidArgument);
+      return error.message();
+    }
+  }
+
+  const Api api_{TOWLINE_DMA_DRIVER};
+  const Context mine_ = reinterpret_cast<Context>(0x1000);
+  const Context other_ = reinterpret_cast<Context>(0x2000);
+  void* const stream_ = reinterpret_cast<void*>(0x3000);
+};
+
+TEST_F(CudaDriverStreams, OfThisContextRunOrRecord) {
+  answers(0, kCaptureNone, mine_);
+  EXPECT_EQ(state_of(stream_), StreamState::kRuns);
+  answers(0, kCaptureActive, mine_);
+  EXPECT_EQ(state_of(stream_), StreamState::kRecords);
+}
+
+TEST_F(CudaDriverStreams, OfAnotherContextAreForeignAndTheDefaultStreamIsNot) {
+  answers(0, kCaptureNone, other_);
+  EXPECT_EQ(state_of(stream_), StreamState::kForeign);
+  EXPECT_EQ(state_of(nullptr), StreamState::kRuns);
+}
+
+// All that the driver may answer about a handle that is not one any more.
+TEST_F(CudaDriverStreams, ThatWereDestroyedAreRefusedAsSuch) {
+  for (const Result result : {kInvalidHandle, kInvalidContext, kContextIsDestroyed}) {
+    answers(result, kCaptureNone, mine_);
+    EXPECT_NE(refusal_of(stream_).find("there is no stream"), std::string::npos) << refusal_of(stream_);
+  }
+}
+
+TEST_F(CudaDriverStreams, WhoseGraphIsSpoiltAreRefused) {
+  answers(0, kCaptureInvalidated, mine_);
+  EXPECT_NE(refusal_of(stream_).find("was spoilt"), std::string::npos) << refusal_of(stream_);
+}
+
 }  // namespace
 }  // namespace towline::cuda::driver
