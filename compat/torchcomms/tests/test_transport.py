@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import pickle
 import subprocess
 import sys
@@ -107,6 +109,87 @@ def test_memory_that_is_gone_ends_a_transfer(ends, monkeypatch):
     target = torch.zeros(4096, dtype=torch.uint8)
     gone = RdmaMemory(target).to_remote_buffer()
     assert ends[0].write(RdmaMemory(bytes_of(4096)).to_view(), gone) in (3, 6) and not target.any()
+
+
+class OnGpu:
+    """A tensor of a GPU as far as it is asked. Its address is nowhere: only the descriptor leads to its bytes, `seen`."""
+
+    device = torch.device("cuda", 3)
+
+    def __init__(self, count: int) -> None:
+        self.file = os.memfd_create("gpu")
+        os.ftruncate(self.file, count)
+        self.seen = torch.frombuffer(mmap.mmap(self.file, count), dtype=torch.uint8)
+
+    def data_ptr(self) -> int:
+        return 0x700000000000 + (self.file << 32)
+
+    def numel(self) -> int:
+        return self.seen.numel()
+
+    def element_size(self) -> int:
+        return 1
+
+    def is_contiguous(self) -> bool:
+        return True
+
+    def __del__(self) -> None:
+        os.close(self.file)
+
+
+class Exporting:
+    """An engine's native part on a host whose GPU's driver exports what `tensors` are."""
+
+    def __init__(self, native: object, tensors: list[OnGpu]) -> None:
+        self._native, self._tensors = native, tensors
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._native, name)
+
+    def register_gpu(self, address: int, nbytes: int, access: int, gpu: int) -> object:
+        of = next(tensor for tensor in self._tensors if tensor.data_ptr() == address and tensor.device.index == gpu)
+        return self._native.register_dma_buf(address, nbytes, access, of.file, 0)
+
+
+def on_gpus(monkeypatch, rails: str, tensors: list[OnGpu]) -> tuple[RdmaTransport, _transport._Engines]:
+    monkeypatch.setenv("TORCHCOMMS_RDMA_RAILS", rails)
+    monkeypatch.setattr(_transport, "_opened", None)
+    engines = _transport._engines()
+    for engine in (engines.reached, engines.reaching):
+        monkeypatch.setattr(engine, "_native", Exporting(engine._native, tensors))
+    transport = RdmaTransport(torch.device("cuda:3"))
+    assert transport.connect(transport.bind()) == 0
+    return transport, engines
+
+
+def test_tensors_of_gpus_go_by_their_dma_bufs(monkeypatch):
+    source, target = OnGpu(1 << 20), OnGpu(1 << 20)
+    transport, engines = on_gpus(monkeypatch, "loopback:torchcomms-gpus", [source, target])
+    source.seen.copy_(bytes_of(1 << 20))
+    mine, theirs, host = RdmaMemory(source), RdmaMemory(target), torch.zeros(1 << 20, dtype=torch.uint8)
+    assert transport.write(mine.to_view(offset=4096), theirs.to_remote_buffer()) == 0
+    assert torch.equal(target.seen[:-4096], source.seen[4096:]) and not target.seen[-4096:].any()
+    assert transport.read(RdmaMemory(host).to_mutable_view(), mine.to_remote_buffer()) == 0
+    assert torch.equal(host, source.seen)
+    assert not mine.reused_registration()
+    engines.reaching.close()
+    engines.reached.close()
+
+
+def test_what_takes_no_memory_of_gpus_is_named(monkeypatch, caplog):
+    tensor = OnGpu(4096)
+    transport, engines = on_gpus(monkeypatch, "loopback:torchcomms-host?host_only", [tensor])
+    memory = RdmaMemory(tensor)
+    with pytest.raises(RuntimeError, match="dma-buf"):
+        memory.to_remote_buffer()
+    host = RdmaMemory(torch.zeros(4096, dtype=torch.uint8))
+    assert transport.write(memory.to_view(), host.to_remote_buffer()) != 0 and "dma-buf" in caplog.text
+    with pytest.raises(RuntimeError, match="meta"):
+        RdmaMemory(torch.empty(8, device="meta"))
+    with pytest.raises(RuntimeError, match="by itself"):
+        _transport.attach_rdma_memory_hook(None, None)
+    engines.reaching.close()
+    engines.reached.close()
 
 
 PEER = textwrap.dedent(

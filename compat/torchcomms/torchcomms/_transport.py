@@ -1,6 +1,7 @@
 """torchcomms' RDMA between pairs, over towline.fabric: any RDMA port, else libfabric's sockets.
 
-Memory is the processor's: tensors of GPUs are refused, with the reason. The environment decides what else it uses:
+Memory of GPUs is registered by dma-buf: the rails read and write it themselves, or the error says which of them, or which
+driver, can't. As with kernels' inputs, what wrote it must have ended. The environment decides what else it uses:
 
     TORCHCOMMS_RDMA_RAILS    rails with commas between, as towline.fabric.Engine takes them. Default: every RDMA port of this
                              host, else ofi:tcp;ofi_rxm
@@ -118,13 +119,17 @@ class RdmaMemoryMutableView(_View):
 
 
 class RdmaMemory:
-    """A contiguous tensor, registered. cache_reg has no effect: registering is cheap here."""
+    """A contiguous tensor, registered when it is first used. cache_reg has no effect.
+
+    The engine shares one registration among tensors within each other. A tensor of a GPU needs a driver that exports it and
+    rails that take it: otherwise to_remote_buffer() raises, and a move returns a number that is not 0.
+    """
 
     def __init__(self, tensor: object, cache_reg: bool = False) -> None:
         if not tensor.is_contiguous():
             raise RuntimeError("RdmaMemory currently requires a contiguous tensor")
-        if tensor.device.type != "cpu":
-            raise RuntimeError("RdmaMemory takes memory of the processor only: towline.Agent moves GPU memory, over RDMA where it has it")
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise RuntimeError(f"RdmaMemory takes tensors of the processor and of CUDA's GPUs: memory of {tensor.device} can't be registered")
         self._tensor, self._nbytes = tensor, tensor.numel() * tensor.element_size()
         self._engines = _engines()
         self._registered: dict[bool, fabric.Memory] = {}
@@ -151,6 +156,10 @@ class RdmaMemory:
         registered = self._register(True)
         key = f"{registered.address:x}:{base64.b64encode(registered.descriptor()).decode()}"
         return RdmaRemoteBuffer(registered.address, self._nbytes, key)
+
+    def reused_registration(self) -> bool:
+        """False: what is shared is the engine's affair, and costs nothing that a caller could save."""
+        return False
 
     def __del__(self) -> None:
         for memory in getattr(self, "_registered", {}).values():
@@ -223,5 +232,5 @@ class RdmaTransport:
 
 
 def attach_rdma_memory_hook(reg: object, dereg: object) -> None:
-    """Would register the memory of torch's caching allocator for GPUs; not supported here."""
-    raise RuntimeError("attach_rdma_memory_hook is for GPU memory, which RdmaMemory does not take here")
+    """Would tell both of what torch's caching allocator for GPUs allocates; not supported here."""
+    raise RuntimeError("attach_rdma_memory_hook is not supported: RdmaMemory registers a GPU's tensor by itself, when it is first used")
