@@ -39,6 +39,36 @@ TEST(SplitChoice, TheQuickerWayIsTakenAlmostAlways) {
   EXPECT_LT(posts(whole_is_quicker, now_ns, 1000, 1'000'000, 4'000'000), 50);
 }
 
+// Four workers that move three times what one does, by posts of 64 MiB: the time that trying costs.
+TEST(SplitChoice, TryingTheSlowerWayCostsLittle) {
+  constexpr uint64_t kWholeNs = 25'800'000;
+  constexpr uint64_t kSplitNs = 8'600'000;
+  SplitChoice choice;
+  uint64_t now_ns = kSecondNs;
+  EXPECT_EQ(100 - posts(choice, now_ns, 100, kWholeNs, kSplitNs), 5) << "whole posts of the first second";
+  const uint64_t began_ns = now_ns;
+  const int split = posts(choice, now_ns, 4000, kWholeNs, kSplitNs);
+  EXPECT_LT(now_ns - began_ns, 4000 * kSplitNs * 103 / 100) << 4000 - split << " posts went whole";
+}
+
+TEST(SplitChoice, AWayThatIsSlowIsGivenUpSoon) {
+  SplitChoice choice;
+  uint64_t now_ns = kSecondNs;
+  EXPECT_EQ(posts(choice, now_ns, 20, 1'000'000, 4'000'000), 4);
+}
+
+TEST(SplitChoice, OneSlowPostDoesNotEndALook) {
+  SplitChoice choice;
+  uint64_t now_ns = kSecondNs;
+  (void)posts(choice, now_ns, 5, 2'000'000, 0);
+  ASSERT_TRUE(choice.split());
+  for (const uint64_t each_ns : {9, 9, 1, 9, 1, 1, 1, 1}) {
+    EXPECT_TRUE(choice.split());
+    EXPECT_EQ(posts(choice, now_ns, 1, 0, each_ns * 1'000'000), 1);
+  }
+  EXPECT_TRUE(choice.split());
+}
+
 TEST(SplitChoice, AChangeIsNoticed) {
   SplitChoice choice;
   uint64_t now_ns = kSecondNs;
