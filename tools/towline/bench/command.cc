@@ -147,8 +147,8 @@ void add_fabric_options(CLI::App& command, std::vector<std::string>& rails) {
                       "'ofi:tcp;ofi_rxm' ..")
           ->delimiter(',')
           ->type_name("RAIL,..");
-  for (const char* other : {"--pattern", "--initiators", "--targets", "--threads", "--workers", "--memory",
-                            "--backend", "--sequential", "--spin", "--faults", "--storage", "--collective"})
+  for (const char* other : {"--pattern", "--initiators", "--targets", "--threads", "--workers", "--backend",
+                            "--sequential", "--spin", "--faults", "--storage", "--collective"})
     fabric->excludes(command.get_option(other));
 }
 
@@ -164,6 +164,10 @@ void run_fabric(const BenchOptions& options, const std::vector<std::string>& rai
   fabric.seconds = options.common.seconds;
   fabric.warmup = options.common.warmup;
   fabric.check = options.common.check;
+  fabric.memory = options.common.memory_kind;
+  fabric.target_memory =
+      options.common.target_memory_kind.empty() ? fabric.memory : options.common.target_memory_kind;
+  for (const std::string& kind : {fabric.memory, fabric.target_memory}) (void)parse_buffer_kind(kind);
   fabric.rows = fabric_rows(options.from, options.sizes, options.batches, fabric.span_bytes);
   run_fabric_bench(fabric, common);
 }
@@ -294,6 +298,7 @@ void add_bench_command(CLI::App& app, CommonOptions& common) {
       "  towline bench --collective all_reduce --peers gloo --python venv/bin/python\n"
       "  towline bench --collective all_reduce --memory vram --ranks 2 --sizes 4KiB,1MiB\n"
       "  towline bench --fabric auto --sizes 4KiB,64KiB       engines without agents, over every RDMA port\n"
+      "  towline bench --fabric auto --memory vram            the same between GPUs\n"
       "p50, p99 and max are of a request; 'a block' is the median request over its blocks; cpu/GB and target "
       "are\n"
       "processor time of the two sides for 10^9 bytes. Of collective operations times are the slowest "

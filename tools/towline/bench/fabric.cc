@@ -58,9 +58,11 @@ std::vector<uint8_t> from_hex(std::string_view text) {
 }
 
 json configuration_of(const FabricBenchOptions& options) {
-  return {{"rails", options.rails},           {"span", options.span_bytes}, {"rows", options.rows},
-          {"iterations", options.iterations}, {"seconds", options.seconds}, {"warmup", options.warmup},
-          {"check", options.check},           {"listen", options.listen}};
+  return {{"rails", options.rails},     {"span", options.span_bytes},
+          {"rows", options.rows},       {"iterations", options.iterations},
+          {"seconds", options.seconds}, {"warmup", options.warmup},
+          {"check", options.check},     {"listen", options.listen},
+          {"memory", options.memory},   {"target_memory", options.target_memory}};
 }
 
 std::string describe_rails(const json& rails) {

@@ -27,8 +27,10 @@ struct FabricBenchOptions {
   std::string listen;              // own memory for a mover on another host, until Ctrl-C
   std::string connect;             // what the owner on another host has printed
   std::vector<FabricRow> rows;
-  uint64_t span_bytes = 0;  // of the memory on either side
-  uint64_t iterations = 0;  // 0: as many as fit into `seconds`
+  std::string memory = "shared";         // of the mover: "vram", or else the host's
+  std::string target_memory = "shared";  // of the owner
+  uint64_t span_bytes = 0;               // of the memory on either side
+  uint64_t iterations = 0;               // 0: as many as fit into `seconds`
   double seconds = 0;
   uint64_t warmup = 0;
   bool check = true;

@@ -13,6 +13,7 @@
 #include <towline/fabric.hpp>
 
 #include "bench/fabric.h"
+#include "buffer.h"
 #include "failure.h"
 #include "samples.h"
 #include "units.h"
@@ -81,7 +82,8 @@ json rails_of(const towline::Fabric& engine) {
                     {"requests", rails[i].requests},
                     {"bytes", rails[i].bytes},
                     {"breaks", rails[i].breaks},
-                    {"retried", rails[i].retried}});
+                    {"retried", rails[i].retried},
+                    {"longest_pause_ns", rails[i].longest_pause_ns}});
   return list;
 }
 
@@ -96,17 +98,30 @@ bool told_to_stop(Channel& parent) {
   return parent.closed() || (message && message->value("command", "") == "stop");
 }
 
+// Memory of this process or of a GPU: `gpu` as in GpuMemory.
+Buffer buffer_of(const json& configuration, const char* kind, int gpu) {
+  const bool vram = parse_buffer_kind(configuration.at(kind)) == BufferKind::kVram;
+  return {vram ? BufferKind::kVram : BufferKind::kPrivate, configuration.at("span").get<uint64_t>(), gpu};
+}
+
+// The rails read and write it themselves; throws if they can't.
+towline::FabricMemory register_buffer(towline::Fabric& engine, const Buffer& buffer,
+                                      towline::FabricAccess access = {}) {
+  const towline::MemoryView view = buffer.view();
+  if (view.kind != towline::Kind::kVram) return engine.register_memory(view.address, view.bytes, access);
+  return engine.register_gpu_memory(view.address, view.bytes, static_cast<uint32_t>(view.device), access);
+}
+
 class Owner {
  public:
   Owner(const json& configuration, Channel& parent)
-      : parent_(parent), memory_(configuration.at("span").get<uint64_t>()) {
+      : parent_(parent), memory_(buffer_of(configuration, "target_memory", -1)) {
     auto options = engine_options(configuration, inbox_);
     options.events.counted = [this](towline::FabricPeer peer, uint32_t immediate, uint32_t count) {
       if (immediate == kThere) (void)engine_->signal(peer, {.immediate = kBack, .count = count});
     };
     engine_.emplace(configuration.at("rails").get<std::vector<std::string>>(), std::move(options));
-    region_.emplace(
-        engine_->register_memory(memory_.data(), memory_.size(), {.readable = true, .writable = true}));
+    region_.emplace(register_buffer(*engine_, memory_, {.readable = true, .writable = true}));
   }
 
   void run() {
@@ -124,16 +139,21 @@ class Owner {
     const uint64_t bytes = asked.value("bytes", uint64_t{0});
     if (bytes > memory_.size()) return {{"failed", "the owner has not so much memory"}};
     const std::string ask = asked.value("ask", "");
-    const std::span<std::byte> area{memory_.data(), bytes};
+    const std::span<std::byte> area = memory_.bytes().first(bytes);
     const uint64_t seed = asked.value("seed", uint64_t{0});
     if (ask == "fill") fill_pattern(area, 0, seed);
     if (ask == "clear") std::ranges::fill(area, std::byte{0xee});
+    if (ask == "check") {
+      memory_.pull(0, bytes);
+    } else {
+      memory_.push(0, bytes);
+    }
     return {{"done", ask}, {"wrong", ask == "check" ? wrong_bytes(area, 0, seed) : 0}};
   }
 
   Channel& parent_;
   Inbox inbox_;
-  std::vector<std::byte> memory_;
+  Buffer memory_;
   std::optional<towline::Fabric> engine_;  // goes before the memory
   std::optional<towline::FabricMemory> region_;
 };
@@ -143,10 +163,10 @@ class Mover {
   Mover(const json& configuration, Channel& parent)
       : configuration_(configuration),
         parent_(parent),
-        memory_(configuration.at("span").get<uint64_t>()),
+        memory_(buffer_of(configuration, "memory", 0)),
         engine_(configuration.at("rails").get<std::vector<std::string>>(),
                 engine_options(configuration, inbox_)),
-        region_(engine_.register_memory(memory_.data(), memory_.size())),
+        region_(register_buffer(engine_, memory_)),
         invitation_(FabricInvitation::parse(configuration.at("invitation"))),
         peer_(engine_.connect(invitation_.address)),
         remote_(invitation_.descriptor) {}
@@ -187,11 +207,13 @@ class Mover {
     std::ranges::shuffle(remote_pages_, std::mt19937_64{seed + 1});
     const uint64_t bytes = row.size * row.batch;
     if (row.from == "target") {
-      std::ranges::fill(std::span{memory_}.first(bytes), std::byte{0xee});
+      std::ranges::fill(memory_.bytes().first(bytes), std::byte{0xee});
+      memory_.push(0, bytes);
       ask("fill", bytes, seed);
       return;
     }
     each_page(row, [&](std::span<std::byte> page, uint64_t offset) { fill_pattern(page, offset, seed); });
+    memory_.push(0, bytes);
     ask("clear", bytes, seed);
   }
 
@@ -199,12 +221,13 @@ class Mover {
   template <class Use>
   void each_page(const FabricRow& row, Use&& use) {
     for (uint64_t i = 0; i < row.batch; ++i)
-      use(std::span{memory_}.subspan(local_[i] * row.size, row.size), remote_pages_[i] * row.size);
+      use(memory_.bytes().subspan(local_[i] * row.size, row.size), remote_pages_[i] * row.size);
   }
 
   uint64_t check(const FabricRow& row, uint64_t seed) {
     if (row.from != "target") return ask("check", row.size * row.batch, seed).at("wrong");
     uint64_t wrong = 0;
+    memory_.pull(0, row.size * row.batch);
     each_page(row,
               [&](std::span<std::byte> page, uint64_t offset) { wrong += wrong_bytes(page, offset, seed); });
     return wrong;
@@ -265,7 +288,7 @@ class Mover {
   const json configuration_;
   Channel& parent_;
   Inbox inbox_;
-  std::vector<std::byte> memory_;
+  Buffer memory_;
   towline::Fabric engine_;
   towline::FabricMemory region_;
   FabricInvitation invitation_;
