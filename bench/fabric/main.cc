@@ -190,7 +190,13 @@ void measure_rails(const char* name, const std::vector<double>& rates, int kill)
   // If a rail dies when a third has moved, two thirds go over the others.
   if (kill >= 0) sum = 3 / (1 / sum + 2 / (sum - rates[static_cast<std::size_t>(kill)]));
   const double reached = static_cast<double>(buffers.source.size()) / ns;
-  fmt::print("{:<44} {:>8.2f} {:>8.2f} {:>8.2f}\n", name, sum, reached, reached / sum);
+  fmt::print("{:<44} {:>8.2f} {:>8.2f} {:>8.2f}", name, sum, reached, reached / sum);
+  if (kill >= 0) {
+    const RailCounters died = world.hosts[0]->engine->counters(static_cast<std::size_t>(kill));
+    fmt::print("   {} requests of the rail that died posted again, {:.2f} ms after it broke", died.retried,
+               static_cast<double>(died.longest_pause_ns) / 1e6);
+  }
+  fmt::print("\n");
 }
 
 }  // namespace

@@ -258,6 +258,8 @@ typedef struct towline_fabric_rail {
   uint64_t retried;  // requests
   uint32_t down;
   int32_t numa_node;  // -1: unknown
+  // The longest time from the end of a connection until the requests that it had not completed were posted again.
+  uint64_t longest_pause_ns;
 } towline_fabric_rail_t;
 // This host's GPUs, RDMA ports and NUMA nodes as JSON, with the rails that are nearest to each GPU and node, and what the
 // rail "auto" stands for. `needed` receives the whole size with NUL.

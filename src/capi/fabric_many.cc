@@ -230,6 +230,7 @@ int32_t towline_fabric_rails(towline_fabric_t* engine, towline_fabric_rail_t* ra
       rail.retried = counters.retried;
       rail.down = counters.down ? 1 : 0;
       rail.numa_node = traits.numa_node;
+      rail.longest_pause_ns = counters.longest_pause_ns;
       std::memcpy(reinterpret_cast<uint8_t*>(rails) + i * rail_bytes, &rail,
                   std::min(rail_bytes, sizeof rail));
     }

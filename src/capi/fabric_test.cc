@@ -305,6 +305,7 @@ TEST(CapiFabric, TheWrapperScattersMeetsSendsAndTells) {
   EXPECT_EQ(towline_fabric_rails(one.get(), &rail, sizeof rail, 1, &count), TOWLINE_OK);
   EXPECT_EQ(count, 1u);
   EXPECT_GE(rail.bytes, 3000u);
+  EXPECT_EQ(rail.longest_pause_ns, 0u);  // nothing broke
   EXPECT_NE(std::string{rail.name}.find("tcp"), std::string::npos);
   EXPECT_EQ(counted, 2u);
 }

@@ -117,7 +117,8 @@ struct RailCounters {
   uint64_t connections = 0;  // open now, both directions
   uint64_t breaks = 0;
   uint64_t evictions = 0;
-  uint64_t retried = 0;  // requests
+  uint64_t retried = 0;           // requests
+  uint64_t longest_pause_ns = 0;  // from a connection's break until what it carried was posted again
   bool down = false;
 };
 

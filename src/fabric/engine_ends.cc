@@ -90,6 +90,7 @@ void Engine::State::free(Connection& connection) noexcept {
 void Engine::State::resolve(Connection& connection, const SequenceWindow& seen) noexcept {
   Rail& rail = rails[connection.rail];
   --busy_connections;
+  bool carried = false;
   for (uint64_t position = connection.head; position != connection.tail; ++position) {
     Entry& entry = connection.at(position);
     if (entry.done) continue;
@@ -113,11 +114,14 @@ void Engine::State::resolve(Connection& connection, const SequenceWindow& seen) 
       transfer.retried = true;
     }
     ++rail.counters.retried;
+    carried = true;
     Peer& peer = *peers[transfer.peer];
     end_fruitless(transfer, connection.id);
     if (!transfer.ending) enqueue(peer, transfer);
     if (--transfer.outstanding == 0) settle(transfer);
   }
+  if (carried)
+    rail.counters.longest_pause_ns = std::max(rail.counters.longest_pause_ns, now_ns - connection.since_ns);
   free(connection);
 }
 

@@ -160,6 +160,27 @@ TEST(FabricEngine, WhatADyingRailCarriedGoesOverTheOthersWithin50Milliseconds) {
   EXPECT_GT(one.engine->counters(1).bytes, before);
 }
 
+TEST(FabricEngine, TheLongestPauseOfARailThatDiedIsTold) {
+  World world;
+  TestHost& one = world.add_host(2, rated(2'000'000'000));
+  TestHost& two = world.add_host(2, rated(2'000'000'000));
+  Buffers buffers{world, 64 * kMiB};
+  ASSERT_EQ(one.engine->submit(buffers.request(TransferOp::kWrite, 64 << 10)), Status::kInProgress);
+  ASSERT_TRUE(world.until([&] { return one.engine->counters(1).bytes > 4 * kMiB; }));
+  const uint64_t killed_at = world.now_ns;
+  world.fabric.kill(1);
+  two.stopped = true;  // nobody answers for a while
+  EXPECT_FALSE(world.until([&] { return one.engine->counters(1).retried != 0; }, 5 * kMillisecondNs));
+  two.stopped = false;
+  ASSERT_TRUE(world.until([&] { return one.engine->counters(1).retried != 0; }, kSecondNs));
+  const uint64_t told_ns = one.engine->counters(1).longest_pause_ns;
+  EXPECT_GT(told_ns, 4 * kMillisecondNs);
+  EXPECT_LE(told_ns, world.now_ns - killed_at);
+  EXPECT_EQ(one.engine->counters(0).longest_pause_ns, 0u);
+  ASSERT_TRUE(world.until([&] { return one.completions == 1; }));
+  EXPECT_EQ(buffers.source, buffers.target);
+}
+
 TEST(FabricEngine, OfTwoHostsWithADeadRailEachTheCrossingPairIsUsed) {
   World world;
   TestHost& one = world.add_host(2);

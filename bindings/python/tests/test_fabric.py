@@ -118,7 +118,7 @@ def test_pages_ranges_and_counters(pair):
     with pytest.raises(towline.Mismatch):
         pair.one.write_pages(pair.peer, pair.mine, [1, 2], pair.remote, [1], page_bytes=PAGE)
     rail = pair.one.rails()[0]
-    assert rail["bytes"] >= 3 * PAGE and "tcp" in rail["name"] and not rail["down"]
+    assert rail["bytes"] >= 3 * PAGE and "tcp" in rail["name"] and not rail["down"] and rail["longest_pause_ns"] == 0
 
 
 def test_what_is_told_comes_on_a_thread_of_its_own(make):

@@ -424,7 +424,7 @@ class Engine:
         return word
 
     def rails(self) -> list[dict]:
-        """Figures of each rail: name, bytes, requests, connections, breaks, retried requests, and so on."""
+        """Figures of each rail: name, bytes, requests, connections, breaks, retried requests, the longest pause by a break, and so on."""
         return self._native.rails()
 
     # --- Inside ---

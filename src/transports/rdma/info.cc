@@ -34,6 +34,7 @@ std::string Backend::describe() const {
       sums[rail].connections += counters[rail].connections;
       sums[rail].breaks += counters[rail].breaks;
       sums[rail].retried += counters[rail].retried;
+      sums[rail].longest_pause_ns = std::max(sums[rail].longest_pause_ns, counters[rail].longest_pause_ns);
       sums[rail].down = sums[rail].down || counters[rail].down;
     }
   }
@@ -43,9 +44,10 @@ std::string Backend::describe() const {
     const fabric::RailCounters& of = sums[rail];
     rails += fmt::format(
         R"({}{{"name": "{:.80}", "numa_node": {}, "bytes_per_s": {}, "state": "{}", "connections": {}, )"
-        R"("bytes": {}, "breaks": {}, "retried": {}}})",
+        R"("bytes": {}, "breaks": {}, "retried": {}, "longest_pause_ms": {:.1f}}})",
         rails.empty() ? "" : ", ", printable(traits.name), traits.numa_node, traits.bandwidth_bytes_per_s,
-        of.down ? "down" : "up", of.connections, of.bytes, of.breaks, of.retried);
+        of.down ? "down" : "up", of.connections, of.bytes, of.breaks, of.retried,
+        static_cast<double>(of.longest_pause_ns) / 1e6);
   }
   const RegionsCounters regions = regions_->counters();
   return fmt::format(

@@ -233,6 +233,7 @@ nb::list rails(FabricEngine& engine) {
     told["breaks"] = rail.breaks;
     told["evictions"] = rail.evictions;
     told["retried"] = rail.retried;
+    told["longest_pause_ns"] = rail.longest_pause_ns;
     told["down"] = rail.down != 0;
     told["numa_node"] = rail.numa_node;
     list.append(told);
