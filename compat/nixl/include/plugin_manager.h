@@ -1,5 +1,5 @@
-// Source-compatible with NIXL's header of this name, as far as backends go: finds, loads and unloads
-// libplugin_<NAME>.so.
+// Source-compatible with NIXL's header of this name, as far as backends and exporters of telemetry go: finds, loads and
+// unloads libplugin_<NAME>.so and libtelemetry_exporter_<NAME>.so.
 //
 // Looked for in NIXL_PLUGIN_DIR, else in the folder `plugins` beside the library or module that holds this
 // agent. Any thread may call anything.
@@ -11,9 +11,11 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend/backend_plugin.h"
+#include "telemetry/telemetry_plugin.h"
 
 // A loaded plugin. While it exists the plugin stays loaded. A plugin's functions that throw count as failed.
 class TOWLINE_NIXL_API nixlBackendPluginHandle {
@@ -36,6 +38,28 @@ class TOWLINE_NIXL_API nixlBackendPluginHandle {
  private:
   void* library_;
   nixlBackendPlugin* plugin_;
+  std::string path_;
+};
+
+// The same for a plugin with an exporter of telemetry.
+class TOWLINE_NIXL_API nixlTelemetryPluginHandle {
+ public:
+  nixlTelemetryPluginHandle(void* library, nixlTelemetryPlugin* plugin, std::string path);
+  ~nixlTelemetryPluginHandle();
+  nixlTelemetryPluginHandle(const nixlTelemetryPluginHandle&) = delete;
+  nixlTelemetryPluginHandle& operator=(const nixlTelemetryPluginHandle&) = delete;
+
+  // Null if it can't be made; towline::nixl::last_error then says why if the plugin did. Throws nixlTelemetryBindFailed.
+  // The exporter must end before this handle.
+  std::unique_ptr<nixlTelemetryExporter> createExporter(
+      const nixlTelemetryExporterInitParams& init_params) const;
+  const char* getName() const { return plugin_->getName().c_str(); }
+  const char* getVersion() const { return plugin_->getVersion().c_str(); }
+  const std::string& path() const noexcept { return path_; }
+
+ private:
+  void* library_;
+  nixlTelemetryPlugin* plugin_;
   std::string path_;
 };
 
@@ -63,12 +87,21 @@ class TOWLINE_NIXL_API nixlPluginManager {
   std::vector<nixl_backend_t> getAvailBackendPluginNames();
   // True if a file or a static plugin of this name is known.
   bool knows(const nixl_backend_t& name);
+
+  // The same for exporters of telemetry. Those that Towline has itself (docs: Telemetry) are no plugins.
+  std::shared_ptr<const nixlTelemetryPluginHandle> loadTelemetryPlugin(const nixl_telemetry_plugin_t& name);
+  std::shared_ptr<const nixlTelemetryPluginHandle> getTelemetryPlugin(const nixl_telemetry_plugin_t& name);
+  void unloadTelemetryPlugin(const nixl_telemetry_plugin_t& name);
+  std::vector<nixl_telemetry_plugin_t> getLoadedTelemetryPluginNames();
+
   // For an error: that the file of this name is not there, and the folders in which it was looked for.
   std::string where_looked(const nixl_backend_t& name);
 
  private:
   nixlPluginManager();
-  [[nodiscard]] std::string not_found(const nixl_backend_t& name) const;
+  [[nodiscard]] std::string not_found(std::string_view prefix, const std::string& name) const;
+  // Where a file of this name would lie, in the order of the folders.
+  [[nodiscard]] std::vector<std::string> paths_of(std::string_view prefix, const std::string& name) const;
   void discover_configured();
   void discover(const std::filesystem::path& directory);
   std::shared_ptr<const nixlBackendPluginHandle> open(const std::string& name, const std::string& path,
@@ -76,6 +109,7 @@ class TOWLINE_NIXL_API nixlPluginManager {
 
   std::mutex mutex_;
   std::map<nixl_backend_t, std::shared_ptr<const nixlBackendPluginHandle>> loaded_;
+  std::map<nixl_telemetry_plugin_t, std::shared_ptr<const nixlTelemetryPluginHandle>> exporters_;
   std::set<nixl_backend_t> static_;
   std::map<nixl_backend_t, std::string> listed_;  // by a file of names
   std::set<nixl_backend_t> found_;                // in the directories

@@ -42,6 +42,48 @@ enum class nixl_telemetry_event_type_t : uint32_t {
 inline constexpr std::size_t nixl_telemetry_event_type_count =
     static_cast<std::size_t>(nixl_telemetry_event_type_t::AGENT_TELEMETRY_EVENTS_DROPPED) + 1;
 
+inline constexpr std::array telemetry_error_event_types = {
+    nixl_telemetry_event_type_t::AGENT_ERR_NOT_POSTED,
+    nixl_telemetry_event_type_t::AGENT_ERR_INVALID_PARAM,
+    nixl_telemetry_event_type_t::AGENT_ERR_BACKEND,
+    nixl_telemetry_event_type_t::AGENT_ERR_NOT_FOUND,
+    nixl_telemetry_event_type_t::AGENT_ERR_MISMATCH,
+    nixl_telemetry_event_type_t::AGENT_ERR_NOT_ALLOWED,
+    nixl_telemetry_event_type_t::AGENT_ERR_REPOST_ACTIVE,
+    nixl_telemetry_event_type_t::AGENT_ERR_UNKNOWN,
+    nixl_telemetry_event_type_t::AGENT_ERR_NOT_SUPPORTED,
+    nixl_telemetry_event_type_t::AGENT_ERR_REMOTE_DISCONNECT,
+    nixl_telemetry_event_type_t::AGENT_ERR_CANCELED,
+    nixl_telemetry_event_type_t::AGENT_ERR_NO_TELEMETRY,
+};
+inline constexpr std::array telemetry_metric_event_types = {
+    nixl_telemetry_event_type_t::AGENT_TX_BYTES,
+    nixl_telemetry_event_type_t::AGENT_RX_BYTES,
+    nixl_telemetry_event_type_t::AGENT_TX_REQUESTS_NUM,
+    nixl_telemetry_event_type_t::AGENT_RX_REQUESTS_NUM,
+    nixl_telemetry_event_type_t::AGENT_MEMORY_REGISTERED,
+    nixl_telemetry_event_type_t::AGENT_MEMORY_DEREGISTERED,
+    nixl_telemetry_event_type_t::AGENT_XFER_TIME,
+    nixl_telemetry_event_type_t::AGENT_XFER_POST_TIME,
+    nixl_telemetry_event_type_t::AGENT_TELEMETRY_EVENTS_DROPPED,
+};
+static_assert(telemetry_error_event_types.size() + telemetry_metric_event_types.size() ==
+              nixl_telemetry_event_type_count);
+
+// All events of errors are one family, with the status as a label.
+inline constexpr const char* telemetry_error_family_name = "agent_errors_total";
+inline constexpr const char* telemetry_error_family_help = "Operations that failed, by status";
+
+// The names of an event's series; null: it has no such series.
+struct nixlTelemetryMetricDescriptor {
+  const char* counterName = nullptr;
+  const char* counterHelp = nullptr;
+  const char* gaugeName = nullptr;
+  const char* gaugeHelp = nullptr;
+  const char* histogramName = nullptr;
+  const char* histogramHelp = nullptr;
+};
+
 using nixl_telemetry_metric_mask_t = std::array<bool, nixl_telemetry_event_type_count>;
 
 // The event that counts a call's failure with this status.
@@ -67,6 +109,44 @@ namespace nixlEnumStrings {
   static_assert(std::size(kNames) == nixl_telemetry_event_type_count);
   const auto index = static_cast<std::size_t>(type);
   return index < std::size(kNames) ? kNames[index] : std::string_view{"unknown_event"};
+}
+
+// The label of an error's status; null for other events.
+[[nodiscard]] constexpr const char* telemetryErrorStatusLabel(nixl_telemetry_event_type_t type) noexcept {
+  constexpr std::string_view kPrefix = "agent_err_";
+  const std::string_view name = telemetryEventTypeStr(type);
+  return name.starts_with(kPrefix) ? name.data() + kPrefix.size() : nullptr;
+}
+
+[[nodiscard]] constexpr nixlTelemetryMetricDescriptor telemetryMetricDescriptor(
+    nixl_telemetry_event_type_t type) noexcept {
+  constexpr const char* kSum = "The sum over an agent's operations";
+  constexpr const char* kLast = "The last operation's value";
+  constexpr const char* kTimes = "The operations' times in microseconds";
+  using Event = nixl_telemetry_event_type_t;
+  switch (type) {
+    case Event::AGENT_TX_BYTES:
+      return {"agent_tx_bytes_total", kSum, "agent_tx_last_bytes", kLast};
+    case Event::AGENT_RX_BYTES:
+      return {"agent_rx_bytes_total", kSum, "agent_rx_last_bytes", kLast};
+    case Event::AGENT_TX_REQUESTS_NUM:
+      return {"agent_tx_requests_num_total", kSum};
+    case Event::AGENT_RX_REQUESTS_NUM:
+      return {"agent_rx_requests_num_total", kSum};
+    case Event::AGENT_MEMORY_REGISTERED:
+      return {"agent_memory_registered_total", kSum, "agent_memory_registered_last_bytes", kLast};
+    case Event::AGENT_MEMORY_DEREGISTERED:
+      return {"agent_memory_deregistered_total", kSum, "agent_memory_deregistered_last_bytes", kLast};
+    case Event::AGENT_XFER_TIME:
+      return {"agent_xfer_time_total", kSum, "agent_xfer_time", kLast, "agent_xfer_time_us", kTimes};
+    case Event::AGENT_XFER_POST_TIME:
+      return {"agent_xfer_post_time_total", kSum,  "agent_xfer_post_time", kLast,
+              "agent_xfer_post_time_us",    kTimes};
+    case Event::AGENT_TELEMETRY_EVENTS_DROPPED:
+      return {"agent_telemetry_events_dropped_total", kSum};
+    default:
+      return {};
+  }
 }
 
 }  // namespace nixlEnumStrings

@@ -3,12 +3,15 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <fstream>
+#include <iterator>
+#include <optional>
 #include <utility>
 
 #include <towline_nixl.h>
-#include "companions.h"
 #include "log.h"
+#include "plugin_library.h"
 #include "settings.h"
 #include "static_plugins.h"
 
@@ -18,23 +21,13 @@ namespace own = towline::nixl;
 namespace {
 
 constexpr std::string_view kPrefix = "libplugin_";
+constexpr std::string_view kExporterPrefix = "libtelemetry_exporter_";
 constexpr std::string_view kSuffix = ".so";
+
+using own::ask;
 
 void info(const std::string& text) { own::log(own::LogLevel::kInfo, text); }
 void warn(const std::string& text) { own::log(own::LogLevel::kWarning, text); }
-
-// Calls a plugin's function. Exceptions end here, since the caller is NIXL's interface, which does not throw.
-template <class Result, class Function>
-Result ask(const std::string& path, const char* what, Result otherwise, Function function) noexcept {
-  try {
-    return function();
-  } catch (const std::exception& error) {
-    own::fail(NIXL_ERR_BACKEND, "plugin {}: {} threw: {}", path, what, error.what());
-  } catch (...) {
-    own::fail(NIXL_ERR_BACKEND, "plugin {}: {} threw something that is no std::exception", path, what);
-  }
-  return otherwise;
-}
 
 std::string folder_of_this_library() {
   Dl_info found = {};
@@ -47,6 +40,31 @@ std::string trimmed(std::string text) {
   text.erase(0, text.find_first_not_of(" \t\r"));
   text.erase(text.find_last_not_of(" \t\r") + 1);
   return text;
+}
+
+std::shared_ptr<const nixlTelemetryPluginHandle> open_exporter(const std::string& path, std::string& why) {
+  constexpr auto kVersion = nixl_telemetry_plugin_api_version::V2;
+  void* const library = own::open_plugin_library(path, why);
+  if (library == nullptr) return nullptr;
+  using Init = nixlTelemetryPlugin* (*)();
+  const auto init = reinterpret_cast<Init>(dlsym(library, "nixl_telemetry_plugin_init"));
+  nixlTelemetryPlugin* plugin = nullptr;
+  if (init == nullptr) {
+    why = path + " has no function nixl_telemetry_plugin_init";
+  } else {
+    plugin = ask<nixlTelemetryPlugin*>(path, "nixl_telemetry_plugin_init", nullptr, [&] { return init(); });
+    if (plugin == nullptr) why = path + ": nixl_telemetry_plugin_init failed";
+  }
+  if (plugin != nullptr && plugin->api_version != kVersion) {
+    why = fmt::format("{} is of telemetry plugin version {}, and this agent takes version {}", path,
+                      static_cast<unsigned>(plugin->api_version), static_cast<unsigned>(kVersion));
+    plugin = nullptr;
+  }
+  if (plugin == nullptr) {
+    dlclose(library);
+    return nullptr;
+  }
+  return std::make_shared<const nixlTelemetryPluginHandle>(library, plugin, path);
 }
 
 }  // namespace
@@ -192,19 +210,8 @@ bool nixlPluginManager::registerStaticPlugin(const std::string& name, nixlStatic
 std::shared_ptr<const nixlBackendPluginHandle> nixlPluginManager::open(const std::string& name,
                                                                        const std::string& path,
                                                                        std::string& why) {
-  // Kept in memory after dlclose: libraries that plugins bring along have thread-local state and exit handlers.
-  constexpr int kHow = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
-  void* library = dlopen(path.c_str(), kHow);
-  for (int tries = 0; library == nullptr; ++tries) {
-    const char* text = dlerror();
-    why = text == nullptr ? "it can't be loaded" : text;
-    if (tries == towline::nixl_plugins::kMostCompanions ||
-        !towline::nixl_plugins::load_companion(path, why)) {
-      why = towline::nixl_plugins::explain_missing(path, why);
-      return nullptr;
-    }
-    library = dlopen(path.c_str(), kHow);
-  }
+  void* const library = own::open_plugin_library(path, why);
+  if (library == nullptr) return nullptr;
   using Init = nixlBackendPlugin* (*)();
   const auto init = reinterpret_cast<Init>(dlsym(library, "nixl_plugin_init"));
   nixlBackendPlugin* plugin = nullptr;
@@ -235,11 +242,7 @@ std::shared_ptr<const nixlBackendPluginHandle> nixlPluginManager::loadBackendPlu
   std::vector<std::string> paths;
   if (const auto listed = listed_.find(name); listed != listed_.end() && !listed->second.empty())
     paths.push_back(listed->second);
-  // A name is part of a path here: one that leaves the folder is refused.
-  if (name.find('/') == std::string::npos && name.find('\0') == std::string::npos) {
-    for (const std::string& directory : directories_)
-      paths.push_back(directory + "/" + std::string{kPrefix} + name + std::string{kSuffix});
-  }
+  std::ranges::move(paths_of(kPrefix, name), std::back_inserter(paths));
   std::string why;
   for (const std::string& path : paths) {
     std::error_code ignored;
@@ -247,7 +250,7 @@ std::shared_ptr<const nixlBackendPluginHandle> nixlPluginManager::loadBackendPlu
     if (auto handle = open(name, path, why)) return loaded_[name] = std::move(handle);
   }
   own::quiet_text(NIXL_ERR_NOT_FOUND,
-                  why.empty() ? not_found(name) : fmt::format("plugin '{}': {}", name, why));
+                  why.empty() ? not_found(kPrefix, name) : fmt::format("plugin '{}': {}", name, why));
   if (!why.empty()) info(own::last_error());
   return nullptr;
 }
@@ -285,21 +288,106 @@ std::vector<nixl_backend_t> nixlPluginManager::getAvailBackendPluginNames() {
   return {names.begin(), names.end()};
 }
 
-std::string nixlPluginManager::not_found(const nixl_backend_t& name) const {
+std::vector<std::string> nixlPluginManager::paths_of(std::string_view prefix, const std::string& name) const {
+  // A name is part of a path here: one that leaves the folder is refused.
+  if (name.find('/') != std::string::npos || name.find('\0') != std::string::npos) return {};
+  std::vector<std::string> paths;
+  for (const std::string& directory : directories_)
+    paths.push_back(fmt::format("{}/{}{}{}", directory, prefix, name, kSuffix));
+  return paths;
+}
+
+std::string nixlPluginManager::not_found(std::string_view prefix, const std::string& name) const {
   std::string folders;
   for (const std::string& directory : directories_) folders += (folders.empty() ? "" : ", ") + directory;
-  return fmt::format("there is no {}{}{} in {} (NIXL_PLUGIN_DIR names a folder with plugins)", kPrefix, name,
+  return fmt::format("there is no {}{}{} in {} (NIXL_PLUGIN_DIR names a folder with plugins)", prefix, name,
                      kSuffix, folders.empty() ? "any folder" : folders);
 }
 
 std::string nixlPluginManager::where_looked(const nixl_backend_t& name) {
   const std::lock_guard lock(mutex_);
   discover_configured();
-  return not_found(name);
+  return not_found(kPrefix, name);
 }
 
 bool nixlPluginManager::knows(const nixl_backend_t& name) {
   const std::lock_guard lock(mutex_);
   discover_configured();
   return found_.contains(name) || loaded_.contains(name) || listed_.contains(name);
+}
+
+// ---- Exporters of telemetry
+
+nixlTelemetryPluginHandle::nixlTelemetryPluginHandle(void* library, nixlTelemetryPlugin* plugin,
+                                                     std::string path)
+    : library_(library), plugin_(plugin), path_(std::move(path)) {}
+
+nixlTelemetryPluginHandle::~nixlTelemetryPluginHandle() {
+  using Fini = void (*)();
+  if (const auto fini = reinterpret_cast<Fini>(dlsym(library_, "nixl_telemetry_plugin_fini"))) {
+    ask(path_, "nixl_telemetry_plugin_fini", 0, [&] {
+      fini();
+      return 0;
+    });
+  }
+  dlclose(library_);
+}
+
+std::unique_ptr<nixlTelemetryExporter> nixlTelemetryPluginHandle::createExporter(
+    const nixlTelemetryExporterInitParams& init_params) const {
+  if (plugin_->create_exporter == nullptr) return nullptr;
+  std::optional<nixlTelemetryBindFailed> taken;
+  auto exporter = ask<std::unique_ptr<nixlTelemetryExporter>>(
+      path_, "create_exporter", nullptr, [&]() -> std::unique_ptr<nixlTelemetryExporter> {
+        try {
+          return plugin_->create_exporter(init_params);
+        } catch (const nixlTelemetryBindFailed& error) {
+          taken = error;
+          return nullptr;
+        }
+      });
+  if (taken) throw nixlTelemetryBindFailed(*taken);
+  return exporter;
+}
+
+std::shared_ptr<const nixlTelemetryPluginHandle> nixlPluginManager::loadTelemetryPlugin(
+    const nixl_telemetry_plugin_t& name) {
+  const std::lock_guard lock(mutex_);
+  discover_configured();
+  if (const auto known = exporters_.find(name); known != exporters_.end()) return known->second;
+  std::string why;
+  for (const std::string& path : paths_of(kExporterPrefix, name)) {
+    std::error_code ignored;
+    if (!fs::exists(path, ignored)) continue;
+    if (auto handle = open_exporter(path, why)) {
+      info(fmt::format("exporter {} loaded from {}", name, path));
+      return exporters_[name] = std::move(handle);
+    }
+  }
+  own::quiet_text(NIXL_ERR_NOT_FOUND, why.empty() ? not_found(kExporterPrefix, name)
+                                                  : fmt::format("exporter '{}': {}", name, why));
+  return nullptr;
+}
+
+std::shared_ptr<const nixlTelemetryPluginHandle> nixlPluginManager::getTelemetryPlugin(
+    const nixl_telemetry_plugin_t& name) {
+  const std::lock_guard lock(mutex_);
+  const auto known = exporters_.find(name);
+  return known == exporters_.end() ? nullptr : known->second;
+}
+
+void nixlPluginManager::unloadTelemetryPlugin(const nixl_telemetry_plugin_t& name) {
+  std::shared_ptr<const nixlTelemetryPluginHandle> last;  // its end calls the plugin: not under the lock
+  const std::lock_guard lock(mutex_);
+  if (const auto known = exporters_.find(name); known != exporters_.end()) {
+    last = std::move(known->second);
+    exporters_.erase(known);
+  }
+}
+
+std::vector<nixl_telemetry_plugin_t> nixlPluginManager::getLoadedTelemetryPluginNames() {
+  const std::lock_guard lock(mutex_);
+  std::vector<nixl_telemetry_plugin_t> names;
+  for (const auto& [name, handle] : exporters_) names.push_back(name);
+  return names;
 }

@@ -225,19 +225,34 @@ void read_prometheus(const Source& source, TelemetrySettings& output, bool of_al
   output.rank = variable(rank.empty() ? "LOCAL_RANK" : rank.c_str());
 }
 
+// A plugin's own settings are the plugin's to read.
+void read_exporter_plugin(const Source& source, TelemetrySettings& output, const std::string& name) {
+  constexpr size_t kMostEvents = size_t{1} << 24;
+  constexpr size_t kMostMs = 3'600'000;
+  output.exporter = TelemetryExporter::kPlugin;
+  output.plugin = name;
+  output.buffer_events = source.number("NIXL_TELEMETRY_BUFFER_SIZE", output.buffer_events, kMostEvents);
+  if (output.buffer_events < 4)
+    source.get("NIXL_TELEMETRY_BUFFER_SIZE").refuse("NIXL_TELEMETRY_BUFFER_SIZE", "a number from 4 on");
+  output.interval = std::chrono::milliseconds{
+      source.number("NIXL_TELEMETRY_RUN_INTERVAL", static_cast<size_t>(output.interval.count()), kMostMs)};
+  if (output.interval.count() == 0)
+    source.get("NIXL_TELEMETRY_RUN_INTERVAL").refuse("NIXL_TELEMETRY_RUN_INTERVAL", "milliseconds from 1 on");
+}
+
 void read_telemetry(const Source& source, Settings& settings) {
   settings.telemetry = source.flag("NIXL_TELEMETRY_ENABLE");
   if (settings.telemetry == false) return;
-  const std::string exporter = lower(source.get("NIXL_TELEMETRY_EXPORTER").text);
-  if (exporter == "buffer" || (exporter.empty() && !source.get("NIXL_TELEMETRY_DIR").text.empty())) {
+  const std::string name = source.get("NIXL_TELEMETRY_EXPORTER").text;
+  const std::string exporter = lower(name);
+  if (std::ranges::find(settings.plugins, name) != settings.plugins.end()) {
+    read_exporter_plugin(source, settings.output, name);
+  } else if (exporter == "buffer" || (exporter.empty() && !source.get("NIXL_TELEMETRY_DIR").text.empty())) {
     read_buffer(source, settings.output);
   } else if (exporter == "prometheus" || exporter == "prometheus_mp") {
     read_prometheus(source, settings.output, exporter == "prometheus_mp");
   } else if (!exporter.empty() && exporter != "nop") {
-    log(LogLevel::kWarning,
-        fmt::format("NIXL_TELEMETRY_EXPORTER is '{}', which is not here: there are BUFFER, "
-                    "prometheus, prometheus_mp and NOP",
-                    exporter));
+    read_exporter_plugin(source, settings.output, name);
   }
   settings.output.enabled = read_enabled(source);
 }

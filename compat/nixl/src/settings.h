@@ -10,14 +10,14 @@
 //   TOWLINE_NIXL_UCX                1: a backend UCX is carried by UCX itself, with UCX_TLS as it is
 //   NIXL_TELEMETRY_ENABLE           figures of each request; overrides the agent's configuration
 //   NIXL_TELEMETRY_EXPORTER, _DIR, _BUFFER_SIZE, _PROMETHEUS_PORT, _PROMETHEUS_LOCAL, _MULTIPROC_DIR,
-//   _MP_STALE_TTL, _RANK_ENV, _HISTOGRAM_BUCKETS_US, _ENABLED_METRICS
+//   _MP_STALE_TTL, _RANK_ENV, _HISTOGRAM_BUCKETS_US, _ENABLED_METRICS, _RUN_INTERVAL
 //                                   what telemetry is published, and how (telemetry.h)
 //   NIXL_ETCD_ENDPOINTS, NIXL_ETCD_NAMESPACE, TOWLINE_ETCD_*
 //                                   a metadata server (docs/directories.md)
 //   NIXL_TCPSTORE_ENDPOINT, NIXL_TCPSTORE_TIMEOUT_MS, NIXL_TCPSTORE_OP_TIMEOUT_MS
 //                                   torch's TCPStore as the metadata server
 //   NIXL_PLUGIN_DIR                 where plugins of NIXL's interface lie
-//   TOWLINE_NIXL_PLUGINS            names whose plugin is used although Towline has a backend of that name
+//   TOWLINE_NIXL_PLUGINS            names whose plugin is used although Towline has a backend or exporter of that name
 //   NIXL_LOG_LEVEL                  TRACE, DEBUG, INFO, WARN, ERROR, FATAL; environment only
 //
 // Towline's own variables and file (docs/configuration.md) apply as well.

@@ -69,6 +69,12 @@ Telemetry::Telemetry(const std::string& agent, const TelemetrySettings& settings
     ring_ = std::make_unique<TelemetryRing>(ring_file(settings_.directory, agent), settings_.buffer_events);
     return;
   }
+  if (settings_.exporter == TelemetryExporter::kPlugin) {
+    plugin_ = ExporterPlugin::make(agent,
+                                   {settings_.plugin, settings_.buffer_events, settings_.interval,
+                                    is_enabled(nixl_telemetry_event_type_t::AGENT_TELEMETRY_EVENTS_DROPPED)});
+    return;
+  }
   make_counts({::nixl::getHostname().value_or("unknown"), agent, settings_.rank});
   if (settings_.exporter == TelemetryExporter::kPrometheusOfAll) {
     try_to_serve();
@@ -78,6 +84,7 @@ Telemetry::Telemetry(const std::string& agent, const TelemetrySettings& settings
 }
 
 Telemetry::~Telemetry() {
+  if (::getpid() != process_) (void)plugin_.release();
   if (page_ != nullptr) page_->remove(counts_);
   page_.reset();
   own_exporter_.reset();
@@ -113,19 +120,34 @@ void Telemetry::make_counts(const TelemetryIdentity& identity) {
 
 // ---- Counting
 
-void Telemetry::note(Event type, uint64_t value) noexcept {
-  if ((settings_.enabled >> static_cast<unsigned>(type) & 1) == 0 || ::getpid() != process_) return;
-  if (ring_ != nullptr) (void)ring_->push({type, value});
-  if (counts_ == nullptr) return;
-  count_event(*counts_, type, value);
+bool Telemetry::is_enabled(Event type) const noexcept {
+  return (settings_.enabled >> static_cast<unsigned>(type) & 1) != 0;
+}
+
+void Telemetry::note(std::span<const nixlTelemetryEvent> events) noexcept {
+  constexpr size_t kMost = 4;  // of one call
+  if (::getpid() != process_) return;
+  std::array<nixlTelemetryEvent, kMost> enabled;
+  size_t count = 0;
+  for (const nixlTelemetryEvent& event : events.first(std::min(events.size(), kMost))) {
+    if (is_enabled(event.eventType_)) enabled[count++] = event;
+  }
+  if (count == 0) return;
+  if (plugin_ != nullptr) plugin_->push({enabled.data(), count});
+  for (size_t i = 0; i < count; ++i) {
+    if (ring_ != nullptr) (void)ring_->push(enabled[i]);
+    if (counts_ != nullptr) count_event(*counts_, enabled[i].eventType_, enabled[i].value_);
+  }
   if (settings_.exporter == TelemetryExporter::kPrometheusOfAll) serve_again();
 }
 
 void Telemetry::transferred(bool writes, uint64_t bytes, int64_t post_us, int64_t whole_us) noexcept {
-  note(Event::AGENT_XFER_POST_TIME, static_cast<uint64_t>(std::max<int64_t>(post_us, 0)));
-  note(Event::AGENT_XFER_TIME, static_cast<uint64_t>(std::max<int64_t>(whole_us, 0)));
-  note(writes ? Event::AGENT_TX_BYTES : Event::AGENT_RX_BYTES, bytes);
-  note(writes ? Event::AGENT_TX_REQUESTS_NUM : Event::AGENT_RX_REQUESTS_NUM, 1);
+  const nixlTelemetryEvent events[] = {
+      {Event::AGENT_XFER_POST_TIME, static_cast<uint64_t>(std::max<int64_t>(post_us, 0))},
+      {Event::AGENT_XFER_TIME, static_cast<uint64_t>(std::max<int64_t>(whole_us, 0))},
+      {writes ? Event::AGENT_TX_BYTES : Event::AGENT_RX_BYTES, bytes},
+      {writes ? Event::AGENT_TX_REQUESTS_NUM : Event::AGENT_RX_REQUESTS_NUM, 1}};
+  note(events);
 }
 
 // ---- One page for all processes

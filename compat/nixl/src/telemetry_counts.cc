@@ -19,32 +19,6 @@ using Event = nixl_telemetry_event_type_t;
 
 constexpr std::memory_order kRelaxed = std::memory_order_relaxed;
 
-// The names of an event's families; null: it has no such family.
-struct EventFamilies {
-  Event event;
-  const char* counter;
-  const char* gauge;
-  const char* histogram;
-};
-constexpr EventFamilies kFamilies[] = {
-    {Event::AGENT_TX_BYTES, "agent_tx_bytes_total", "agent_tx_last_bytes", nullptr},
-    {Event::AGENT_RX_BYTES, "agent_rx_bytes_total", "agent_rx_last_bytes", nullptr},
-    {Event::AGENT_TX_REQUESTS_NUM, "agent_tx_requests_num_total", nullptr, nullptr},
-    {Event::AGENT_RX_REQUESTS_NUM, "agent_rx_requests_num_total", nullptr, nullptr},
-    {Event::AGENT_MEMORY_REGISTERED, "agent_memory_registered_total", "agent_memory_registered_last_bytes",
-     nullptr},
-    {Event::AGENT_MEMORY_DEREGISTERED, "agent_memory_deregistered_total",
-     "agent_memory_deregistered_last_bytes", nullptr},
-    {Event::AGENT_XFER_TIME, "agent_xfer_time_total", "agent_xfer_time", "agent_xfer_time_us"},
-    {Event::AGENT_XFER_POST_TIME, "agent_xfer_post_time_total", "agent_xfer_post_time",
-     "agent_xfer_post_time_us"},
-    {Event::AGENT_TELEMETRY_EVENTS_DROPPED, "agent_telemetry_events_dropped_total", nullptr, nullptr},
-};
-constexpr const char* kErrors = "agent_errors_total";
-constexpr size_t kFirstError = static_cast<size_t>(Event::AGENT_ERR_NOT_POSTED);
-constexpr size_t kLastError = static_cast<size_t>(Event::AGENT_ERR_NO_TELEMETRY);
-constexpr std::string_view kErrorPrefix = "agent_err_";
-
 template <size_t Bytes>
 void set_name(char (&into)[Bytes], const std::string& from) {
   const size_t bytes = std::min(from.size(), Bytes - 1);
@@ -101,40 +75,39 @@ std::vector<CountsSnapshot> add_up(std::span<const CountsSnapshot> snapshots) {
 
 bool is_enabled(const CountsSnapshot& snapshot, size_t event) { return (snapshot.enabled >> event & 1) != 0; }
 
-void add_event(json& families, const EventFamilies& names, std::span<const CountsSnapshot> snapshots,
-               bool by_process) {
-  json counter = family(names.counter, "counter", "The sum over an agent's operations");
-  json gauge = names.gauge == nullptr ? json{} : family(names.gauge, "gauge", "The last operation's value");
-  json histogram = names.histogram == nullptr
-                       ? json{}
-                       : family(names.histogram, "histogram", "The operations' times in microseconds");
-  const auto event = static_cast<size_t>(names.event);
+void add_event(json& families, Event type, std::span<const CountsSnapshot> snapshots, bool by_process) {
+  const nixlTelemetryMetricDescriptor names = nixlEnumStrings::telemetryMetricDescriptor(type);
+  json counter = family(names.counterName, "counter", names.counterHelp);
+  json gauge = names.gaugeName == nullptr ? json{} : family(names.gaugeName, "gauge", names.gaugeHelp);
+  json histogram =
+      names.histogramName == nullptr ? json{} : family(names.histogramName, "histogram", names.histogramHelp);
+  const auto event = static_cast<size_t>(type);
   for (const CountsSnapshot& snapshot : snapshots) {
     if (!is_enabled(snapshot, event)) continue;
     const json labels = labels_of(snapshot, by_process);
     counter["metrics"].push_back({{"labels", labels}, {"value", snapshot.totals[event]}});
-    if (names.gauge != nullptr)
+    if (names.gaugeName != nullptr)
       gauge["metrics"].push_back({{"labels", labels}, {"value", snapshot.lasts[event]}});
-    if (names.histogram == nullptr) continue;
-    const bool whole = names.event == Event::AGENT_XFER_TIME;
+    if (names.histogramName == nullptr) continue;
+    const bool whole = type == Event::AGENT_XFER_TIME;
     histogram["metrics"].push_back({{"labels", labels},
                                     {"bounds", snapshot.bounds},
                                     {"counts", whole ? snapshot.transfer_time : snapshot.post_time},
                                     {"sum", snapshot.totals[event]}});
   }
   families.push_back(std::move(counter));
-  if (names.gauge != nullptr) families.push_back(std::move(gauge));
-  if (names.histogram != nullptr) families.push_back(std::move(histogram));
+  if (names.gaugeName != nullptr) families.push_back(std::move(gauge));
+  if (names.histogramName != nullptr) families.push_back(std::move(histogram));
 }
 
 void add_errors(json& families, std::span<const CountsSnapshot> snapshots, bool by_process) {
-  json errors = family(kErrors, "counter", "Operations that failed, by status");
+  json errors = family(telemetry_error_family_name, "counter", telemetry_error_family_help);
   for (const CountsSnapshot& snapshot : snapshots) {
-    for (size_t event = kFirstError; event <= kLastError; ++event) {
+    for (const Event type : telemetry_error_event_types) {
+      const auto event = static_cast<size_t>(type);
       if (!is_enabled(snapshot, event)) continue;
       json labels = labels_of(snapshot, by_process);
-      labels["status"] =
-          nixlEnumStrings::telemetryEventTypeStr(static_cast<Event>(event)).substr(kErrorPrefix.size());
+      labels["status"] = nixlEnumStrings::telemetryErrorStatusLabel(type);
       errors["metrics"].push_back({{"labels", std::move(labels)}, {"value", snapshot.totals[event]}});
     }
   }
@@ -206,7 +179,7 @@ json families_of(std::span<const CountsSnapshot> snapshots, bool by_process) {
     snapshots = summed;
   }
   json families = json::array();
-  for (const EventFamilies& names : kFamilies) add_event(families, names, snapshots, by_process);
+  for (const Event type : telemetry_metric_event_types) add_event(families, type, snapshots, by_process);
   add_errors(families, snapshots, by_process);
   return families;
 }

@@ -18,29 +18,12 @@
 #include <common/cyclic_buffer.h>
 #include <telemetry_event.h>
 #include "support.h"
+#include "variables.h"
 
 namespace compat {
 namespace {
 
 using Event = nixl_telemetry_event_type_t;
-
-class Variables {
- public:
-  explicit Variables(const std::map<std::string, std::string>& values) {
-    for (const auto& [name, value] : values) {
-      names_.push_back(name);
-      ::setenv(name.c_str(), value.c_str(), 1);  // NOLINT: no agent lives
-    }
-  }
-  ~Variables() {
-    for (const std::string& name : names_) ::unsetenv(name.c_str());  // NOLINT
-  }
-  Variables(const Variables&) = delete;
-  Variables& operator=(const Variables&) = delete;
-
- private:
-  std::vector<std::string> names_;
-};
 
 class Telemetry : public testing::Test {
  protected:
