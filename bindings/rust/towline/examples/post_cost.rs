@@ -14,7 +14,10 @@ fn main() -> towline::Result<()> {
     let source = writer.register(Memory::allocate(4096)?, &RegionOptions::with_access(Access::ALL))?;
     let target = owner.register(Memory::allocate(4096)?, &RegionOptions::with_access(Access::ALL))?;
     let peer = writer.connect(&owner.address()?, Duration::from_secs(5))?;
-    println!("bytes  C ns (min max)          C, filled (min max)     Rust ns (min max)       Rust - C, of the medians");
+    println!("nanoseconds a post: median (min max); +: more than from C, of the medians");
+    println!(
+        "bytes  C                           C, filled                   Rust                             Rust, scoped"
+    );
     for bytes in [64, 4096] {
         let mine = writer.block_list(&[Blocks::at(source.address(), bytes)])?;
         let theirs = peer.block_list(&[Blocks::at(target.address(), bytes)])?;
@@ -29,7 +32,7 @@ fn main() -> towline::Result<()> {
             to: picks,
             ..Default::default()
         };
-        let (mut from_c, mut filled, mut from_rust) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut from_c, mut filled, mut from_rust, mut scoped) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             let begin = Instant::now();
             for _ in 0..POSTS {
@@ -62,18 +65,26 @@ fn main() -> towline::Result<()> {
                 let _ = black_box(black_box(&plan).post(&options));
             }
             from_rust.push(begin.elapsed().as_nanos() as f64 / f64::from(POSTS));
+            let begin = Instant::now();
+            for _ in 0..POSTS {
+                let _ = black_box(black_box(&plan).post_scoped(&options));
+            }
+            scoped.push(begin.elapsed().as_nanos() as f64 / f64::from(POSTS));
         }
-        let [c, filled, rust] = [from_c, filled, from_rust].map(|mut all: Vec<f64>| {
+        let [c, filled, rust, scoped] = [from_c, filled, from_rust, scoped].map(|mut all: Vec<f64>| {
             all.sort_by(f64::total_cmp);
             all
         });
         let shown = |all: &[f64]| format!("{:7.1} ({:7.1} {:7.1})", all[ROUNDS / 2], all[0], all[ROUNDS - 1]);
+        let more = |all: &[f64]| all[ROUNDS / 2] - c[ROUNDS / 2];
         println!(
-            "{bytes:5}  {}  {}  {}  {:+.1}",
+            "{bytes:5}  {}  {}  {} {:+.1}  {} {:+.1}",
             shown(&c),
             shown(&filled),
             shown(&rust),
-            rust[ROUNDS / 2] - c[ROUNDS / 2]
+            more(&rust),
+            shown(&scoped),
+            more(&scoped)
         );
     }
     Ok(())

@@ -12,7 +12,7 @@ use crate::agent::{Agent, AgentHandle};
 use crate::block_list::{BlockList, Selection};
 use crate::deadline::Timeout;
 use crate::error::{check, Error, Result};
-use crate::post::{Post, PostOptions};
+use crate::post::{Post, PostOptions, ScopedPost};
 use crate::text;
 use crate::wake::{self, Shared};
 
@@ -99,11 +99,30 @@ impl Plan {
     /// Starts a post. An error: not accepted; `AGAIN` if only credit or space is missing.
     #[inline]
     pub fn post(&self, options: &PostOptions<'_>) -> Result<Post> {
+        let post = self.start(&mut self.checked(options)?)?;
+        Ok(Post::new(post, Some(self.handle.clone())))
+    }
+
+    /// The same, of a post that borrows the plan, so that the plan need not be counted up and down. Such a post can't
+    /// outlive the plan:
+    ///
+    /// ```compile_fail
+    /// fn outlives(plan: towline::Plan) -> towline::ScopedPost<'static> {
+    ///     plan.post_scoped(&towline::PostOptions::default()).unwrap()
+    /// }
+    /// ```
+    #[inline]
+    pub fn post_scoped(&self, options: &PostOptions<'_>) -> Result<ScopedPost<'_>> {
+        let post = self.start(&mut self.checked(options)?)?;
+        Ok(ScopedPost::new(post, &self.handle))
+    }
+
+    #[inline]
+    fn checked(&self, options: &PostOptions<'_>) -> Result<sys::towline_post_options_t> {
         if let Some((queue, _)) = options.queue {
             queue.check_agent(&self.handle.agent)?;
         }
-        let mut native = options.native();
-        self.start(&mut native)
+        Ok(options.native())
     }
 
     /// Posts and waits for the outcome. While credit or space is missing it tries again. Dropping the future cancels the post;
@@ -156,11 +175,13 @@ impl Plan {
         native.user_data = Arc::into_raw(shared.clone()).cast_mut().cast();
         native.callback = Some(wake::ended);
         // SAFETY: no callback comes for a post that was refused, so the reference is taken back here.
-        self.start(&mut native).inspect_err(|_| unsafe { Arc::decrement_strong_count(Arc::as_ptr(shared)) })
+        let post =
+            self.start(&mut native).inspect_err(|_| unsafe { Arc::decrement_strong_count(Arc::as_ptr(shared)) })?;
+        Ok(Post::new(post, Some(self.handle.clone())))
     }
 
     #[inline]
-    fn start(&self, native: &mut sys::towline_post_options_t) -> Result<Post> {
+    fn start(&self, native: &mut sys::towline_post_options_t) -> Result<NonNull<sys::towline_post_t>> {
         let mut post = ptr::null_mut();
         // SAFETY: every pointer outlives the call; `post` is written on success only.
         let code = unsafe { sys::towline_plan_post(self.native(), native, &mut post) };
@@ -170,7 +191,7 @@ impl Plan {
         }
         check(code)?;
         // SAFETY: an accepted post has a handle.
-        Ok(Post::new(unsafe { NonNull::new_unchecked(post) }, self.handle.clone()))
+        Ok(unsafe { NonNull::new_unchecked(post) })
     }
 
     /// The handle of the C API, for calls that this crate does not have. It stays this object's.

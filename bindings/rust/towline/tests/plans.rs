@@ -174,3 +174,30 @@ fn a_group_that_is_dropped_open_tells_nobody() {
     post.wait_fenced(towline::Fence::Both, SOON).unwrap();
     assert_eq!(pair.owner.receive(Duration::from_millis(50)).unwrap_err().status(), Status::NOT_YET);
 }
+
+#[test]
+fn scoped_posts_are_posts_that_borrow_their_plan() {
+    for backend in ["", "tcp"] {
+        let pair = pair(backend);
+        let picks: Vec<[u32; 1]> = (0..8).map(|i| [i]).collect();
+        let posts: Vec<_> = picks
+            .iter()
+            .map(|pick| {
+                let options = PostOptions { from: pick.into(), to: pick.into(), ..Default::default() };
+                pair.plan.post_scoped(&options).unwrap()
+            })
+            .collect();
+        for (i, post) in posts.iter().enumerate() {
+            post.wait(SOON).unwrap();
+            assert_eq!(post.poll(), Status::OK);
+            assert_eq!(post.outcome().unwrap().bytes, PAGE as u64);
+            assert_eq!(page(&pair.target, i), i as u8 + 1);
+        }
+        let wrong = [PAGES as u32];
+        let refused = PostOptions { from: (&wrong).into(), to: (&wrong).into(), ..Default::default() };
+        assert_eq!(pair.plan.post_scoped(&refused).unwrap_err().status(), Status::OUT_OF_RANGE);
+        drop(posts);
+        // A post that is forgotten and never released does not hold up the ends of plan and agents.
+        std::mem::forget(pair.plan.post_scoped(&PostOptions::default()).unwrap());
+    }
+}
