@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# nixl_gtest.sh NIXL_LIBRARY_DIR TOWLINE_LIBRARY_DIR [CHECKOUT]: NIXL's own C++ examples and tests, its mock plugin and its plugin POSIX,
-# unmodified, from a checkout of NIXL, compiled against our headers and linked to our libnixl.so. CHECKOUT defaults to
+# nixl_gtest.sh NIXL_LIBRARY_DIR TOWLINE_LIBRARY_DIR [CHECKOUT]: NIXL's own C++ examples and tests, its mock plugin, its plugin POSIX and its
+# exporter prometheus, unmodified, from a checkout of NIXL, compiled against our headers and linked to our libnixl.so. CHECKOUT defaults to
 # $TOWLINE_NIXL_CHECKOUT.
 #
 # Only what those files take from NIXL's inside is put in its place: nixl_shim/ says what and why. Nothing of the
@@ -19,7 +19,8 @@ fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$work"/{mocks,plugins,posix,files}
+exporter=src/plugins/telemetry/prometheus
+mkdir -p "$work"/{mocks,plugins,posix,files,exporter} "$work/$exporter"
 # Copied, so that #include "common.h" finds ours and not its neighbour.
 cp "$checkout"/examples/cpp/nixl_example.cpp "$checkout/test/gtest/unit/agent/agent.cpp" "$checkout/test/unit/plugins/path_mode_common.h" \
   "$checkout/test/unit/plugins/posix/nixl_posix_test.cpp" "$work/"
@@ -27,6 +28,8 @@ cp "$checkout"/test/gtest/{metadata_exchange,md_manager,query_mem,test_transfer,
   "$checkout/test/gtest/gpu_utils.h" "$work/"
 cp "$checkout"/test/gtest/mocks/{gmock_engine,mock_backend_plugin,mock_backend_engine}.cpp "$checkout"/test/gtest/mocks/*.h "$work/mocks/"
 cp "$checkout"/src/plugins/posix/*.{cpp,h} "$work/posix/"
+cp "$checkout/$exporter"/*.{cpp,h} "$checkout"/src/plugins/telemetry/common/*.h "$work/exporter/"
+cp "$checkout"/test/gtest/{telemetry_histogram_test.cpp,prometheus_telemetry_fixture.h} "$checkout"/test/metrics/*.h "$work/"
 
 shim=$root/tests/interop/nixl_shim
 include=$root/compat/nixl/include
@@ -66,6 +69,12 @@ fi
 compile posix/posix_backend posix/posix_plugin posix/io_queue "${queues[@]}" nixl_posix_test
 $compiler -shared posix/*.o -o plugins/libplugin_POSIX.so "${more[@]}" "${libraries[@]}"
 $compiler nixl_posix_test.o -o posix_test "${libraries[@]}"
+if [[ -f /usr/include/prometheus/exposer.h ]]; then
+  options+=(-Iexporter)
+  compile exporter/prometheus_exporter exporter/prometheus_plugin telemetry_histogram_test
+  $compiler -shared exporter/*.o -o "$exporter/libtelemetry_exporter_prometheus.so" -lprometheus-cpp-pull -lprometheus-cpp-core "${libraries[@]}"
+  $compiler telemetry_histogram_test.o -o histogram_test -lgtest -lgtest_main "${libraries[@]}"
+fi
 
 failed=0
 if ./example >example.log 2>&1 && grep -q 'Test done' example.log; then
@@ -106,6 +115,11 @@ for try in 1 2 3; do
 done
 run "multi_threading" ./multi_threading || failed=1
 run "plugin_manager" ./plugin_manager || failed=1
+if [[ -x histogram_test ]]; then
+  run "telemetry_histogram_test with the exporter prometheus of the checkout" ./histogram_test || failed=1
+else
+  echo "left out: telemetry_histogram_test, whose exporter needs prometheus-cpp"
+fi
 for queue in '' ${more[@]:+-U}; do
   if TOWLINE_NIXL_PLUGINS=POSIX timeout 300 ./posix_test -n 4 -s 1048576 -d "$work/files" $queue >posix.log 2>&1; then
     echo "passed: nixl_posix_test.cpp $queue with the plugin POSIX of the checkout"
