@@ -1,5 +1,6 @@
 // Every transport between two real processes: each byte is looked at, by reading back what was written.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -131,6 +132,71 @@ TEST_P(TwoProcesses, WhatWasCancelledIsFencedAndTheNextOneMoves) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TwoProcesses, ::testing::ValuesIn(ways()),
+                         [](const auto& way) { return std::string(way.param.name); });
+
+// What a kernel's RDMA does, and no model of it: in scripts/test-rdma's guest.
+class OverVerbs : public TwoProcesses {};
+
+// RDMA_TEST_LINK: the command of a shell that sets this side's link up or down, without that word.
+TEST_P(OverVerbs, ALinkThatGoesDownAndComesUpLosesNoByte) {
+  const char* const link = std::getenv("RDMA_TEST_LINK");
+  ASSERT_NE(link, nullptr);
+  const auto set_link = [&](const char* to) {
+    ASSERT_EQ(std::system((std::string(link) + " " + to).c_str()), 0);
+  };
+  const auto rail_is = [&](const char* state) {
+    return eventually([&] {
+      (void)agent_.wait(10ms);
+      return agent_.info().find(std::string("\"state\":\"") + state) != std::string::npos;
+    });
+  };
+  stamp(3);
+  ASSERT_EQ(run(agent_.transfer(mine(0), theirs())), Status::kOk) << last_error();
+  stamp(4);
+  const Transfer before = agent_.transfer(mine(0), theirs());
+  const Transfer meanwhile = agent_.transfer(mine(0), theirs());
+  const Transfer back = agent_.transfer(theirs(), mine(kPages));
+  ASSERT_EQ(before.post(), Status::kInProgress);
+  set_link("down");
+  ASSERT_TRUE(rail_is("down")) << agent_.info();
+  ASSERT_EQ(meanwhile.post(), Status::kInProgress);
+  EXPECT_EQ(meanwhile.poll(), Status::kInProgress);
+  set_link("up");
+  ASSERT_TRUE(rail_is("up")) << agent_.info();
+  EXPECT_EQ(before.wait(60s), Status::kOk) << last_error();
+  EXPECT_EQ(meanwhile.wait(60s), Status::kOk) << last_error();
+  ASSERT_EQ(run(back), Status::kOk) << last_error();
+  EXPECT_EQ(std::memcmp(got(0), sent(0), kPages * kPage), 0);
+}
+
+// Under a limit that the victim's memory fits into, by a user whom it binds.
+TEST_P(OverVerbs, TheLimitOfLockedMemoryIsNamed) {
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_MEMLOCK, &limit), 0);
+  if (limit.rlim_cur == RLIM_INFINITY) GTEST_SKIP() << "the limit is not set";
+  Memory more(limit.rlim_cur + kPage);
+  try {
+    const Region region =
+        agent_.register_memory({.address = more.data(), .bytes = more.size()}, {.access = Access::kAll});
+    (void)agent_.transfer(
+        agent_.block_list(Blocks::at(more.data(), kPage)),
+        peer_.block_list(Blocks::at(reinterpret_cast<const void*>(victim_.memory()), kPage)));
+    ADD_FAILURE() << "it was registered";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find(std::to_string(limit.rlim_cur) + " bytes (ulimit -l"), std::string::npos) << text;
+  }
+  stamp(5);
+  EXPECT_EQ(run(agent_.transfer(mine(0), theirs())), Status::kOk) << last_error();
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(OverVerbs);
+INSTANTIATE_TEST_SUITE_P(Guest, OverVerbs, ::testing::ValuesIn([] {
+                           std::vector<Way> verbs = ways();
+                           std::erase_if(
+                               verbs, [](const Way& way) { return std::string(way.name) != "rdma_named"; });
+                           return verbs;
+                         }()),
                          [](const auto& way) { return std::string(way.param.name); });
 
 }  // namespace
