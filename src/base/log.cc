@@ -1,5 +1,6 @@
 #include "base/log.h"
 
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -21,6 +22,10 @@ constexpr std::size_t kMaxMessageBytes = 4096;
 constexpr std::array<const char*, 6> kLevelNames = {"off", "error", "warning", "info", "debug", "trace"};
 
 struct Sink {
+  // A child may fork while another thread logs, which the child does not have.
+  Sink() noexcept { (void)::pthread_atfork(nullptr, nullptr, free_in_child); }
+  static void free_in_child() noexcept;
+
   std::mutex mutex;
   LogSink function = nullptr;
   void* context = nullptr;
@@ -28,11 +33,14 @@ struct Sink {
 
 // Never destroyed, so that messages work until the very end of the process; and needs no memory, so that they work when
 // it has run out.
+alignas(Sink) unsigned char sink_storage[sizeof(Sink)];
+
 Sink& current_sink() noexcept {
-  alignas(Sink) static unsigned char storage[sizeof(Sink)];
-  static Sink& sink = *new (storage) Sink;
+  static Sink& sink = *new (sink_storage) Sink;
   return sink;
 }
+
+void Sink::free_in_child() noexcept { new (&reinterpret_cast<Sink*>(sink_storage)->mutex) std::mutex; }
 
 thread_local bool inside_sink = false;
 

@@ -1,7 +1,10 @@
 #include "base/log.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <string>
 #include <thread>
 #include <vector>
@@ -96,6 +99,34 @@ TEST(LogLevelTest, NamesGoBothWays) {
               static_cast<LogLevel>(level));
   }
   EXPECT_FALSE(log_level_from_name("loud"));
+}
+
+// Whose threads are not there, and who finds the lock of a sink that one of them was in.
+TEST(LogForkTest, AChildLogsAlthoughAThreadOfItsParentWasLogging) {
+  static std::atomic<bool> inside;
+  static std::atomic<bool> leave;
+  inside = leave = false;
+  set_log_sink(
+      [](void*, LogLevel, std::string_view) {
+        inside = true;
+        while (!leave) std::this_thread::yield();
+      },
+      nullptr);
+  std::thread logs([] { TOWLINE_LOG(kWarning, "for long"); });
+  while (!inside) std::this_thread::yield();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    set_log_sink([](void*, LogLevel, std::string_view) { ::_exit(7); }, nullptr);
+    TOWLINE_LOG(kWarning, "from the child");
+    ::_exit(1);
+  }
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  leave = true;
+  logs.join();
+  set_log_sink(nullptr, nullptr);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
 }
 
 TEST(LogDefaultSinkTest, WritesToStandardError) {

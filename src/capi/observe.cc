@@ -1,6 +1,11 @@
 // C API: the application's log, and hooks around operations.
 #include "towline/observe.h"
 
+#include <pthread.h>
+
+#include <mutex>
+#include <new>
+
 #include "agent/agent.h"
 #include "base/log.h"
 #include "capi/handles.h"
@@ -16,6 +21,8 @@ struct ApplicationSink {
 
 // Changed only while the library's sink is not this one.
 ApplicationSink application_sink;
+// Held by the thread that changes it, which a forked child does not have.
+std::mutex changes;
 
 void pass_on(void*, LogLevel level, std::string_view message) {
   const std::string text(message);  // with an end
@@ -28,8 +35,9 @@ void pass_on(void*, LogLevel level, std::string_view message) {
 extern "C" {
 
 void towline_set_log_sink(towline_log_sink_t sink, void* context) {
-  static std::mutex one_at_a_time;
-  const std::lock_guard lock(one_at_a_time);
+  [[maybe_unused]] static const int watched =
+      ::pthread_atfork(nullptr, nullptr, [] { new (&changes) std::mutex; });
+  const std::lock_guard lock(changes);
   set_log_sink(nullptr, nullptr);
   application_sink = {sink, context};
   if (sink != nullptr) set_log_sink(pass_on, nullptr);
