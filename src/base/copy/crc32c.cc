@@ -7,6 +7,8 @@
 #include <array>
 #include <cstring>
 
+#include "base/copy/crc_table.h"
+
 #if defined(__x86_64__)
 #include <nmmintrin.h>
 #define TOWLINE_CRC_TARGET __attribute__((target("sse4.2")))
@@ -19,27 +21,8 @@
 namespace towline {
 namespace {
 
-constexpr uint32_t kPolynomial = 0x82f63b78;  // reflected
-
-using Table = std::array<uint32_t, 256>;
-
-// tables[k][b]: the state after byte b and k zero bytes, for eight bytes at a time.
-constexpr std::array<Table, 8> make_byte_tables() {
-  std::array<Table, 8> tables{};
-  for (uint32_t byte = 0; byte < 256; ++byte) {
-    uint32_t state = byte;
-    for (int bit = 0; bit < 8; ++bit) state = (state & 1) != 0 ? (state >> 1) ^ kPolynomial : state >> 1;
-    tables[0][byte] = state;
-  }
-  for (uint32_t byte = 0; byte < 256; ++byte) {
-    for (std::size_t k = 1; k < 8; ++k) {
-      tables[k][byte] = (tables[k - 1][byte] >> 8) ^ tables[0][tables[k - 1][byte] & 0xff];
-    }
-  }
-  return tables;
-}
-
-constexpr std::array<Table, 8> kByteTables = make_byte_tables();
+using Crc32c = CrcTable<uint32_t, 0x82f63b78>;
+using Table = Crc32c::Table;
 
 template <class Word>
 Word load(const uint8_t* from) noexcept {
@@ -51,16 +34,7 @@ Word load(const uint8_t* from) noexcept {
 }  // namespace
 
 uint32_t crc32c_table(std::span<const uint8_t> data, uint32_t previous) noexcept {
-  const uint8_t* next = data.data();
-  std::size_t left = data.size();
-  uint32_t state = ~previous;
-  for (; left >= 8; next += 8, left -= 8) {
-    const uint64_t word = load<uint64_t>(next) ^ state;
-    state = 0;
-    for (std::size_t i = 0; i < 8; ++i) state ^= kByteTables[7 - i][(word >> (8 * i)) & 0xff];
-  }
-  for (; left > 0; ++next, --left) state = (state >> 8) ^ kByteTables[0][(state ^ *next) & 0xff];
-  return ~state;
+  return ~Crc32c::advance(data, ~previous);
 }
 
 #ifdef TOWLINE_CRC_TARGET
@@ -82,8 +56,7 @@ constexpr uint32_t image_of(const BitMatrix& matrix, uint32_t state) {
 constexpr std::array<Table, 4> make_zeros_tables(std::size_t bytes) {
   BitMatrix matrix{};
   for (std::size_t bit = 0; bit < 32; ++bit) {
-    const uint32_t state = 1u << bit;
-    matrix[bit] = (state >> 8) ^ kByteTables[0][state & 0xff];
+    matrix[bit] = Crc32c::step(1u << bit, 0);
   }
   for (; bytes > 1; bytes /= 2) {
     BitMatrix squared{};

@@ -8,8 +8,7 @@
 // product times x, so the constants are powers that are smaller by one.
 #include "base/copy/crc64.h"
 
-#include <array>
-#include <cstring>
+#include "base/copy/crc_table.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -19,48 +18,12 @@
 namespace towline {
 namespace {
 
-constexpr uint64_t kPolynomial64 = 0x9a6c9329ac4bc9b5;  // reflected
-
-constexpr uint64_t times_x(uint64_t state) {
-  return (state & 1) != 0 ? (state >> 1) ^ kPolynomial64 : state >> 1;
-}
-
-using Table64 = std::array<uint64_t, 256>;
-
-// tables[k][b]: the state after byte b and k zero bytes, for eight bytes at a time.
-constexpr std::array<Table64, 8> make_tables64() {
-  std::array<Table64, 8> tables{};
-  for (uint64_t byte = 0; byte < 256; ++byte) {
-    uint64_t state = byte;
-    for (int bit = 0; bit < 8; ++bit) state = times_x(state);
-    tables[0][byte] = state;
-  }
-  for (std::size_t byte = 0; byte < 256; ++byte) {
-    for (std::size_t k = 1; k < 8; ++k)
-      tables[k][byte] = (tables[k - 1][byte] >> 8) ^ tables[0][tables[k - 1][byte] & 0xff];
-  }
-  return tables;
-}
-
-constexpr std::array<Table64, 8> kTables64 = make_tables64();
-
-// The state after `data`, without inversions.
-uint64_t advance(const uint8_t* data, std::size_t bytes, uint64_t state) noexcept {
-  for (; bytes >= 8; data += 8, bytes -= 8) {
-    uint64_t word;
-    std::memcpy(&word, data, sizeof word);
-    word ^= state;
-    state = 0;
-    for (std::size_t i = 0; i < 8; ++i) state ^= kTables64[7 - i][(word >> (8 * i)) & 0xff];
-  }
-  for (; bytes > 0; ++data, --bytes) state = (state >> 8) ^ kTables64[0][(state ^ *data) & 0xff];
-  return state;
-}
+using Crc64 = CrcTable<uint64_t, 0x9a6c9329ac4bc9b5>;
 
 }  // namespace
 
 uint64_t crc64_table(std::span<const uint8_t> data, uint64_t previous) noexcept {
-  return ~advance(data.data(), data.size(), ~previous);
+  return ~Crc64::advance(data, ~previous);
 }
 
 #ifdef TOWLINE_CRC64_TARGET
@@ -73,7 +36,7 @@ constexpr std::size_t kBlocks = 4;
 // x^exponent modulo the polynomial, reflected.
 constexpr uint64_t power(std::size_t exponent) {
   uint64_t result = uint64_t{1} << 63;
-  for (; exponent > 0; --exponent) result = times_x(result);
+  for (; exponent > 0; --exponent) result = Crc64::times_x(result);
   return result;
 }
 
@@ -125,7 +88,7 @@ TOWLINE_CRC64_TARGET uint64_t crc64_hardware(std::span<const uint8_t> data, uint
 
   uint8_t rest[kBlock];
   _mm_storeu_si128(reinterpret_cast<__m128i*>(rest), block);
-  return ~advance(next, left, advance(rest, sizeof rest, 0));
+  return ~Crc64::advance({next, left}, Crc64::advance(rest, 0));
 }
 
 bool crc64_hardware_available() noexcept {
