@@ -53,18 +53,13 @@ std::vector<Way> ways_of(const CollectivesOptions& options) {
   return made;
 }
 
-// The data that the ranks of one run share. Times are those of the slower rank.
-struct Run {
+struct Run : SharedRun {
+  Run(const CollectivesOptions& given, const Nccl& theirs, int ranks)
+      : SharedRun(ranks), options(given), nccl(theirs) {}
   const CollectivesOptions& options;
   const Nccl& nccl;
-  int size;
-  std::vector<Way> ways = ways_of(options);
-  NcclId id = nccl.id();
-  RankStore store = {};
-  Meeting meet{size};
-  std::vector<double> times = std::vector<double>(static_cast<size_t>(size));
-  std::atomic<uint64_t> wrong{0};
-  Rows rows = {};
+  const std::vector<Way> ways = ways_of(options);
+  const NcclId id = nccl.id();
 };
 
 class Rank {
@@ -155,7 +150,7 @@ class Rank {
         if (round == -1) check(way, "in a graph");
         run_.times[static_cast<size_t>(rank_)] = taken / count;
         run_.meet();
-        if (round >= 0) times[way].push_back(*std::max_element(run_.times.begin(), run_.times.end()));
+        if (round >= 0) times[way].push_back(run_.slowest());
       }
     }
     run_.meet();
@@ -198,7 +193,7 @@ bool measure_collectives(const CollectivesOptions& options) {
   bool right = true;
   for (const int size : options.ranks.empty() ? std::vector<int>{2, 4, 8} : options.ranks) {
     if (size > count()) continue;
-    Run run{.options = options, .nccl = nccl, .size = size};
+    Run run(options, nccl, size);
     std::cout << fmt::format("{} of {} x {}, NCCL {}, medians of {} rounds, us of the slower rank\n", size,
                              count(), name(0), nccl.version(), options.rounds)
               << std::flush;

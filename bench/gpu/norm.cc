@@ -28,15 +28,9 @@ struct Shape {
 constexpr Shape kShapes[] = {{1, 4096},  {1, 8192},  {8, 8192},   {16, 8192},
                              {32, 8192}, {64, 8192}, {128, 8192}, {512, 8192}};
 
-// Times are those of the slower rank.
-struct Run {
+struct Run : SharedRun {
+  Run(const NormOptions& given, int ranks) : SharedRun(ranks), options(given) {}
   const NormOptions& options;
-  int size;
-  RankStore store = {};
-  Meeting meet{size};
-  std::vector<double> times = std::vector<double>(static_cast<size_t>(size));
-  std::atomic<uint64_t> wrong{0};
-  Rows rows = {};
 };
 
 class Rank {
@@ -111,7 +105,7 @@ class Rank {
         run_.times[static_cast<size_t>(rank_)] = graphs[way]->replay() / kInGraph;
         if (way == 1) check(shape);
         run_.meet();
-        if (round >= 0) times[way].push_back(*std::max_element(run_.times.begin(), run_.times.end()));
+        if (round >= 0) times[way].push_back(run_.slowest());
         run_.meet();
       }
     }
@@ -154,7 +148,7 @@ bool measure_norms(const NormOptions& options) {
   bool right = true;
   for (const int size : options.ranks.empty() ? std::vector<int>{2, 4, 8} : options.ranks) {
     if (size > count()) continue;
-    Run run{.options = options, .size = size};
+    Run run(options, size);
     run_ranks(size, [&](int rank) { Rank(run, rank).measure(); });
     Rows rows{{"bfloat16", "KiB", "all_reduce, us", "with addition and RMSNorm, us", "over it, us"}};
     rows.insert(rows.end(), run.rows.begin(), run.rows.end());

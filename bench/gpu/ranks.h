@@ -5,6 +5,7 @@
 #include <towline/collectives_gpu.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <iostream>
 #include <stdexcept>
@@ -15,6 +16,7 @@
 #include "support/pause.h"
 #include "support/rank_store.h"
 #include "support/statistics.h"
+#include "support/table.h"
 
 namespace bench::gpu {
 
@@ -58,6 +60,20 @@ void run_ranks(int size, Body&& body) {
     });
   for (std::thread& rank : ranks) rank.join();
 }
+
+// What the ranks of one run share.
+struct SharedRun {
+  explicit SharedRun(int ranks) : size(ranks), meet(ranks), times(static_cast<size_t>(ranks)) {}
+  // Of the slower rank. The ranks have met since each set its own.
+  [[nodiscard]] double slowest() const { return *std::max_element(times.begin(), times.end()); }
+
+  const int size;
+  RankStore store = {};
+  Meeting meet;
+  std::vector<double> times;  // by rank, of what was timed last
+  std::atomic<uint64_t> wrong{0};
+  Rows rows;
+};
 
 // Median [min max] of seconds, in microseconds.
 inline std::string us_text(const std::vector<double>& seconds) {
