@@ -112,7 +112,8 @@ TOWLINE_API int32_t towline_plan_post(towline_plan_t* plan, const towline_post_o
 TOWLINE_API int32_t towline_post_poll(towline_post_t* post);
 // Waits for the outcome; TOWLINE_NOT_YET if `timeout_ns` passes first.
 TOWLINE_API int32_t towline_post_wait(towline_post_t* post, uint64_t timeout_ns);
-// Waits until the given fences (TOWLINE_FENCE_*) hold. TOWLINE_NOT_YET if they do not hold by then.
+// Waits until the given fences (TOWLINE_FENCE_*) hold. TOWLINE_NOT_YET if they do not hold by then. TOWLINE_UNSUPPORTED,
+// at once: they will never hold, since the backend can't say when nothing moves any more.
 TOWLINE_API int32_t towline_post_wait_fenced(towline_post_t* post, uint32_t fences, uint64_t timeout_ns);
 // Ends it with TOWLINE_CANCELLED if it has no outcome yet. The fence follows.
 TOWLINE_API int32_t towline_post_cancel(towline_post_t* post);

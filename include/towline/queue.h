@@ -105,7 +105,7 @@ TOWLINE_API int32_t towline_notice_peer(const towline_notice_t* notice, towline_
 // Waits that report to a queue. None of them blocks. A failure of the call itself gives no event.
 
 // TOWLINE_EVENT_FENCED once the fences hold. The post's handle may be released meanwhile. TOWLINE_STALE: its plan was
-// destroyed first.
+// destroyed first. TOWLINE_UNSUPPORTED: they will never hold.
 TOWLINE_API int32_t towline_post_fence_async(towline_post_t* post, uint32_t fences, towline_queue_t* queue,
                                              void* user_data);
 TOWLINE_API int32_t towline_group_fence_async(towline_group_t* group, uint32_t fences, towline_queue_t* queue,

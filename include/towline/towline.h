@@ -333,7 +333,8 @@ enum {
   TOWLINE_FENCE_LOCAL = 1,   // no byte of the transfer can land in, or be read from, local memory any more
   TOWLINE_FENCE_REMOTE = 2,  // the same for the peer's memory
 };
-// Waits until the given fences hold. TOWLINE_NOT_YET if they do not hold by then.
+// Waits until the given fences hold. TOWLINE_NOT_YET if they do not hold by then. TOWLINE_UNSUPPORTED, at once: they
+// will never hold, since the backend can't say when nothing moves any more; the memory may still be read or written.
 TOWLINE_API int32_t towline_transfer_wait_fenced(towline_transfer_t* transfer, uint32_t fences,
                                                  uint64_t timeout_ns);
 // Ends it with TOWLINE_CANCELLED if it has no outcome yet. The fence follows; wait for it before reusing

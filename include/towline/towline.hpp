@@ -398,7 +398,7 @@ class Transfer {
   [[nodiscard]] Status wait(Deadline deadline = kForever) const noexcept {
     return detail::status(towline_transfer_wait(handle_.get(), deadline.remaining_ns()));
   }
-  // Waits until no byte can land any more on the given sides; kNotYet if one still can.
+  // Waits until no byte can land any more on the given sides; kNotYet if one still can. kUnsupported: see towline.h.
   [[nodiscard]] Status wait_fenced(Fence fence = Fence::kBoth, Deadline deadline = kForever) const noexcept {
     return detail::status(
         towline_transfer_wait_fenced(handle_.get(), static_cast<uint32_t>(fence), deadline.remaining_ns()));

@@ -340,21 +340,23 @@ Status Group::wait(uint64_t timeout_ns) noexcept {
   return outcome() == Status::kInProgress ? Status::kNotYet : outcome();
 }
 
-bool Group::fenced(uint32_t fences) const noexcept {
-  if (outcome() == Status::kInProgress) return false;
+Status Group::fence(uint32_t fences) const noexcept {
+  if (outcome() == Status::kInProgress) return Status::kNotYet;
   const std::lock_guard lock(mutex_);
-  if (in_flight_ != 0) return false;
-  if ((fences & TOWLINE_FENCE_LOCAL) != 0 && local_fence_lost_) return false;
-  if ((fences & TOWLINE_FENCE_REMOTE) == 0) return true;
-  return std::all_of(unfenced_.begin(), unfenced_.end(), [](const Unfenced& entry) {
+  if (in_flight_ != 0) return Status::kNotYet;
+  if (fences != 0 && local_fence_lost_) return Status::kUnsupported;
+  if ((fences & TOWLINE_FENCE_REMOTE) == 0) return Status::kOk;
+  const bool all = std::all_of(unfenced_.begin(), unfenced_.end(), [](const Unfenced& entry) {
     if (entry.peer->ended() == Status::kPeerRestarted) return true;
     return entry.link != nullptr && !entry.link->unfenced(entry.generation);
   });
+  return all ? Status::kOk : Status::kNotYet;
 }
 
 Status Group::wait_fenced(uint32_t fences, uint64_t timeout_ns) noexcept {
   if (fork_generation_ != fork_generation()) return Status::kForked;
-  return wait_for([this, fences] { return fenced(fences); }, timeout_ns) ? Status::kOk : Status::kNotYet;
+  (void)wait_for([this, fences] { return fence(fences) != Status::kNotYet; }, timeout_ns);
+  return fence(fences);
 }
 
 void Group::result(towline_group_result_t& result) const noexcept {
@@ -374,14 +376,24 @@ void Group::result(towline_group_result_t& result) const noexcept {
   result.failed_user_data = failed_user_data_;
 }
 
+std::string Group::no_fence() const noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    return fmt::format(
+        "a group of {} members has no fence: the backend of a member can't say when nothing moves any more",
+        members_);
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
+}
+
 std::string Group::failure() const {
   const Status status = outcome();
   if (!is_error(status)) return {};
-  const bool safe = fenced(TOWLINE_FENCE_LOCAL);
+  const char* const reuse = reuse_of(fence(TOWLINE_FENCE_LOCAL));
   const std::lock_guard lock(mutex_);
   return fmt::format("a group of {} members: {}{}{}; the local memory {}", members_, status_text(status),
-                     why_.empty() ? "" : ", ", why_,
-                     safe ? "may be reused" : "is not fenced yet: wait before it is reused");
+                     why_.empty() ? "" : ", ", why_, reuse);
 }
 
 }  // namespace towline

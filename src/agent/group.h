@@ -54,7 +54,11 @@ class Group final : public Ending {
   void release() noexcept;
 
   [[nodiscard]] Agent& agent() const noexcept { return *agent_; }
-  [[nodiscard]] bool fenced(uint32_t fences) const noexcept;
+  // kNotYet; kUnsupported: they will never hold, since a member has none.
+  [[nodiscard]] Status fence(uint32_t fences) const noexcept;
+  [[nodiscard]] bool fenced(uint32_t fences) const noexcept { return fence(fences) == Status::kOk; }
+  // Why fence() answers kUnsupported, in a sentence; "" without memory.
+  [[nodiscard]] std::string no_fence() const noexcept;
   void hold() noexcept { references_.fetch_add(1, std::memory_order_relaxed); }
   void let_go() noexcept;
   [[nodiscard]] uint64_t deadline_ns() const noexcept { return deadline_ns_; }

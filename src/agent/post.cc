@@ -241,7 +241,8 @@ void Post::enter_post(uint64_t now_ns, uint64_t deadline_ns) noexcept {
   first_error_.store(0, std::memory_order_relaxed);
   bytes_.store(0, std::memory_order_relaxed);
   // If bytes of the previous post may still move at the peer, they count for this post as well.
-  fences_.store(remote_fenced() ? kAllFences : uint32_t{TOWLINE_FENCE_LOCAL}, std::memory_order_relaxed);
+  fences_.store(remote_fence() == Status::kOk ? kAllFences : uint32_t{TOWLINE_FENCE_LOCAL},
+                std::memory_order_relaxed);
   posted_at_ns_.store(now_ns, std::memory_order_relaxed);
   parts_left_.store(part_count_, std::memory_order_relaxed);
   shares_.store(2, std::memory_order_release);  // try_release() writes what was read before

@@ -67,6 +67,13 @@ struct PickPair {
   const towline_picks_t* remote = nullptr;
 };
 
+// What a failed post's memory may be used for, by its fence.
+[[nodiscard]] constexpr const char* reuse_of(Status fence) noexcept {
+  if (fence == Status::kOk) return "may be reused";
+  if (fence == Status::kUnsupported) return "has no fence: its bytes may still be read or written";
+  return "is not fenced yet: wait before it is reused";
+}
+
 // The message that follows the data: empty without a notice or counter.
 void build_message(const PostOptions& options, std::vector<uint8_t>& message);
 
@@ -182,7 +189,11 @@ class Post : public Ending {
   void chunk_begins(uint64_t bytes) noexcept;
   [[nodiscard]] bool paced() const noexcept { return paced_; }
   void note_failure(const towline_part_result& result) noexcept;
-  [[nodiscard]] bool fenced(uint32_t fences) const noexcept;
+  // kNotYet; kUnsupported: they will never hold, since the backend could not say when nothing moves any more.
+  [[nodiscard]] Status fence(uint32_t fences) const noexcept;
+  [[nodiscard]] bool fenced(uint32_t fences) const noexcept { return fence(fences) == Status::kOk; }
+  // Why fence() answers kUnsupported, in a sentence; "" without memory.
+  [[nodiscard]] std::string no_fence() const noexcept;
   [[nodiscard]] std::string backend_name() const;
 
   [[nodiscard]] Part* parts() noexcept { return parts_; }
@@ -299,7 +310,8 @@ class Post : public Ending {
   void forget_immediate(const Part& part) noexcept {
     if (part_count_ == 1 && &part == parts_) immediate_ = nullptr;
   }
-  [[nodiscard]] bool remote_fenced() const noexcept;
+  [[nodiscard]] Status remote_fence() const noexcept;
+  [[nodiscard]] bool local_fence_lost() const noexcept;
   template <class Done>
   [[nodiscard]] bool wait_for(Done&& done, uint64_t timeout_ns) noexcept;
   void all_parts_ended(Worker& worker) noexcept;

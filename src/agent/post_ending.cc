@@ -93,8 +93,9 @@ Status Post::cancel() noexcept {
 void Post::part_ended(Part& part, const towline_part_result& result) noexcept {
   if (part.submitted) {
     part.submitted = false;
-    // In a staged transfer the leg that moved them has recorded it.
-    if ((result.fences & TOWLINE_FENCE_REMOTE) == 0 && staged_ == nullptr) part.link->note_unfenced();
+    // In a staged transfer the leg that moved them has recorded it. Without the local fence something else than the
+    // connection moves the bytes, so that its end would tell nothing.
+    if ((result.fences & kAllFences) == TOWLINE_FENCE_LOCAL && staged_ == nullptr) part.link->note_unfenced();
     part.link->part_ended();
     part.worker->untrack(part);
   }
@@ -216,32 +217,37 @@ Status Post::wait(uint64_t timeout_ns) noexcept {
                                                                                         : Status::kNotYet;
 }
 
-bool Post::fenced(uint32_t fences) const noexcept {
-  if (phase_.load(std::memory_order_acquire) != kReady) return false;
-  const uint32_t known = fences_.load(std::memory_order_relaxed);
-  if ((fences & TOWLINE_FENCE_LOCAL) != 0 && (known & TOWLINE_FENCE_LOCAL) == 0) return false;
-  return (fences & TOWLINE_FENCE_REMOTE) == 0 || remote_fenced();
+Status Post::fence(uint32_t fences) const noexcept {
+  if (phase_.load(std::memory_order_acquire) != kReady) return Status::kNotYet;
+  if ((fences & TOWLINE_FENCE_LOCAL) != 0 && local_fence_lost()) return Status::kUnsupported;
+  return (fences & TOWLINE_FENCE_REMOTE) == 0 ? Status::kOk : remote_fence();
+}
+
+bool Post::local_fence_lost() const noexcept {
+  return (fences_.load(std::memory_order_relaxed) & TOWLINE_FENCE_LOCAL) == 0;
 }
 
 // For an ended post. A successful one used a connection that carries transfers only after the one before it
 // has ended at the peer.
-bool Post::remote_fenced() const noexcept {
-  if ((fences_.load(std::memory_order_relaxed) & TOWLINE_FENCE_REMOTE) != 0) return true;
-  if (outcome_.load(std::memory_order_acquire) == TOWLINE_OK) return true;
+Status Post::remote_fence() const noexcept {
+  if ((fences_.load(std::memory_order_relaxed) & TOWLINE_FENCE_REMOTE) != 0) return Status::kOk;
+  if (outcome_.load(std::memory_order_acquire) == TOWLINE_OK) return Status::kOk;
   // The connection broke with bytes in flight. They can't move any more once the peer's process is gone, or
   // once the peer has confirmed that it ended its side of that connection.
-  if (remote().peer()->ended() == Status::kPeerRestarted) return true;
-  if (staged_ != nullptr) return staged_->far_fenced();
+  if (remote().peer()->ended() == Status::kPeerRestarted) return Status::kOk;
+  if (staged_ != nullptr) return staged_->far_fence();
+  if (local_fence_lost()) return Status::kUnsupported;  // something else than the connection moves them
   for (uint32_t i = 0; i < part_room_; ++i) {
     const Part& part = parts_[i];
-    if (part.link != nullptr && part.link->unfenced(part.link_generation)) return false;
+    if (part.link != nullptr && part.link->unfenced(part.link_generation)) return Status::kNotYet;
   }
-  return true;
+  return Status::kOk;
 }
 
 Status Post::wait_fenced(uint32_t fences, uint64_t timeout_ns) noexcept {
   if (fork_generation_ != fork_generation()) return Status::kForked;
-  return wait_for([this, fences] { return fenced(fences); }, timeout_ns) ? Status::kOk : Status::kNotYet;
+  (void)wait_for([this, fences] { return fence(fences) != Status::kNotYet; }, timeout_ns);
+  return fence(fences);
 }
 
 Status Post::set_notice(const void* notice, size_t bytes) {

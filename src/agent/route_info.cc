@@ -178,8 +178,20 @@ std::string Post::sentence(Status status, const std::string& more) const {
       "{} {} blocks ({} bytes) {} peer '{}' over {}: {}{}{}; {} bytes have moved; the local memory {}",
       route_.op() == TOWLINE_WRITE ? "writing" : "reading", plan_.picked_blocks(), plan_.bytes(),
       direction_of(route_.op()), remote().peer()->name(), backend_name(), status_text(status), more, where,
-      moved_bytes(),
-      fenced(TOWLINE_FENCE_LOCAL) ? "may be reused" : "is not fenced yet: wait before it is reused");
+      moved_bytes(), reuse_of(fence(TOWLINE_FENCE_LOCAL)));
+}
+
+std::string Post::no_fence() const noexcept {
+  try {
+    const bool direct = staged_ == nullptr && backend_ != nullptr;
+    return fmt::format(
+        "no fence for {} {} blocks {} peer '{}' over {}: it can't say when nothing moves any more{}{}",
+        route_.op() == TOWLINE_WRITE ? "writing" : "reading", plan_.picked_blocks(),
+        direction_of(route_.op()), remote().peer()->name(), backend_name(), direct ? "; " : "",
+        direct ? backend_->plugin->fence_reason : "");
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
 }
 
 std::string PostPlan::backend_name() {

@@ -205,12 +205,21 @@ void StagedTransfer::stop() noexcept {
   part_->worker->step_staged_soon();
 }
 
+void StagedTransfer::take_set() noexcept {
+  if (!set_.take(this)) return;
+  has_set_ = !set_.spoilt();
+  if (has_set_) return;
+  set_.release();
+  whole_.leg_failed(Status::kStale);
+  failed_ = true;
+}
+
 uint32_t StagedTransfer::step(uint64_t now_ns) noexcept {
   if (stop_asked_ && !stopped_) {
     stopped_ = true;
     abandon_legs();
   }
-  if (!has_set_ && !failed_) has_set_ = set_.take(this);
+  if (!has_set_ && !failed_) take_set();
   if (!has_set_) {
     if (failed_)
       finish();
@@ -386,6 +395,7 @@ void StagedTransfer::chunk_failed(Slot& slot, bool filling, const towline_part_r
     not_moved(begin + bad_begin, begin + bad_end, status, result.vendor_code);
     not_moved(begin + bad_end, begin + bytes, TOWLINE_CANCELLED, 0);
   }
+  if ((result.fences & TOWLINE_FENCE_LOCAL) == 0) set_.spoil();
   if (filling == read_) {  // the far leg
     if ((result.fences & TOWLINE_FENCE_REMOTE) == 0) fences_ &= ~uint32_t{TOWLINE_FENCE_REMOTE};
   } else if ((result.fences & TOWLINE_FENCE_REMOTE) == 0) {
@@ -447,7 +457,7 @@ void StagedTransfer::finish() noexcept {
   if (has_set_) set_.release();
   part.worker->remove_staged(*this);
   if (!failed_) return whole_.part_ended(part, {kResultBytes, TOWLINE_OK, 0, kAllFences, 0, 0, 0, 0});
-  not_moved(next_chunk_ * chunk_bytes_, bytes_, TOWLINE_CANCELLED, 0);
+  not_moved(next_chunk_ * chunk_bytes_, bytes_, has_set_ ? TOWLINE_CANCELLED : TOWLINE_STALE, 0);
   if (collects_) name_objects();
   if (ranges_.empty()) return whole_.part_ended(part, {kResultBytes, TOWLINE_OK, 0, kAllFences, 0, 0, 0, 0});
   std::sort(ranges_.begin(), ranges_.end(),
@@ -470,9 +480,14 @@ void StagedTransfer::finish() noexcept {
   whole_.part_ended(part, {kResultBytes, end.status, end.vendor_code, fences_, 0, 0, end.begin, end.end});
 }
 
-bool StagedTransfer::far_fenced() const noexcept {
-  return std::all_of(legs_.begin(), legs_.end(),
-                     [](const Legs& legs) { return legs.far->fenced(TOWLINE_FENCE_REMOTE); });
+Status StagedTransfer::far_fence() const noexcept {
+  Status all = Status::kOk;
+  for (const Legs& legs : legs_) {
+    const Status one = legs.far->fence(TOWLINE_FENCE_REMOTE);
+    if (one == Status::kUnsupported) return one;
+    if (one != Status::kOk) all = one;
+  }
+  return all;
 }
 
 }  // namespace towline

@@ -75,7 +75,7 @@ class StagedTransfer {
   void stop() noexcept;
 
   // No byte can land on the far side any more. Any thread, nothing in flight.
-  [[nodiscard]] bool far_fenced() const noexcept;
+  [[nodiscard]] Status far_fence() const noexcept;
 
   // For route().
   struct Description {
@@ -151,6 +151,7 @@ class StagedTransfer {
   void not_moved(uint64_t begin, uint64_t end, int32_t status, int32_t vendor_code) noexcept;
   void abandon_legs() noexcept;
   void finish() noexcept;
+  void take_set() noexcept;
 
   Post& whole_;
   const bool read_;

@@ -40,6 +40,12 @@ std::string staging_name(const StagingPlace& place) {
   return place.gpu == kAnyGpu ? "pinned memory" : fmt::format("pinned memory beside GPU {}", place.gpu);
 }
 
+// What a backend may still write to stays mapped.
+Staging::~Staging() {
+  for (const auto& pool : pools_)
+    if (std::ranges::any_of(pool->sets, [](const auto& set) { return set->spoilt(); })) pool->memory.leave();
+}
+
 Staging::Pool& Staging::pool_at(StagingPlace place) {
   const auto find = [&] {
     return std::find_if(pools_.begin(), pools_.end(), [&](const auto& pool) { return pool->place == place; });
@@ -66,10 +72,14 @@ Staging::Pool& Staging::pool_at(StagingPlace place) {
 Staging::ChunkSet& Staging::join(const StagingPlace& place) {
   const std::lock_guard lock(mutex_);
   Pool& pool = pool_at(place);
-  const auto least =
-      std::min_element(pool.sets.begin(), pool.sets.end(),
-                       [](const auto& one, const auto& other) { return one->members_ < other->members_; });
+  const auto order = [](const auto& set) { return std::pair(set->spoilt(), set->members_); };
+  const auto least = std::ranges::min_element(pool.sets, {}, order);
   ChunkSet& set = **least;
+  if (set.spoilt())
+    fail(Status::kOutOfMemory,
+         "all staging memory ({}) was given up: its transfers failed over a backend that can't say when they "
+         "have ended",
+         staging_name(pool.place));
   if (set.region_ == nullptr) {
     const uint64_t bytes = settings_.chunk_bytes * settings_.depth;
     const auto number = static_cast<uint64_t>(least - pool.sets.begin());

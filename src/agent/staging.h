@@ -59,6 +59,9 @@ class Staging {
       return holder_.compare_exchange_strong(seen, holder, std::memory_order_acquire) || seen == holder;
     }
     void release() noexcept { holder_.store(nullptr, std::memory_order_release); }
+    // By its holder: a backend may still write to it, and can't say when that ends. Nothing uses it any more.
+    void spoil() noexcept { spoilt_.store(true, std::memory_order_release); }
+    [[nodiscard]] bool spoilt() const noexcept { return spoilt_.load(std::memory_order_acquire); }
     [[nodiscard]] bool taken() const noexcept { return holder_.load(std::memory_order_relaxed) != nullptr; }
     [[nodiscard]] const towline_region_ref& region() const noexcept { return region_->ref; }
     [[nodiscard]] const StagingPlace& place() const noexcept { return place_; }
@@ -69,11 +72,13 @@ class Staging {
     std::shared_ptr<Region> region_;  // null: no transfer has joined it yet
     uint32_t members_ = 0;            // transfers that belong to it; under the lock
     std::atomic<const void*> holder_{nullptr};
+    std::atomic<bool> spoilt_{false};
   };
 
   Staging(Agent& agent, StagingSettings settings) : agent_(agent), settings_(settings) {}
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
+  ~Staging();
 
   [[nodiscard]] const StagingSettings& settings() const noexcept { return settings_; }
 

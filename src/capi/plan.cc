@@ -168,7 +168,8 @@ int32_t towline_post_wait(towline_post_t* post, uint64_t timeout_ns) {
 
 int32_t towline_post_wait_fenced(towline_post_t* post, uint32_t fences, uint64_t timeout_ns) {
   if (post == nullptr) return capi::refuse_null(__func__, "post");
-  return static_cast<int32_t>(of(post).wait_fenced(fences, timeout_ns));
+  const Status status = of(post).wait_fenced(fences, timeout_ns);
+  return capi::answer(__func__, status, status == Status::kUnsupported ? of(post).no_fence() : std::string());
 }
 
 int32_t towline_post_cancel(towline_post_t* post) {
@@ -240,7 +241,9 @@ int32_t towline_group_wait(towline_group_t* group, uint64_t timeout_ns) {
 
 int32_t towline_group_wait_fenced(towline_group_t* group, uint32_t fences, uint64_t timeout_ns) {
   if (group == nullptr) return capi::refuse_null(__func__, "group");
-  return static_cast<int32_t>(of(group).wait_fenced(fences, timeout_ns));
+  const Status status = of(group).wait_fenced(fences, timeout_ns);
+  return capi::answer(__func__, status,
+                      status == Status::kUnsupported ? of(group).no_fence() : std::string());
 }
 
 int32_t towline_group_cancel(towline_group_t* group) {

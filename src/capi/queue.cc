@@ -60,8 +60,9 @@ class Call final : public Errand {
 class Wait final : public Errand {
  public:
   using Ask = std::function<Status(bool closing)>;
-  Wait(TicketHold ticket, Ask ask, std::function<void()> after)
-      : ticket_(std::move(ticket)), ask_(std::move(ask)), after_(std::move(after)) {}
+  using Why = std::function<std::string(Status)>;
+  Wait(TicketHold ticket, Ask ask, std::function<void()> after, Why why = nullptr)
+      : ticket_(std::move(ticket)), ask_(std::move(ask)), after_(std::move(after)), why_(std::move(why)) {}
   Wait(const Wait&) = delete;
   Wait& operator=(const Wait&) = delete;
   ~Wait() override {
@@ -71,8 +72,10 @@ class Wait final : public Errand {
   bool step(bool closing) noexcept override {
     const Status status = ask_(closing);
     if (status == Status::kInProgress && !closing) return false;
+    std::string why = why_ ? why_(status) : std::string();
     if (after_) std::exchange(after_, nullptr)();
-    EventQueue::tell(std::move(ticket_), status == Status::kInProgress ? Status::kClosed : status);
+    EventQueue::tell(std::move(ticket_), status == Status::kInProgress ? Status::kClosed : status,
+                     std::move(why));
     return true;
   }
 
@@ -80,6 +83,7 @@ class Wait final : public Errand {
   TicketHold ticket_;
   Ask ask_;
   std::function<void()> after_;  // lets go of what is asked
+  Why why_;                      // of how it ended
 };
 
 // A deadline on CLOCK_MONOTONIC; 0: the agent's default timeout, from now.
@@ -263,11 +267,16 @@ int32_t towline_post_fence_async(towline_post_t* post, uint32_t fences, towline_
       return Status::kOk;
     }
     auto ask = [&run, fences](bool) {
-      if (run.fenced(fences)) return Status::kOk;
+      const Status fence = run.fence(fences);
+      if (fence != Status::kNotYet) return fence;
       return run.its_plan().closing() ? Status::kStale : Status::kInProgress;
     };
+    auto why = [&run](Status status) {
+      return status == Status::kUnsupported ? run.no_fence() : std::string();
+    };
     run.watch();
-    agent.errands().add(std::make_unique<Wait>(std::move(ticket), ask, [&run] { run.unwatch(); }));
+    agent.errands().add(std::make_unique<Wait>(
+        std::move(ticket), ask, [&run] { run.unwatch(); }, why));
     return Status::kOk;
   });
 }
@@ -281,9 +290,16 @@ int32_t towline_group_fence_async(towline_group_t* group, uint32_t fences, towli
     run.agent().check_usable();
     TicketHold ticket = capi::queue_for(run.agent(), queue).ticket(TOWLINE_EVENT_FENCED, user_data);
     ticket->value = fences;
-    auto ask = [&run, fences](bool) { return run.fenced(fences) ? Status::kOk : Status::kInProgress; };
+    auto ask = [&run, fences](bool) {
+      const Status fence = run.fence(fences);
+      return fence == Status::kNotYet ? Status::kInProgress : fence;
+    };
+    auto why = [&run](Status status) {
+      return status == Status::kUnsupported ? run.no_fence() : std::string();
+    };
     run.hold();
-    run.agent().errands().add(std::make_unique<Wait>(std::move(ticket), ask, [&run] { run.let_go(); }));
+    run.agent().errands().add(std::make_unique<Wait>(
+        std::move(ticket), ask, [&run] { run.let_go(); }, why));
     return Status::kOk;
   });
 }

@@ -100,7 +100,9 @@ int32_t towline_transfer_wait(towline_transfer_t* transfer, uint64_t timeout_ns)
 
 int32_t towline_transfer_wait_fenced(towline_transfer_t* transfer, uint32_t fences, uint64_t timeout_ns) {
   if (transfer == nullptr) return capi::refuse_null(__func__, "transfer");
-  return capi::answer(__func__, of(transfer).wait_fenced(fences, timeout_ns));
+  const Status status = of(transfer).wait_fenced(fences, timeout_ns);
+  return capi::answer(__func__, status,
+                      status == Status::kUnsupported ? of(transfer).no_fence() : std::string());
 }
 
 int32_t towline_transfer_cancel(towline_transfer_t* transfer) {

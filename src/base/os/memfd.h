@@ -67,6 +67,8 @@ class Mapping {
   std::span<uint8_t> span() const noexcept { return {address_, static_cast<std::size_t>(bytes_)}; }
 
   void reset() noexcept;
+  // It stays mapped for the life of the process.
+  void leave() noexcept { address_ = nullptr; }
 
  private:
   Mapping(uint8_t* address, uint64_t bytes) noexcept : address_(address), bytes_(bytes) {}

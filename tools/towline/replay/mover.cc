@@ -113,10 +113,10 @@ void Mover::end(uint64_t id, Status outcome, std::vector<Ended>& ended) {
   groups_.erase(group);
 }
 
-// A failed transfer must be fenced before it is posted again.
+// A failed transfer must be fenced before it is posted again, if its backend has fences.
 bool Mover::fenced(const Part& part) const {
   const auto fence = options_.pulls ? towline::Fence::kLocal : towline::Fence::kBoth;
-  return part.transfer.wait_fenced(fence, std::chrono::milliseconds{5}) == Status::kOk;
+  return part.transfer.wait_fenced(fence, std::chrono::milliseconds{5}) != Status::kNotYet;
 }
 
 std::vector<Mover::Ended> Mover::advance() {

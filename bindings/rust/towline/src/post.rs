@@ -137,7 +137,8 @@ impl Post {
         self.ended(Status(unsafe { sys::towline_post_wait(self.native.as_ptr(), timeout_ns) })).map(drop)
     }
 
-    /// Waits until no byte of it can land on the given side any more; `NOT_YET` if one still can.
+    /// Waits until no byte of it can land on the given side any more; `NOT_YET` if one still can, and `UNSUPPORTED` at once
+    /// where the backend can't say when that is.
     pub fn wait_fenced(&self, fence: Fence, timeout: impl Into<Timeout>) -> Result<()> {
         let timeout_ns = timeout.into().nanoseconds();
         // SAFETY: the handle is valid.
