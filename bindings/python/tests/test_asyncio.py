@@ -531,6 +531,41 @@ def test_a_forked_child_is_told_and_its_parent_goes_on():
     assert (done.returncode, done.stdout, done.stderr) == (0, "b'still here'\n", "")
 
 
+def test_a_forked_child_that_goes_on_in_its_parents_loop_takes_nothing_from_it():
+    """A selector is shared with the child. What the child removes there, the parent would wait for in vain."""
+    done = run_script(
+        """
+        import asyncio, os, select, towline
+        agent = towline.Agent("parent", listen="127.0.0.1:0", backends="tcp")
+        itself = agent.add_peer(agent.metadata())
+        itself.send(b"connected")
+        counter = agent.counter()
+        there, told = os.pipe()
+
+        async def waits():
+            waiting = asyncio.ensure_future(counter.wait_async(1))
+            await asyncio.sleep(0)
+            if (child := os.fork()) == 0:
+                os.read(there, 1)
+                for _ in range(3):  # each looks at the descriptors, and the event is at one of both processes
+                    await asyncio.sleep(0)
+                return 0
+            itself.add(counter.key)
+            descriptor = agent._hub()._events.fd
+            assert select.select([descriptor], [], [], 20)[0]
+            os.write(told, b"!")
+            assert os.waitpid(child, 0)[1] == 0
+            return await asyncio.wait_for(waiting, 20)
+
+        loop = asyncio.new_event_loop()
+        if loop.run_until_complete(waits()) == 0:
+            os._exit(0)
+        print("told")
+        """
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "told\n", "")
+
+
 async def _await(what):
     return await what
 

@@ -31,8 +31,30 @@ _FULL_SECONDS = 0.02  # between two attempts to post if neither credit nor the e
 
 Event = tuple[int, int, int, "str | None", Any]  # number, status, value, why, the peer's handle
 
+_generation = 0  # of this process: its parent's and one
 
-class _Descriptor:
+
+def _count_fork() -> None:
+    global _generation
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+class _OfProcess:
+    """What a forked child leaves alone: its locks may be held for ever, and a loop's selector is still its parent's too, so
+    that a descriptor which the child removes is gone for the parent."""
+
+    def __init__(self) -> None:
+        self._made_in = _generation
+
+    @property
+    def inherited(self) -> bool:
+        return self._made_in != _generation
+
+
+class _Descriptor(_OfProcess):
     """A queue's descriptor, duplicated, and the loops that watch it.
 
     Those keep it, so that its number is not used for something else meanwhile. And a loop has only one reader of a
@@ -40,6 +62,7 @@ class _Descriptor:
     """
 
     def __init__(self, queue: _core._Queue, ready: Callable[[], None]) -> None:
+        super().__init__()
         self.queue = queue
         self.fd = os.dup(queue.fd)
         self._ready = ready
@@ -60,10 +83,13 @@ class _Descriptor:
         return loop
 
     def _woken(self) -> None:
-        self._ready()
+        if not self.inherited:
+            self._ready()
 
     def leave(self) -> None:
         """The running loop watches no more."""
+        if self.inherited:
+            return
         loop = asyncio.get_running_loop()
         with self._lock:
             self._loops.discard(loop)
@@ -71,6 +97,8 @@ class _Descriptor:
 
     def detach(self) -> None:
         """No loop watches any more."""
+        if self.inherited:
+            return
         with self._lock:
             loops, self._loops = self._loops, set()
         here = asyncio._get_running_loop()
@@ -118,10 +146,11 @@ class _Inbox:
         self._unwanted = not self._waiting
 
 
-class Hub:
+class Hub(_OfProcess):
     """Knows which future waits for which event of one agent. Holds the agent weakly: a loop must not keep it open."""
 
     def __init__(self, agent: Agent) -> None:
+        super().__init__()
         self._agent = weakref.ref(agent)
         self._caller_drives = not agent.hosted
         self._events = _Descriptor(_core._events(agent), self.look)
@@ -135,7 +164,6 @@ class Hub:
         self._driving: set[asyncio.AbstractEventLoop] = set()
         self._lock = threading.RLock()
         self._closed = False
-        self._process = os.getpid()
 
     # ---- waiting
 
@@ -147,6 +175,8 @@ class Hub:
         return future
 
     def forget(self, number: int, future: asyncio.Future[Event]) -> None:
+        if self.inherited:
+            return
         with self._lock:
             waiting = self._waiting.get(number)
             if waiting is not None and future in waiting:
@@ -233,7 +263,7 @@ class Hub:
     def _watch(self) -> asyncio.AbstractEventLoop:
         if self._closed:
             raise _errors.Closed("the agent is closed")
-        if os.getpid() != self._process:
+        if self.inherited:
             raise _errors.Forked("the agent belongs to the parent of this forked process")
         loop = self._events.watch()
         if self._caller_drives and loop not in self._driving:
@@ -392,7 +422,8 @@ async def _outcome(what: _core.Post | _core._Group) -> None:
 
 
 async def wait_fenced(what: _core.Post | _core._Group, fences: str = "both", timeout: float | None = None) -> None:
-    """After a failure: waits until no byte of it can land, or be read, any more. Raises NotYet."""
+    """After a failure: waits until no byte of it can land, or be read, any more. Raises NotYet, and
+    Unsupported where the backend can't say when that is."""
     event = await what._agent._hub().event(
         lambda number: what._start_fence(fences, number), timeout, shared=("fence", what._id, fences)
     )
@@ -400,7 +431,8 @@ async def wait_fenced(what: _core.Post | _core._Group, fences: str = "both", tim
 
 
 async def fence(what: _core.Post | _core._Group) -> None:
-    """Not to be cancelled itself: memory that is still written must not be used again."""
+    """Not to be cancelled itself: memory that is still written must not be used again. Where the backend can't say when
+    that ends, there is nothing to wait for."""
     fenced = asyncio.ensure_future(wait_fenced(what, "local"))
     while not fenced.done():
         try:
@@ -408,7 +440,7 @@ async def fence(what: _core.Post | _core._Group) -> None:
         except asyncio.CancelledError:
             continue
     error = fenced.exception()
-    if error is not None and not isinstance(error, _errors.Closed):  # a closed agent reaches no memory
+    if error is not None and not isinstance(error, (_errors.Closed, _errors.Unsupported)):  # a closed agent reaches no memory
         raise error
 
 
