@@ -74,21 +74,21 @@ void Carrier::disconnect(Handle handle) noexcept {
   s.engine.remove_peer(handle);
   const auto* const peer = s.find(handle);
   if (peer == nullptr) return;
-  auto* const link = peer->link;
+  auto* const line = peer->line;
   s.forget(handle);
-  if (link == nullptr) return;
-  s.write(*link);  // the engine's farewell
-  s.end(*link, "");
+  if (line == nullptr) return;
+  s.write(*line);  // the engine's farewell
+  s.end(*line, "");
 }
 
 void Carrier::send(Handle handle, std::span<const uint8_t> message) noexcept {
   State& s = *state_;
   const auto* const peer = s.find(handle);
-  if (peer == nullptr || peer->link == nullptr || message.size() > kMaxControlBytes) return;
-  auto& link = *peer->link;
-  if (link.over || link.frames.unsent() + message.size() > s.options.max_unsent_bytes) return;
-  if (!link.frames.append(message)) return s.end(link, kNoMemoryForMessages);
-  s.write(link);
+  if (peer == nullptr || peer->line == nullptr || message.size() > kMaxControlBytes) return;
+  auto& line = *peer->line;
+  if (line.over || line.frames.unsent() + message.size() > s.options.max_unsent_bytes) return;
+  if (!line.frames.append(message)) return s.end(line, kNoMemoryForMessages);
+  s.write(line);
 }
 
 std::size_t Carrier::progress(uint64_t now_ns) noexcept {
@@ -99,7 +99,7 @@ std::size_t Carrier::progress(uint64_t now_ns) noexcept {
   const std::size_t count = s.poller.wait(events, 0);
   for (std::size_t i = 0; i < count; ++i)
     if (events[i].context != nullptr)
-      s.handle(*static_cast<State::Link*>(events[i].context), events[i].events);
+      s.handle(*static_cast<State::Line*>(events[i].context), events[i].events);
   s.sweep();
   // Last: what it accepts may be given a place that one of these events names.
   for (std::size_t i = 0; i < count; ++i)
@@ -114,15 +114,15 @@ int Carrier::event_fd() const noexcept { return state_->poller.fd(); }
 uint64_t Carrier::next_timer_ns() const noexcept {
   const State& s = *state_;
   if (s.some_over) return s.now_ns;
-  const auto waits = [](const State::Link& link) { return link.deadline_ns != kNoDeadline; };
-  const bool any = !s.strangers.empty() || std::any_of(s.links.begin(), s.links.end(), waits);
+  const auto waits = [](const State::Line& line) { return line.deadline_ns != kNoDeadline; };
+  const bool any = !s.strangers.empty() || std::any_of(s.lines.begin(), s.lines.end(), waits);
   return any ? s.next_check_ns : kNoDeadline;
 }
 
-std::size_t Carrier::links() const noexcept {
-  const auto open = [](const State::Link& link) { return !link.over; };
+std::size_t Carrier::lines() const noexcept {
+  const auto open = [](const State::Line& line) { return !line.over; };
   return static_cast<std::size_t>(std::count_if(state_->strangers.begin(), state_->strangers.end(), open) +
-                                  std::count_if(state_->links.begin(), state_->links.end(), open));
+                                  std::count_if(state_->lines.begin(), state_->lines.end(), open));
 }
 
 }  // namespace towline::fabric

@@ -30,7 +30,7 @@ std::optional<CarrierAddress> decode_carrier_address(std::span<const uint8_t> by
 
 struct CarrierOptions {
   std::string listen = "127.0.0.1:0";
-  std::size_t max_links = 16384;
+  std::size_t max_lines = 16384;
   std::size_t max_strangers = 512;  // connections that have not shown the ticket
   uint64_t hello_ns = 5 * kSecondNs;
   std::size_t max_unsent_bytes = 64 << 10;  // per peer; messages beyond are dropped
@@ -59,7 +59,7 @@ class Carrier {
   int event_fd() const noexcept;  // readable when progress() has something to do
   uint64_t next_timer_ns() const noexcept;
 
-  std::size_t links() const noexcept;
+  std::size_t lines() const noexcept;
 
  private:
   struct State;

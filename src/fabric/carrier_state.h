@@ -1,4 +1,4 @@
-// A carrier's links and peers: carrier_links.cc has what happens to a link, carrier.cc the peers and the calls.
+// A carrier's lines and peers: carrier_lines.cc has what happens to a line, carrier.cc the peers and the calls.
 #pragma once
 
 #include <list>
@@ -16,8 +16,8 @@ namespace towline::fabric {
 inline constexpr const char* kNoMemoryForMessages = "there is no memory for its messages";
 
 struct Carrier::State {
-  struct Link {
-    explicit Link(Stream stream) noexcept : frames(std::move(stream)) {}
+  struct Line {
+    explicit Line(Stream stream) noexcept : frames(std::move(stream)) {}
 
     FramedStream frames;
     bool connecting = false;
@@ -36,7 +36,7 @@ struct Carrier::State {
   struct Known {
     Handle handle;
     CarrierAddress address;
-    Link* link = nullptr;  // the one that messages go over
+    Line* line = nullptr;  // the one that messages go over
   };
 
   State(Engine& to, CarrierOptions given)
@@ -48,32 +48,32 @@ struct Carrier::State {
   }
 
   CarrierAddress address() const;
-  Link& add_link(std::list<Link>& to, Stream stream);
+  Line& add_line(std::list<Line>& to, Stream stream);
   void start(Known& peer, std::size_t endpoint);
-  void say_hello(Link& link, const Id& their_ticket);
+  void say_hello(Line& line, const Id& their_ticket);
   Known& add_peer(const CarrierAddress& address);
   Known* find(Handle handle) noexcept;
   void forget(Handle handle) noexcept;
 
   void accept() noexcept;
-  void handle(Link& link, uint32_t what) noexcept;
-  void write(Link& link) noexcept;
-  void read(Link& link) noexcept;
-  void take_hello(Link& link, std::span<const uint8_t> frame);
-  void end(Link& link, const char* why, int error = 0) noexcept;
+  void handle(Line& line, uint32_t what) noexcept;
+  void write(Line& line) noexcept;
+  void read(Line& line) noexcept;
+  void take_hello(Line& line, std::span<const uint8_t> frame);
+  void end(Line& line, const char* why, int error = 0) noexcept;
   void end_late() noexcept;
   void sweep() noexcept;
-  void go_on(Link& link) noexcept;
+  void go_on(Line& line) noexcept;
 
   Engine& engine;
   const CarrierOptions options;
   const Id ticket;
   ListeningSocket listener;
   Poller poller;
-  // Every link is in one of them; pointers to it stay valid until it is swept.
-  std::list<Link> strangers;  // oldest first
-  std::list<Link> links;      // of peers
-  std::list<Link> swept;
+  // Every line is in one of them; pointers to it stay valid until it is swept.
+  std::list<Line> strangers;  // oldest first
+  std::list<Line> lines;      // of peers
+  std::list<Line> swept;
   std::map<Id, Known> peers;
   std::unordered_map<uint64_t, Id> by_handle;
   bool some_over = false;

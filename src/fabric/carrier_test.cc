@@ -80,7 +80,7 @@ TEST_F(FabricCarrier, EnginesThatKnowAnAddressReachEachOtherBothWays) {
   const Handle back = two.carrier->connect(handed_over(one));
   ASSERT_EQ(two.count(back, 6), Status::kInProgress);
   ASSERT_TRUE(until({&one, &two}, [&] { return one.counts[6] == 1; }));
-  EXPECT_EQ(two.carrier->links(), 1u);  // the one that there was
+  EXPECT_EQ(two.carrier->lines(), 1u);  // the one that there was
 }
 
 TEST_F(FabricCarrier, BothMayConnectAtOnce) {
@@ -105,7 +105,7 @@ TEST_F(FabricCarrier, WithoutTheTicketNobodyIsTaken) {
   ASSERT_TRUE(until({&one, &two}, [&] { return one.losses.size() == 1; }));
   EXPECT_EQ(one.failed, 1u);
   EXPECT_TRUE(two.counts.empty());
-  ASSERT_TRUE(until({&one, &two}, [&] { return two.carrier->links() == 0; }));
+  ASSERT_TRUE(until({&one, &two}, [&] { return two.carrier->lines() == 0; }));
 }
 
 TEST_F(FabricCarrier, SilentAndNoisyStrangersAreBoundedAndDisturbNobody) {
@@ -129,14 +129,14 @@ TEST_F(FabricCarrier, SilentAndNoisyStrangersAreBoundedAndDisturbNobody) {
   until(
       {&one, &two},
       [&] {
-        most = std::max(most, two.carrier->links());
+        most = std::max(most, two.carrier->lines());
         return false;
       },
       50 * kMillisecondNs);
   EXPECT_LE(most, 5u);
   ASSERT_EQ(one.count(peer, 2), Status::kInProgress);
   ASSERT_TRUE(until({&one, &two}, [&] { return two.counts[2] == 1; }));
-  ASSERT_TRUE(until({&one, &two}, [&] { return two.carrier->links() == 1; }));  // time is up for them
+  ASSERT_TRUE(until({&one, &two}, [&] { return two.carrier->lines() == 1; }));  // time is up for them
 }
 
 TEST_F(FabricCarrier, APeerThatGoesIsLostAtOnce) {

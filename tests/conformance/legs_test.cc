@@ -35,7 +35,7 @@ constexpr Path kPaths[] = {
 class LegsTest : public CudaTest, public ::testing::WithParamInterface<Path> {
  protected:
   static constexpr uint64_t kChunk = 64 << 10;
-  static constexpr uint64_t kLane = 3 * kChunk;
+  static constexpr uint64_t kSet = 3 * kChunk;
   static constexpr uint64_t kBytes = 1 << 20;
   static constexpr uint32_t kCount = kBytes / kPage;
 
@@ -234,7 +234,7 @@ TEST_P(LegsTest, ARegionThatALegUsesIsDeregisteredWhenTheLegHasEnded) {
   EXPECT_EQ(transfer.post(), Status::kStale);
 }
 
-TEST_P(LegsTest, MoreTransfersThanThereAreLanesTakeTurns) {
+TEST_P(LegsTest, MoreTransfersThanThereAreSetsTakeTurns) {
   constexpr size_t kThreads = 5;
   stamp(mine_.data(), kBytes, 10);
   std::vector<std::thread> threads;

@@ -259,7 +259,7 @@ TEST_P(StagingTest, MoreTransfersThanThePoolHasRoomForTakeTurns) {
   EXPECT_EQ(first_difference(memory_->data(), kThreads * kEach, 12), kThreads * kEach);
   const std::string info = agent_->info();
   EXPECT_NE(info.find("\"staging\":{\"bytes\":393216"), std::string::npos)
-      << info;  // two lanes, below the limit
+      << info;  // two sets, below the limit
   static_assert(393216 <= kLimit);
 }
 

@@ -13,15 +13,15 @@ namespace {
 using towline::Status;
 namespace plugin = towline::plugin;
 
-SlowGate gate;
+SlowHold hold;
 
 // Until the test lets it go.
 void wait_at(uint32_t step) {
-  uint32_t held = gate.held.load();
+  uint32_t held = hold.held.load();
   if ((held & step) == 0) return;
-  gate.inside.fetch_or(step);
-  for (; (held & step) != 0; held = gate.held.load()) gate.held.wait(held);
-  gate.inside.fetch_and(~step);
+  hold.inside.fetch_or(step);
+  for (; (held & step) != 0; held = hold.held.load()) hold.held.wait(held);
+  hold.inside.fetch_and(~step);
 }
 
 struct SlowImport {
@@ -141,12 +141,12 @@ constexpr towline_move_v1 kMoves[] = {plugin::move(plugin::kReadAndWrite, plugin
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) SlowGate* slow_gate() { return &gate; }
+extern "C" __attribute__((visibility("default"))) SlowHold* slow_hold() { return &hold; }
 
 // Here, since the standard library wakes those alone that wait in the same library.
 extern "C" __attribute__((visibility("default"))) void slow_let_go() {
-  gate.held = 0;
-  gate.held.notify_all();
+  hold.held = 0;
+  hold.held.notify_all();
 }
 
 extern "C" __attribute__((visibility("default"))) const towline_plugin_v1_t* towline_plugin_v1(

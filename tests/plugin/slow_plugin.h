@@ -7,7 +7,7 @@
 inline constexpr uint32_t kSlowImport = 1;
 inline constexpr uint32_t kSlowAdd = 2;
 
-struct SlowGate {
+struct SlowHold {
   std::atomic<uint32_t> held{0};
   std::atomic<uint32_t> inside{0};
 };

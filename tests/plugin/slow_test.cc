@@ -21,7 +21,7 @@ using namespace std::chrono_literals;
 class Slow : public ::testing::Test {
  protected:
   Slow() : library_(dlopen(SLOW_PLUGIN, RTLD_NOW)) {
-    gate_ = reinterpret_cast<SlowGate* (*)()>(dlsym(library_, "slow_gate"))();
+    hold_ = reinterpret_cast<SlowHold* (*)()>(dlsym(library_, "slow_hold"))();
     for (size_t i = 0; i < memory_.size() / 2; ++i) memory_[i] = static_cast<std::byte>(i * 7);
     region_ = agent_->register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll});
     self_ = agent_->add_peer(agent_->metadata());
@@ -40,9 +40,9 @@ class Slow : public ::testing::Test {
   }
   bool comes_in(uint32_t step) const {
     const auto until = std::chrono::steady_clock::now() + 20s;
-    while ((gate_->inside.load() & step) == 0 && std::chrono::steady_clock::now() < until)
+    while ((hold_->inside.load() & step) == 0 && std::chrono::steady_clock::now() < until)
       (void)agent_->wait(1ms);
-    return (gate_->inside.load() & step) != 0;
+    return (hold_->inside.load() & step) != 0;
   }
   // Another transfer of the same worker, made, posted and ended, with its notice.
   void others_go_on() {
@@ -62,7 +62,7 @@ class Slow : public ::testing::Test {
 
   static constexpr size_t kHalf = 1 << 15;
   void* const library_;
-  SlowGate* gate_ = nullptr;
+  SlowHold* hold_ = nullptr;
   std::vector<std::byte> memory_ = std::vector<std::byte>(2 * kHalf);
   static AgentOptions options() {
     return {.listen = "none", .backends = "slow,memory", .config = "plugins = [\"" SLOW_PLUGIN "\"]\n"};
@@ -73,30 +73,30 @@ class Slow : public ::testing::Test {
 };
 
 TEST_F(Slow, OthersGoOnWhileAnImportBlocks) {
-  gate_->held = kSlowImport;
+  hold_->held = kSlowImport;
   std::thread importing([this] { move_slowly(); });
   EXPECT_TRUE(comes_in(kSlowImport));
   others_go_on();
-  EXPECT_NE(gate_->inside.load() & kSlowImport, 0u) << "the import had ended before";
+  EXPECT_NE(hold_->inside.load() & kSlowImport, 0u) << "the import had ended before";
   let_go();
   importing.join();
 }
 
 TEST_F(Slow, OthersGoOnWhileARegistrationBlocks) {
-  gate_->held = kSlowAdd;
+  hold_->held = kSlowAdd;
   std::vector<std::byte> more(4096);
   std::optional<Region> added;
   std::thread registering(
       [&] { added = agent_->register_memory(dram(more.data(), more.size()), {.access = Access::kAll}); });
   EXPECT_TRUE(comes_in(kSlowAdd));
   others_go_on();
-  EXPECT_NE(gate_->inside.load() & kSlowAdd, 0u) << "the registration had ended before";
+  EXPECT_NE(hold_->inside.load() & kSlowAdd, 0u) << "the registration had ended before";
   let_go();
   registering.join();
 }
 
 TEST_F(Slow, ATransferIsNotMadeInTimeWhileItsImportBlocksAndClosingWaitsForThat) {
-  gate_->held = kSlowImport;
+  hold_->held = kSlowImport;
   try {
     const Transfer move = agent_->transfer(agent_->block_list(Blocks::at(memory_.data(), 4096)),
                                            self_->block_list(Blocks::at(memory_.data() + kHalf, 4096)),
@@ -115,7 +115,7 @@ TEST_F(Slow, ATransferIsNotMadeInTimeWhileItsImportBlocksAndClosingWaitsForThat)
   EXPECT_EQ(closing.wait_for(50ms), std::future_status::timeout) << "closing does not wait";
   let_go();
   closing.wait();
-  EXPECT_EQ(gate_->inside.load(), 0u);
+  EXPECT_EQ(hold_->inside.load(), 0u);
 }
 
 }  // namespace

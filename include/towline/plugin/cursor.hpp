@@ -1,16 +1,16 @@
-// Turns a plan into segments: (local, remote, length) triples in the plan's order, a window at a time.
+// Turns a plan into segments: (local, remote, length) triples in the plan's order, a batch at a time.
 // Header-only C++20, needs nothing but plan.h, so that any backend, also out of tree, can use it.
 //
 //   towline::plugin::Cursor cursor{*plan, args->begin, args->end};
-//   towline_segment window[64];
-//   while (size_t count = cursor.next(window, 64, max_bytes)) { ... }
+//   towline_segment batch[64];
+//   while (size_t count = cursor.next(batch, 64, max_bytes)) { ... }
 //
 // Positions are bytes of the plan: 0 is the first byte of its first pair of blocks, plan->bytes the end.
 //
 // How it is fast. If both lists are extents, it looks for *rows*: blocks that follow each other with one
 // constant stride on both sides. A row that is contiguous on both sides becomes one segment at once; any
 // other costs two additions per block. If runs or rows are short, blocks are taken in batches, inside the
-// caller's window: first the indices of the blocks are stored there, then one loop each turns them into local
+// caller's batch: first the indices of the blocks are stored there, then one loop each turns them into local
 // and remote addresses (divisions by an extent's shape are multiplications, prepared when the shape was first
 // seen), and a last loop joins neighbours. No allocation, no lock, no call out of line per block.
 //
@@ -291,27 +291,27 @@ class Cursor {
   // Neighbours that are contiguous on both sides in the same regions are one segment. Returns their number; 0
   // only at the end, or for a capacity or max_bytes of 0.
   size_t next(towline_segment* out, size_t capacity, uint64_t max_bytes) noexcept {
-    Window window{out, capacity, 0, end_ - position_};
-    if (max_bytes < window.budget) window.budget = max_bytes;
-    const uint64_t allowed = window.budget;
-    while (window.budget != 0) {
-      const size_t count_before = window.count;
-      const uint64_t budget_before = window.budget;
-      if (in_block_ != 0 || window.budget < plan_->block_length)
-        take_piece(window);
-      else if (!take_row(window) && !take_batch(window))
-        take_piece(window);
-      if (window.budget == budget_before && window.count == count_before) break;  // full
+    Batch batch{out, capacity, 0, end_ - position_};
+    if (max_bytes < batch.budget) batch.budget = max_bytes;
+    const uint64_t allowed = batch.budget;
+    while (batch.budget != 0) {
+      const size_t count_before = batch.count;
+      const uint64_t budget_before = batch.budget;
+      if (in_block_ != 0 || batch.budget < plan_->block_length)
+        take_piece(batch);
+      else if (!take_row(batch) && !take_batch(batch))
+        take_piece(batch);
+      if (batch.budget == budget_before && batch.count == count_before) break;  // full
     }
-    position_ += allowed - window.budget;
-    return window.count;
+    position_ += allowed - batch.budget;
+    return batch.count;
   }
 
  private:
   static constexpr uint64_t kShortRow = 8;
   static constexpr size_t kBatchBlocks = 64;
 
-  struct Window {
+  struct Batch {
     towline_segment* out;
     size_t capacity;
     size_t count;
@@ -371,17 +371,17 @@ class Cursor {
   }
 
   // Takes the rest of the current block, or as much of it as the budget allows.
-  void take_piece(Window& window) noexcept {
+  void take_piece(Batch& batch) noexcept {
     const towline_run& run = plan_->runs[run_];
     const detail::Row local = local_.row(run.local_block + in_run_ * plan_->local_step, plan_->local_step);
     const detail::Row remote =
         remote_.row(run.remote_block + in_run_ * plan_->remote_step, plan_->remote_step);
     const uint64_t rest = local.length - in_block_;
-    const uint64_t length = rest < window.budget ? rest : window.budget;
-    if (!window.append(local.address + in_block_, remote.address + in_block_, length, local.region,
-                       remote.region))
+    const uint64_t length = rest < batch.budget ? rest : batch.budget;
+    if (!batch.append(local.address + in_block_, remote.address + in_block_, length, local.region,
+                      remote.region))
       return;
-    window.budget -= length;
+    batch.budget -= length;
     in_block_ += length;
     if (length == rest) {
       in_block_ = 0;
@@ -390,7 +390,7 @@ class Cursor {
   }
 
   // Takes whole blocks of one row. False, with nothing taken, if a batch is better or no block fits.
-  bool take_row(Window& window) noexcept {
+  bool take_row(Batch& batch) noexcept {
     const towline_run& run = plan_->runs[run_];
     const uint64_t left = run.count - in_run_;
     if (left < kShortRow || short_rows_ || local_.is_flat() || remote_.is_flat()) return false;
@@ -405,19 +405,19 @@ class Cursor {
       short_rows_ = true;
       return false;
     }
-    if (window.budget < blocks * length) blocks = window.budget / length;
+    if (batch.budget < blocks * length) blocks = batch.budget / length;
     if (blocks == 0) return false;
     if (one_segment) {
-      if (window.append(local.address, remote.address, blocks * length, local.region, remote.region)) {
-        window.budget -= blocks * length;
+      if (batch.append(local.address, remote.address, blocks * length, local.region, remote.region)) {
+        batch.budget -= blocks * length;
         advance_in_run(blocks);
       }
       return true;
     }
-    if (!window.append(local.address, remote.address, length, local.region, remote.region)) return true;
-    const size_t room = window.capacity - window.count;
+    if (!batch.append(local.address, remote.address, length, local.region, remote.region)) return true;
+    const size_t room = batch.capacity - batch.count;
     if (blocks - 1 > room) blocks = room + 1;
-    towline_segment* out = window.out + window.count;
+    towline_segment* out = batch.out + batch.count;
     uint64_t local_address = local.address;
     uint64_t remote_address = remote.address;
     for (uint64_t i = 1; i < blocks; ++i) {
@@ -425,36 +425,36 @@ class Cursor {
       remote_address += remote.stride;
       *out++ = {local_address, remote_address, length, local.region, remote.region};
     }
-    window.count += blocks - 1;
-    window.budget -= blocks * length;
+    batch.count += blocks - 1;
+    batch.budget -= blocks * length;
     advance_in_run(blocks);
     return true;
   }
 
   // Takes whole blocks at any place. False, with nothing taken, if there is no room or the first does not fit
   // into the budget.
-  bool take_batch(Window& window) noexcept {
-    size_t wanted = window.capacity - window.count;
+  bool take_batch(Batch& batch) noexcept {
+    size_t wanted = batch.capacity - batch.count;
     if (wanted > kBatchBlocks) wanted = kBatchBlocks;
-    towline_segment* const segments = window.out + window.count;
+    towline_segment* const segments = batch.out + batch.count;
     size_t taken = collect(segments, wanted);
     if (const uint64_t length = plan_->block_length; length != 0) {
-      if (window.budget < taken * length) taken = static_cast<size_t>(window.budget / length);
+      if (batch.budget < taken * length) taken = static_cast<size_t>(batch.budget / length);
       for (size_t i = 0; i < taken; ++i) segments[i].length = length;
-      window.budget -= taken * length;
+      batch.budget -= taken * length;
     } else {
       const size_t collected = taken;
       for (taken = 0; taken < collected; ++taken) {
         const uint64_t block_length = local_.length(segments[taken].local);
-        if (block_length > window.budget) break;
+        if (block_length > batch.budget) break;
         segments[taken].length = block_length;
-        window.budget -= block_length;
+        batch.budget -= block_length;
       }
     }
     if (taken == 0) return false;
     local_.resolve<&towline_segment::local, &towline_segment::local_region>(segments, taken);
     remote_.resolve<&towline_segment::remote, &towline_segment::remote_region>(segments, taken);
-    window.join(taken);
+    batch.join(taken);
     advance(taken);
     return true;
   }
