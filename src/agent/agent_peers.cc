@@ -6,6 +6,7 @@
 #include "agent/metadata_service.h"
 #include "agent/post.h"
 #include "agent/route_planner.h"
+#include "base/copy/copy.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "metadata/listener/exchange.h"
@@ -256,7 +257,7 @@ Status Agent::send_notice(Peer& peer, const void* data, size_t bytes, uint64_t t
   const size_t header_bytes = bytes_of(header);
   message.resize(header_bytes + bytes);
   std::memcpy(message.data(), &header, header_bytes);
-  if (bytes != 0) std::memcpy(message.data() + header_bytes, data, bytes);
+  copy_bytes(message.data() + header_bytes, data, bytes);
   return send_message(peer, message.data(), message.size(), bytes, tag != 0);
 }
 

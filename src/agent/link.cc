@@ -6,6 +6,7 @@
 #include "agent/agent.h"
 #include "agent/post.h"
 #include "agent/worker.h"
+#include "base/copy/copy.h"
 #include "base/log.h"
 #include "base/sync/in_use.h"
 
@@ -431,7 +432,7 @@ void Link::on_data(const DataMessage& message, uint64_t tag, const uint8_t* noti
   node->worker = worker_.index();
   node->bytes = bytes;
   node->tag = tag;
-  std::memcpy(node->data(), notice, bytes);
+  copy_bytes(node->data(), notice, bytes);
   received_->add_notice(worker_.index());
   agent.queues().deliver(node);
 }

@@ -4,6 +4,7 @@
 // belongs to, and steps that belong to nothing are answered or dropped.
 #include <cstring>
 
+#include "base/copy/copy.h"
 #include "base/wire.h"
 #include "fabric/transfer_engine_state.h"
 
@@ -136,7 +137,7 @@ void TransferEngine::match(Slot& receive, Handle peer, uint64_t send, uint64_t b
   }
   receive.bytes = bytes;
   if (bytes == payload.size() && (bytes == 0 || is_host(*receive.local))) {
-    if (bytes != 0) std::memcpy(at(*receive.local, receive.offset), payload.data(), bytes);
+    copy_bytes(at(*receive.local, receive.offset), payload.data(), bytes);
     end(receive, Status::kOk, kFencedBoth);
     return reply(peer, answer_of(send, Status::kOk));
   }

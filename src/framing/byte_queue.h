@@ -13,6 +13,7 @@
 #include <span>
 
 #include "base/check.h"
+#include "base/copy/copy.h"
 
 namespace towline::framing {
 
@@ -31,8 +32,8 @@ class ByteQueue {
     const auto* from = static_cast<const uint8_t*>(data);
     const std::size_t at = end_ & (capacity_ - 1);
     const std::size_t first = std::min(bytes, capacity_ - at);
-    if (first != 0) std::memcpy(data_.get() + at, from, first);
-    if (bytes > first) std::memcpy(data_.get(), from + first, bytes - first);
+    copy_bytes(data_.get() + at, from, first);
+    copy_bytes(data_.get(), from + first, bytes - first);
     end_ += bytes;
   }
 

@@ -154,7 +154,7 @@ void UcxConnection::take_record(const Header& header, std::span<const uint8_t> d
   if (down_) return;
   const ReceiveRequest receive = receives_.front();
   receives_.pop_front();
-  if (!data.empty()) std::memcpy(reinterpret_cast<void*>(receive.address), data.data(), data.size());
+  copy_bytes(reinterpret_cast<void*>(receive.address), data.data(), data.size());
   owner_.tell({receive.cookie, 0, number_, static_cast<uint32_t>(data.size()), Status::kOk,
                CompletionKind::kReceive});
 }

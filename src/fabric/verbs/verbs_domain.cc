@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "base/clock.h"
+#include "base/copy/copy.h"
 #include "base/error.h"
 #include "base/id.h"
 #include "base/log.h"
@@ -508,9 +509,8 @@ bool VerbsDomain::convert_receive(const ibv_wc& from, Completion& to) noexcept {
       const ReceiveRequest receive = pair.receives[pair.receives_head++ & (pair.receives.size() - 1)];
       const bool immediate = (from.wc_flags & IBV_WC_WITH_IMM) != 0;
       const uint32_t bytes = immediate ? 0 : std::min(from.byte_len, std::min(receive.length, kRecordBytes));
-      if (bytes != 0)
-        std::memcpy(reinterpret_cast<void*>(receive.address),
-                    buffers_.get() + std::size_t{buffer} * kRecordBytes, bytes);
+      copy_bytes(reinterpret_cast<void*>(receive.address),
+                 buffers_.get() + std::size_t{buffer} * kRecordBytes, bytes);
       to = {receive.cookie, immediate ? ntohl(from.imm_data) : 0,
             found->second,  bytes,
             Status::kOk,    immediate ? CompletionKind::kReceiveImmediate : CompletionKind::kReceive};
