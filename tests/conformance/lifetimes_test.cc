@@ -12,7 +12,7 @@
 namespace towline::conformance {
 namespace {
 
-constexpr uint64_t kBytes = 1 << 16;
+constexpr uint64_t kMoved = 1 << 16;
 
 // Its peer makes no progress by itself, and so lets go of a region only when it is told to.
 class Lifetimes : public ::testing::Test {
@@ -22,18 +22,18 @@ class Lifetimes : public ::testing::Test {
     memory_.reset();
     mine_region_.emplace(visitor_.register_memory(dram(mine_)));
     peer_.emplace(visitor_.add_peer(owner_->metadata()));
-    move_.emplace(visitor_.transfer(visitor_.block_list(blocks_of(mine_.data(), kBytes, 4096)),
-                                    peer_->block_list(blocks_of(seen_.lock()->data(), kBytes, 4096))));
+    move_.emplace(visitor_.transfer(visitor_.block_list(blocks_of(mine_.data(), kMoved, 4096)),
+                                    peer_->block_list(blocks_of(seen_.lock()->data(), kMoved, 4096))));
     Status status = move_->post();
     if (status == Status::kInProgress) status = move_->wait(30s);
     EXPECT_EQ(status, Status::kOk) << last_error();
   }
 
-  std::shared_ptr<Memory> memory_ = std::make_shared<Memory>(kBytes);
+  std::shared_ptr<Memory> memory_ = std::make_shared<Memory>(kMoved);
   const std::weak_ptr<Memory> seen_ = memory_;
   std::optional<Agent> owner_{std::in_place, "owner", AgentOptions{.listen = "none", .backends = "shm"}};
   Agent visitor_{"visitor", {.progress = Progress::kCaller, .listen = "none", .backends = "shm"}};
-  std::vector<std::byte> mine_ = std::vector<std::byte>(kBytes);
+  std::vector<std::byte> mine_ = std::vector<std::byte>(kMoved);
   std::optional<Region> region_, mine_region_;
   std::optional<Peer> peer_;
   std::optional<Transfer> move_;
@@ -87,19 +87,19 @@ Status code_of(const Call& call) {
 
 TEST(AfterTheAgent, WhatWasMadeFromItAnswersClosed) {
   const Agent far("far", {.listen = "none"});
-  const Memory memory(kBytes);
-  const Memory mine(kBytes);
+  const Memory memory(kMoved);
+  const Memory mine(kMoved);
   const Region theirs = far.register_memory(dram(memory), {.access = Access::kAll, .name = "kv"});
   std::optional<Agent> agent(std::in_place, "near", AgentOptions{.listen = "none"});
   Region region = agent->register_memory(dram(mine), {.name = "kv"});
   Peer peer = agent->add_peer(far.metadata());
   const View there = peer.region("kv");
-  const BlockList from = agent->block_list(blocks_of(mine.data(), kBytes, 4096));
-  const BlockList to = peer.block_list(blocks_of(memory.data(), kBytes, 4096));
+  const BlockList from = agent->block_list(blocks_of(mine.data(), kMoved, 4096));
+  const BlockList to = peer.block_list(blocks_of(memory.data(), kMoved, 4096));
   const Plan plan = agent->plan(from, to);
   const Group group = agent->group();
   agent.reset();
-  EXPECT_EQ(code_of([&] { return peer.block_list(blocks_of(memory.data(), kBytes, 4096)); }),
+  EXPECT_EQ(code_of([&] { return peer.block_list(blocks_of(memory.data(), kMoved, 4096)); }),
             Status::kClosed);
   EXPECT_EQ(code_of([&] { return peer.refresh(1s), 0; }), Status::kClosed);
   EXPECT_EQ(peer.send("late"), Status::kClosed);
@@ -111,13 +111,13 @@ TEST(AfterTheAgent, WhatWasMadeFromItAnswersClosed) {
 
 TEST(AfterTheAgent, APeerThatIsAllThatIsLeftAnswersClosed) {
   const Agent far("far", {.listen = "none"});
-  const Memory memory(kBytes);
+  const Memory memory(kMoved);
   const Region theirs = far.register_memory(dram(memory), {.access = Access::kAll});
   std::optional<Agent> agent(std::in_place, "near", AgentOptions{.listen = "none"});
   Peer peer = agent->add_peer(far.metadata());
   agent.reset();
   const Agent another("another", {.listen = "none"});  // has the memory of a handle that was freed too early
-  EXPECT_EQ(code_of([&] { return peer.block_list(blocks_of(memory.data(), kBytes, 4096)); }),
+  EXPECT_EQ(code_of([&] { return peer.block_list(blocks_of(memory.data(), kMoved, 4096)); }),
             Status::kClosed);
   EXPECT_EQ(code_of([&] { return peer.refresh(1s), 0; }), Status::kClosed);
 }
@@ -126,14 +126,14 @@ TEST(AfterTheAgent, APeerThatIsAllThatIsLeftAnswersClosed) {
 TEST(AfterTheAgent, APostThatIsMadeAnewAnswersClosed) {
   for (const char* backend : {"memory", "tcp"}) {
     const Agent far("far", {.listen = "127.0.0.1:0"});
-    const Memory memory(kBytes);
-    const Memory mine(kBytes);
+    const Memory memory(kMoved);
+    const Memory mine(kMoved);
     const Region theirs = far.register_memory(dram(memory), {.access = Access::kAll});
     Agent agent("near", {.listen = "none", .backends = backend});
     const Region region = agent.register_memory(dram(mine));
     const Peer peer = agent.add_peer(far.metadata());
-    const Plan plan = agent.plan(agent.block_list(blocks_of(mine.data(), kBytes, 4096)),
-                                 peer.block_list(blocks_of(memory.data(), kBytes, 4096)));
+    const Plan plan = agent.plan(agent.block_list(blocks_of(mine.data(), kMoved, 4096)),
+                                 peer.block_list(blocks_of(memory.data(), kMoved, 4096)));
     const Post held = plan.post(PostOptions{});
     ASSERT_EQ(held.wait(60s), Status::kOk) << held.error();
     agent.close();
@@ -183,7 +183,7 @@ class ClosedInUse : public ::testing::TestWithParam<const char*> {
   }
   Status send() { return peer_.send("x"); }
   Status make_a_list() {
-    return code_of([&] { return agent_.block_list(blocks_of(mine_->data(), kBytes, 4096)); });
+    return code_of([&] { return agent_.block_list(blocks_of(mine_->data(), kMoved, 4096)); });
   }
   Status register_more() {
     return code_of([&] { return agent_.register_memory(std::make_shared<Memory>(4096)); });
@@ -202,14 +202,14 @@ class ClosedInUse : public ::testing::TestWithParam<const char*> {
   static AgentOptions options(const char* listen) { return {.listen = listen, .backends = GetParam()}; }
 
   Agent far_{"far", options(GetParam() == std::string("tcp") ? "127.0.0.1:0" : "none")};
-  std::shared_ptr<Memory> memory_ = std::make_shared<Memory>(kBytes);
+  std::shared_ptr<Memory> memory_ = std::make_shared<Memory>(kMoved);
   Region theirs_ = far_.register_memory(memory_, {.access = Access::kAll});
   Agent agent_{"near", options("none")};
-  std::shared_ptr<Memory> mine_ = std::make_shared<Memory>(kBytes);
+  std::shared_ptr<Memory> mine_ = std::make_shared<Memory>(kMoved);
   Region region_ = agent_.register_memory(mine_);
   Peer peer_ = agent_.add_peer(far_.metadata());
-  BlockList from_ = agent_.block_list(blocks_of(mine_->data(), kBytes, 4096));
-  BlockList to_ = peer_.block_list(blocks_of(memory_->data(), kBytes, 4096));
+  BlockList from_ = agent_.block_list(blocks_of(mine_->data(), kMoved, 4096));
+  BlockList to_ = peer_.block_list(blocks_of(memory_->data(), kMoved, 4096));
   Plan plan_ = agent_.plan(from_, to_);
 };
 

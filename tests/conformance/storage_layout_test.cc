@@ -5,24 +5,26 @@ namespace towline::conformance {
 namespace {
 
 constexpr uint64_t kLayers = 4;
-constexpr uint64_t kPages = 16;
-constexpr uint64_t kPage = 4096;
-constexpr uint64_t kAll = kLayers * kPages * kPage;
+constexpr uint64_t kPagesEach = 16;
+constexpr uint64_t kPageBytes = 4096;
+constexpr uint64_t kAll = kLayers * kPagesEach * kPageBytes;
 
 class StorageLayoutTest : public StorageTest {
  protected:
   // A cache of the same shape in memory.
   [[nodiscard]] Region cache() {
     return agent_->register_memory(dram(memory_.data(), kAll),
-                                   {.name = "kv", .layout = paged(kLayers, kPages, kPage)});
+                                   {.name = "kv", .layout = paged(kLayers, kPagesEach, kPageBytes)});
   }
   [[nodiscard]] const std::byte* page_at(uint64_t layer, uint64_t page) const {
-    return memory_.data() + (layer * kPages + page) * kPage;
+    return memory_.data() + (layer * kPagesEach + page) * kPageBytes;
   }
-  static uint64_t offset_of(uint64_t layer, uint64_t page) { return (layer * kPages + page) * kPage; }
+  static uint64_t offset_of(uint64_t layer, uint64_t page) {
+    return (layer * kPagesEach + page) * kPageBytes;
+  }
   [[nodiscard]] static StorageOptions shaped(StorageOptions options = {}) {
     options.name = "spilled";
-    options.layout = paged(kLayers, kPages, kPage);
+    options.layout = paged(kLayers, kPagesEach, kPageBytes);
     return options;
   }
   template <class Call>
@@ -46,7 +48,7 @@ TEST_P(StorageLayoutTest, PagesAreReadByTheirPlace) {
   const Post post = agent_->copy(file[2][from], kv[1][to]);
   ASSERT_EQ(post.wait(30s), Status::kOk) << post.error() << last_error();
   for (size_t i = 0; i < from.size(); ++i)
-    EXPECT_EQ(first_difference(page_at(1, to[i]), kPage, 31, offset_of(2, from[i])), kPage) << i;
+    EXPECT_EQ(first_difference(page_at(1, to[i]), kPageBytes, 31, offset_of(2, from[i])), kPageBytes) << i;
   const Post all = agent_->copy(file.view(), kv.view());
   ASSERT_EQ(all.wait(30s), Status::kOk) << all.error() << last_error();
   EXPECT_EQ(first_difference(memory_.data(), kAll, 31), kAll);
@@ -62,9 +64,9 @@ TEST_P(StorageLayoutTest, AFileHasTheLayoutsSizeAndItsPagesAreWritten) {
   ASSERT_EQ(agent_->copy(kv[0], file[0]).wait(30s), Status::kOk) << last_error();
   std::memset(memory_.data(), 0, kAll);
   ASSERT_EQ(agent_->copy(file.view(), kv.view()).wait(30s), Status::kOk) << last_error();
-  EXPECT_EQ(first_difference(page_at(3, 15), kPage, 32, offset_of(3, 15)), kPage);
-  EXPECT_EQ(first_difference(memory_.data(), kPages * kPage, 32), kPages * kPage);
-  EXPECT_TRUE(support::all_are(page_at(1, 0), 2 * kPages * kPage, std::byte{0}));
+  EXPECT_EQ(first_difference(page_at(3, 15), kPageBytes, 32, offset_of(3, 15)), kPageBytes);
+  EXPECT_EQ(first_difference(memory_.data(), kPagesEach * kPageBytes, 32), kPagesEach * kPageBytes);
+  EXPECT_TRUE(support::all_are(page_at(1, 0), 2 * kPagesEach * kPageBytes, std::byte{0}));
 }
 
 TEST_P(StorageLayoutTest, WhatDoesNotFitIsRefusedWithTheReason) {
@@ -84,8 +86,8 @@ TEST_P(StorageLayoutTest, WhatDoesNotFitIsRefusedWithTheReason) {
   why = refusal([&] { return open("spilled", shaped()); }, &code);
   EXPECT_EQ(code, Status::kAlreadyExists) << why;
   // Other shapes are not copied blindly.
-  const Region kv = agent_->register_memory(dram(memory_.data(), kAll),
-                                            {.name = "kv", .layout = paged(kLayers, kPages / 2, 2 * kPage)});
+  const Region kv = agent_->register_memory(
+      dram(memory_.data(), kAll), {.name = "kv", .layout = paged(kLayers, kPagesEach / 2, 2 * kPageBytes)});
   why = refusal([&] { return agent_->copy(first.view(), kv.view()); }, &code);
   EXPECT_EQ(code, Status::kMismatch) << why;
 }

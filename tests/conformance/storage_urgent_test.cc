@@ -61,9 +61,9 @@ class StorageUrgentTest : public StorageTest {
                                   .priority = priority,
                                   .user_data = &letter,
                                   .callback = [](const towline_completion_t* completion) {
-                                    const auto& letter = *static_cast<Letter*>(completion->user_data);
-                                    const std::lock_guard lock(letter.test->mutex_);
-                                    letter.test->order_ += letter.letter;
+                                    const auto& ended = *static_cast<Letter*>(completion->user_data);
+                                    const std::lock_guard lock(ended.test->mutex_);
+                                    ended.test->order_ += ended.letter;
                                   }}));
     ASSERT_FALSE(is_error(posts_.back().poll())) << posts_.back().error();
   }

@@ -20,7 +20,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kBlock = 1 << 20;
+constexpr uint64_t kSentBlock = 1 << 20;
 constexpr const char* kFourSockets = "[tuning.tcp]\nsockets = 4\nbulk_bytes = \"64KiB\"\n";
 
 Status run(const Transfer& transfer) {
@@ -45,9 +45,9 @@ TEST(RemoteFence, WhatStoodStillOnTheWayDoesNotLandOnceItIsFenced) {
   Memory memory(kVictimBytes);
   const Region region = writer.register_memory(dram(memory), {.access = Access::kAll});
   const Peer peer = writer.connect(owner.address());
-  const BlockList mine = writer.block_list(blocks_of(memory.data(), kVictimBytes, kBlock));
+  const BlockList mine = writer.block_list(blocks_of(memory.data(), kVictimBytes, kSentBlock));
   const BlockList theirs =
-      peer.block_list(blocks_of(reinterpret_cast<const void*>(owner.memory()), kVictimBytes, kBlock));
+      peer.block_list(blocks_of(reinterpret_cast<const void*>(owner.memory()), kVictimBytes, kSentBlock));
   std::fill_n(memory.data(), kVictimBytes, std::byte{0xaa});
   const Transfer old = writer.transfer(mine, theirs, {.timeout = 20s});
   ASSERT_EQ(run(old), Status::kOk) << last_error();  // all sockets are up
@@ -57,7 +57,7 @@ TEST(RemoteFence, WhatStoodStillOnTheWayDoesNotLandOnceItIsFenced) {
   ASSERT_EQ(old.wait(10s), Status::kPeerLost);
   ASSERT_TRUE(eventually([&] { return old.wait_fenced(Fence::kLocal, 0s) == Status::kOk; }, 5s));
   EXPECT_EQ(old.wait_fenced(Fence::kRemote, 0s), Status::kNotYet) << "nobody can know that yet";
-  EXPECT_GT(network.kept_bytes(), kBlock);
+  EXPECT_GT(network.kept_bytes(), kSentBlock);
 
   const auto back_at = Clock::now();
   std::fill_n(memory.data(), kVictimBytes, std::byte{0xbb});

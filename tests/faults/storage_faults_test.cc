@@ -275,22 +275,22 @@ TEST(StorageFaults, AReadOnlyFileSystemIsPermissionDenied) {
 
 TEST(StorageFaults, AProcessKilledWhileItReplacesLeavesTheOldOrTheNew) {
   const Folder folder;
-  constexpr size_t kBytes = 1 << 20;
-  make_file(folder / "file", kBytes, 0);
+  constexpr size_t kFileBytes = 1 << 20;
+  make_file(folder / "file", kFileBytes, 0);
   for (int round = 0; round < 25; ++round) {
     std::fflush(nullptr);
     const pid_t child = ::fork();
     if (child == 0) {
       const Agent agent("replacer", quiet());
-      std::vector<std::byte> memory(kBytes);
+      std::vector<std::byte> memory(kFileBytes);
       const Region region =
           agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
-      const BlockList mine = agent.block_list(Blocks::at(memory.data(), kBytes));
+      const BlockList mine = agent.block_list(Blocks::at(memory.data(), kFileBytes));
       for (uint8_t version = 1;; ++version) {
         std::fill(memory.begin(), memory.end(), std::byte{version});
         const Region file =
-            agent.register_storage("file:" + (folder / "file"), {.replace = true, .bytes = kBytes});
-        (void)run(agent.transfer(mine, agent.block_list(file.blocks(0, kBytes))));
+            agent.register_storage("file:" + (folder / "file"), {.replace = true, .bytes = kFileBytes});
+        (void)run(agent.transfer(mine, agent.block_list(file.blocks(0, kFileBytes))));
         file.commit();
       }
     }
@@ -298,20 +298,20 @@ TEST(StorageFaults, AProcessKilledWhileItReplacesLeavesTheOldOrTheNew) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(20 + round * 4);
     size_t looks = 0;
     while (std::chrono::steady_clock::now() < until || looks == 0) {
-      std::vector<char> contents(kBytes + 1);
+      std::vector<char> contents(kFileBytes + 1);
       const int fd = ::open((folder / "file").c_str(), O_RDONLY);
       ASSERT_GE(fd, 0);
-      ASSERT_EQ(::read(fd, contents.data(), contents.size()), static_cast<ssize_t>(kBytes));
+      ASSERT_EQ(::read(fd, contents.data(), contents.size()), static_cast<ssize_t>(kFileBytes));
       ::close(fd);
-      contents.resize(kBytes);
-      ASSERT_EQ(std::count(contents.begin(), contents.end(), contents[0]), static_cast<long>(kBytes));
+      contents.resize(kFileBytes);
+      ASSERT_EQ(std::count(contents.begin(), contents.end(), contents[0]), static_cast<long>(kFileBytes));
       ++looks;
     }
     ASSERT_EQ(::kill(child, SIGKILL), 0);
     ASSERT_EQ(::waitpid(child, nullptr, 0), child);
     struct stat found = {};
     ASSERT_EQ(::stat((folder / "file").c_str(), &found), 0);
-    ASSERT_EQ(found.st_size, static_cast<off_t>(kBytes));
+    ASSERT_EQ(found.st_size, static_cast<off_t>(kFileBytes));
   }
 }
 

@@ -196,11 +196,11 @@ TEST_F(Gpu, LargeListsToTheHostAreGatheredAndSent) {
     std::vector<std::byte> host(kBytes + 100);
     const Region target = two.register_memory(dram(host.data() + 100, kBytes), {.access = Access::kAll});
     const Peer peer = one.add_peer(two.metadata());
-    for (const auto [page, run_bytes] : {std::pair<uint64_t, uint64_t>{1000, 1 << 20},
-                                         {4096, 1 << 20},
-                                         {32768, 1 << 20},
-                                         {1000, 1000},
-                                         {32768, 32768}}) {
+    for (const auto& [page, run_bytes] : {std::pair<uint64_t, uint64_t>{1000, 1 << 20},
+                                          {4096, 1 << 20},
+                                          {32768, 1 << 20},
+                                          {1000, 1000},
+                                          {32768, 32768}}) {
       const auto count = static_cast<uint32_t>(kBytes / page);
       const auto run_pages = static_cast<uint32_t>(run_bytes / page);
       std::vector<uint32_t> from(count);

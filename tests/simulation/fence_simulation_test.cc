@@ -130,7 +130,8 @@ class StalledPeers {
     move.index = index;
     StalledSide& side = writer(move);
     const towline_picks_t picks = {nullptr, 0, 0, index, 1, 1};
-    TOWLINE_INIT(towline_transfer_options_t, options);
+    towline_transfer_options_t options{};
+    options.struct_size = sizeof options;
     options.from = options.to = picks;
     for (int attempt = 0; attempt < 200 && move.transfer == nullptr; ++attempt) {
       (void)towline_transfer_create(&side.handle, side.mine, side.theirs, &options, &move.transfer);

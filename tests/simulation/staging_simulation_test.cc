@@ -119,7 +119,8 @@ class StagingRun {
     move.op = index % 2 == 0 ? TOWLINE_READ : TOWLINE_WRITE;
     move.first = index * kBytesEach;
     const towline_picks_t picks = {nullptr, 0, 0, index * kBlocksEach, 1, kBlocksEach};
-    TOWLINE_INIT(towline_transfer_options_t, options);
+    towline_transfer_options_t options{};
+    options.struct_size = sizeof options;
     options.from = options.to = picks;
     const bool reads = move.op == TOWLINE_READ;
     for (int attempt = 0; attempt < 50 && move.transfer == nullptr; ++attempt) {

@@ -108,8 +108,8 @@ TEST_F(Gcs, BytesThatAreNotTheObjectsAreNoticed) {
 
 // The application says how large the object is, so that nothing is looked up; it is read in three ranges.
 TEST_F(Gcs, BytesThatAreNotTheObjectsAreNoticedWithoutALookUp) {
-  constexpr uint64_t kBytes = 12 * kMib;
-  write("unseen", kBytes, 8);
+  constexpr uint64_t kObject = 12 * kMib;
+  write("unseen", kObject, 8);
   proxy_->forget();
   proxy_->judge([](const Request& request) -> Fault {
     Fault fault = google(request);
@@ -117,17 +117,17 @@ TEST_F(Gcs, BytesThatAreNotTheObjectsAreNoticedWithoutALookUp) {
       fault.set_headers["x-goog-hash"] = "md5=AAAAAAAAAAAAAAAAAAAAAA==,crc32c=AAAAAA==";
     return fault;
   });
-  EXPECT_EQ(move(Op::read, 0, open("unseen", {.bytes = kBytes}), 0, kBytes), Status::kCorrupt);
-  EXPECT_EQ(move(Op::read, 0, open("unseen", {.bytes = kBytes}), 0, kMib), Status::kOk)
+  EXPECT_EQ(move(Op::read, 0, open("unseen", {.bytes = kObject}), 0, kObject), Status::kCorrupt);
+  EXPECT_EQ(move(Op::read, 0, open("unseen", {.bytes = kObject}), 0, kMib), Status::kOk)
       << "a part has no checksum";
   for (const Request& request : proxy_->seen()) EXPECT_NE(request.method, "HEAD");
   proxy_->judge(google);
-  EXPECT_EQ(move(Op::read, 0, open("unseen", {.bytes = kBytes}), 0, kBytes), Status::kOk);
+  EXPECT_EQ(move(Op::read, 0, open("unseen", {.bytes = kObject}), 0, kObject), Status::kOk);
 }
 
 TEST_F(Gcs, RangesOfTwoGenerationsAreNotMixed) {
-  constexpr uint64_t kBytes = 12 * kMib;
-  write("generations", kBytes, 9);
+  constexpr uint64_t kObject = 12 * kMib;
+  write("generations", kObject, 9);
   std::atomic<unsigned> changes_at{2};
   std::atomic<unsigned> reads{0};
   proxy_->judge([&](const Request& request) -> Fault {
@@ -135,10 +135,10 @@ TEST_F(Gcs, RangesOfTwoGenerationsAreNotMixed) {
     if (request.method == "GET") fault.set_headers["x-goog-generation"] = reads++ < changes_at ? "1" : "2";
     return fault;
   });
-  EXPECT_EQ(move(Op::read, 0, open("generations", {.bytes = kBytes}), 0, kBytes), Status::kStale);
+  EXPECT_EQ(move(Op::read, 0, open("generations", {.bytes = kObject}), 0, kObject), Status::kStale);
   reads = 0;
   changes_at = 100;
-  EXPECT_EQ(move(Op::read, 0, open("generations", {.bytes = kBytes}), 0, kBytes), Status::kOk);
+  EXPECT_EQ(move(Op::read, 0, open("generations", {.bytes = kObject}), 0, kObject), Status::kOk);
 }
 
 TEST_F(Gcs, AServerThatIsBusyIsAskedAgain) {

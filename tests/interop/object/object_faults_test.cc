@@ -354,20 +354,20 @@ TEST_F(ObjectFaults, AnObjectReplacedWhileItIsReadIsStale) {
 
 // One post is of one version, however many jobs it takes: here one for each worker.
 TEST_F(ObjectFaults, AnObjectReplacedBetweenTheSharesOfWorkersIsStale) {
-  constexpr uint64_t kBytes = 12 * kMib;
-  make_object("shared", kBytes, 12);
+  constexpr uint64_t kObject = 12 * kMib;
+  make_object("shared", kObject, 12);
   Proxy proxy(server_->port());
   AgentOptions options =
       options_for(config_for(proxy.url(), "part = \"5MiB\"\nconcurrency = 1\nthreads = 1\n"));
   options.workers = 3;
   const Agent agent("sharing", options);
-  const Region memory = agent.register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll});
+  const Region memory = agent.register_memory(dram(memory_.data(), kObject), {.access = Access::kAll});
   const Region object = agent.register_storage("s3://bucket/shared");
-  const Transfer read = agent.transfer(agent.block_list(object.blocks(0, kBytes)),
-                                       agent.block_list(Blocks::at(memory_.data(), kBytes)), {.workers = 3});
+  const Transfer read = agent.transfer(agent.block_list(object.blocks(0, kObject)),
+                                       agent.block_list(Blocks::at(memory_.data(), kObject)), {.workers = 3});
   std::atomic<int> reads{0};
   proxy.judge([&](const Request& request) -> Fault {
-    if (request.method == "GET" && reads++ == 1) make_object("shared", kBytes, 13);
+    if (request.method == "GET" && reads++ == 1) make_object("shared", kObject, 13);
     return {};
   });
   EXPECT_EQ(run(read), Status::kStale);
@@ -377,7 +377,7 @@ TEST_F(ObjectFaults, AnObjectReplacedBetweenTheSharesOfWorkersIsStale) {
     return request.headers.contains("if-match");
   })) << "the server can tell before it sends anything";
   ASSERT_EQ(run(read), Status::kOk) << "the next post is of the new one";
-  EXPECT_EQ(first_difference(memory_.data(), kBytes, 13), kBytes);
+  EXPECT_EQ(first_difference(memory_.data(), kObject, 13), kObject);
 }
 
 // A load into a peer's memory, through an agent of this process: chunks of 1 MiB, each a job.
