@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -12,6 +13,10 @@
 #include <mutex>
 #include <optional>
 #include <stdexcept>
+#include <vector>
+
+#include <nixl.h>
+#include <towline_nixl.h>
 
 #include "../src/frame.h"
 #include "../src/log.h"
@@ -402,6 +407,31 @@ TEST(Statuses, EveryOneOfTowlinesHasOneOfNixls) {
     EXPECT_EQ(mapped < 0, status < 0) << status;
     EXPECT_NE(nixlEnumStrings::statusStr(mapped), "BAD_STATUS");
   }
+}
+
+// TOWLINE_NIXL_STATIC_PLUGINS of this program's build names MOVER.
+TEST(StaticPlugins, OfTheBuildAreListedAndMade) {
+  nixlAgent agent("linked-in", nixlAgentConfig{});
+  std::vector<nixl_backend_t> names;
+  ASSERT_EQ(agent.getAvailPlugins(names), NIXL_SUCCESS);
+  EXPECT_EQ(std::ranges::count(names, "MOVER"), 1);
+  nixlBackendH* backend = nullptr;
+  ASSERT_EQ(agent.createBackend("MOVER", {}, backend), NIXL_SUCCESS) << last_error();
+  std::vector<char> memory(8192, 'a');
+  std::fill_n(memory.begin(), 4096, 'b');
+  const auto address = reinterpret_cast<uintptr_t>(memory.data());
+  nixl_reg_dlist_t registered(DRAM_SEG);
+  registered.addDesc(nixlBlobDesc(address, memory.size(), 0, ""));
+  ASSERT_EQ(agent.registerMem(registered), NIXL_SUCCESS);
+  nixl_xfer_dlist_t from(DRAM_SEG);
+  nixl_xfer_dlist_t to(DRAM_SEG);
+  from.addDesc(nixlBasicDesc(address, 4096, 0));
+  to.addDesc(nixlBasicDesc(address + 4096, 4096, 0));
+  nixlXferReqH* request = nullptr;
+  ASSERT_EQ(agent.createXferReq(NIXL_WRITE, from, to, "linked-in", request), NIXL_SUCCESS) << last_error();
+  ASSERT_EQ(agent.postXferReq(request), NIXL_SUCCESS);
+  EXPECT_EQ(memory.back(), 'b');
+  EXPECT_EQ(agent.releaseXferReq(request), NIXL_SUCCESS);
 }
 
 }  // namespace
