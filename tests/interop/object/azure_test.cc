@@ -201,6 +201,73 @@ TEST_F(Blobs, WhatCanNotBeOpenedIsNamedWithTheReason) {
   expect("plugins = \"object\"\n", "az://bucket/key", Status::kInvalidArgument, "azure.account");
 }
 
+TEST_F(Blobs, ErrorsThatPassAreTriedAgain) {
+  Proxy proxy(azure_->port());
+  connect(static_cast<uint16_t>(std::stoi(proxy.url().substr(proxy.url().rfind(':') + 1))),
+          "part = \"5MiB\"\nmultipart = \"6MiB\"\nattempts = 50\n");
+  // Every other request meets something, each time something else.
+  proxy.judge([](const Request& request) -> Fault {
+    switch (request.number % 8) {
+      case 1:
+        return {.answer = Proxy::s3_error(503, "ServerBusy")};
+      case 3:
+        return {.answer = Proxy::s3_error(500, "InternalError")};
+      case 5:
+        return {.drop = true};
+      case 7:
+        return {.answer = Proxy::http(429, "")};
+      default:
+        return {};
+    }
+  });
+  const Region blob = open("again", {.create = true, .bytes = 12 * kMib});
+  stamp_bytes(memory_.data(), 12 * kMib, 21);
+  ASSERT_EQ(move(Op::write, 0, blob, 0, 12 * kMib), Status::kOk);
+  expect_contents(blob, 12 * kMib, 21);
+  EXPECT_GE(proxy.seen().size(), 10u);
+}
+
+TEST_F(Blobs, AnswersThatMakeNoSenseAreErrors) {
+  make_blob("senseless", kMib, 22);
+  Proxy proxy(azure_->port());
+  connect(static_cast<uint16_t>(std::stoi(proxy.url().substr(proxy.url().rfind(':') + 1))), "attempts = 2\n");
+  const Region blob = open("senseless");
+  const auto outcome = [&](const Fault& fault) {
+    proxy.judge(
+        [fault](const Request& request) -> Fault { return request.method == "GET" ? fault : Fault{}; });
+    return move(Op::read, 0, blob, 1000, 5000);
+  };
+  EXPECT_EQ(outcome({.shorten_by = 1000}), Status::kIo);
+  EXPECT_EQ(outcome({.set_headers = {{"content-range", "nonsense"}}}), Status::kProtocol);
+  EXPECT_EQ(outcome({.answer = Proxy::http(200, std::string(kMib, 'x'))}), Status::kProtocol);
+  EXPECT_EQ(outcome({.answer = Proxy::http(418, "<not xml")}), Status::kIo);
+  EXPECT_EQ(outcome({.answer = "garbage\r\n\r\n"}), Status::kIo);
+  EXPECT_EQ(outcome({.answer = Proxy::s3_error(503, "ServerBusy")}), Status::kBusy);
+  EXPECT_EQ(outcome({}), Status::kOk);
+}
+
+// A signature that runs out while the agent lives.
+TEST_F(Blobs, CredentialsThatHaveExpiredEndTheTransferWithTheServersWord) {
+  make_blob("expiring", kMib, 23);
+  Proxy proxy(azure_->port());
+  connect(static_cast<uint16_t>(std::stoi(proxy.url().substr(proxy.url().rfind(':') + 1))));
+  const Region blob = open("expiring");
+  expect_contents(blob, kMib, 23);
+  proxy.judge([](const Request&) -> Fault {
+    return {.answer = Proxy::http(
+                403,
+                "<?xml version=\"1.0\" encoding=\"utf-8\"?><Error><Code>AuthenticationFailed</Code>"
+                "<Message>Signature not valid in the specified time frame</Message></Error>")};
+  });
+  EXPECT_EQ(move(Op::read, 0, blob, 0, kMib), Status::kPermissionDenied);
+  const auto [code, text] = refusal(*agent_, "az://bucket/another");
+  EXPECT_EQ(code, Status::kPermissionDenied);
+  EXPECT_NE(text.find("403"), std::string::npos) << text;
+  // It serves again: nothing of the agent's is broken.
+  proxy.judge({});
+  expect_contents(blob, kMib, 23);
+}
+
 TEST_F(Blobs, BadSettingsAreNamed) {
   const auto reason = [&](const std::string& more) -> std::string {
     try {
