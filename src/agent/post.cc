@@ -28,7 +28,8 @@ uint8_t first_time_at() noexcept {
 
 }  // namespace
 
-Post::Post(Route& route, Plan plan, const PostOptions& options, uint32_t threads, towline_transfer_t* handle)
+Post::Post(Route& route, Plan&& plan, const PostOptions& options, uint32_t threads,
+           towline_transfer_t* handle)
     : Ending(kBusy),
       time_at_(first_time_at()),
       fork_generation_(fork_generation()),

@@ -84,7 +84,7 @@ class Post : public Ending {
   static constexpr uint64_t kImmediatePostsPerCount = 64;
 
   // `handle`: for completions; null: a post of a plan. The route outlives it.
-  Post(Route& route, Plan plan, const PostOptions& options, uint32_t threads, towline_transfer_t* handle);
+  Post(Route& route, Plan&& plan, const PostOptions& options, uint32_t threads, towline_transfer_t* handle);
   ~Post() override;
 
   // ---- making it, by its route. Control path.

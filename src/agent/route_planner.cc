@@ -136,14 +136,16 @@ std::size_t Candidates::cheapest() const noexcept {
   double price = 0;
   for (std::size_t i = 0; i < count_; ++i) {
     const Backend& backend = *left_[i];
-    if (!backend.open() || !moves(backend, need_, where_)) continue;
+    if (!backend.open()) continue;
     const PriceRow& row = row_at(backend, need_, where_);
     const bool measured = row.samples(need_.bytes) >= PriceRow::kEnough;
+    if (best != count_ && !measured) continue;  // it can't go before the one that was found
+    if (!moves(backend, need_, where_)) continue;
     if (best == count_) {
       best = i;
       if (!by_price_ || !measured) return best;
       price = row.of(need_.bytes).ns;
-    } else if (measured && row.of(need_.bytes).ns < kClearly * price) {
+    } else if (row.of(need_.bytes).ns < kClearly * price) {
       best = i;
       price = row.of(need_.bytes).ns;
     }

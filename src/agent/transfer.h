@@ -10,7 +10,7 @@ namespace towline {
 class Transfer final : private OwnRoute, public Post {
  public:
   Transfer(std::shared_ptr<Agent> agent, uint32_t op, std::shared_ptr<BlockList> local,
-           std::shared_ptr<BlockList> remote, Plan plan, const PostOptions& options, uint32_t threads)
+           std::shared_ptr<BlockList> remote, Plan&& plan, const PostOptions& options, uint32_t threads)
       : OwnRoute{Route(std::move(agent), op, std::move(local), std::move(remote))},
         Post(its_route, std::move(plan), options, threads, reinterpret_cast<towline_transfer_t*>(this)) {}
 

@@ -18,6 +18,7 @@ namespace towline {
 namespace {
 
 constexpr uint64_t kBitsPerIndex = 64;
+constexpr uint64_t kSignBit = uint64_t{1} << 31;
 constexpr uint64_t kSmallListBlocks = uint64_t{1} << 21;
 
 uint64_t* zeroed(uint64_t words) {
@@ -59,6 +60,7 @@ class GivenIndices {
     std::memcpy(&index, first_ + position * sizeof(Index), sizeof(Index));
     return index;
   }
+  void load_all(Index* to, uint64_t count) const noexcept { std::memcpy(to, first_, count * sizeof(Index)); }
 
  private:
   const uint8_t* first_;
@@ -94,18 +96,37 @@ bool find_range(GivenIndices<Index> given, uint64_t blocks, Picks& picks) noexce
   return true;
 }
 
+// Without a branch for each. `blocks` is at most kSignBit.
+bool all_below(uint64_t blocks, const uint32_t* indices, uint64_t count) noexcept {
+  constexpr uint64_t kAtOnce = 8;
+  const auto last = static_cast<uint32_t>(blocks - 1);
+  uint32_t signs = 0;  // set by an index above kSignBit, and by a difference below 0
+  uint64_t i = 0;
+  for (; i + kAtOnce <= count; i += kAtOnce)
+    for (uint64_t j = 0; j < kAtOnce; ++j) signs |= indices[i + j] | (last - indices[i + j]);
+  for (; i < count; ++i) signs |= indices[i] | (last - indices[i]);
+  return signs < kSignBit;
+}
+
 template <class Index>
 void take_indices(GivenIndices<Index> given, uint64_t blocks, Picks& picks, const char* side,
                   IndexMemory& memory) {
   if (find_range(given, blocks, picks)) return;
   uint32_t* const indices = memory.room_for(picks.count);
+  picks.indices = indices;
+  if constexpr (sizeof(Index) == sizeof(uint32_t)) {
+    if (blocks <= kSignBit) {
+      given.load_all(indices, picks.count);
+      if (all_below(blocks, indices, picks.count)) return;
+      given = GivenIndices<Index>(indices);  // as they were read
+    }
+  }
   for (uint64_t i = 0; i < picks.count; ++i) {
     const Index index = given.load_given(i);
     if (index >= blocks) [[unlikely]]
       fail_outside(index, i, picks.count, blocks, side);
     indices[i] = static_cast<uint32_t>(index);
   }
-  picks.indices = indices;
 }
 
 }  // namespace

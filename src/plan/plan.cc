@@ -141,6 +141,9 @@ class PlanCompiler {
   void one_run();
   template <class Local, class Remote>
   void pair_blocks(const Local& local, const Remote& remote);
+  enum class Once : uint8_t { kUnchecked, kLocal, kRemote };  // of which side each block may be picked once
+  template <Once once, class Local, class Remote>
+  void pair_blocks(const Local& local, const Remote& remote);
   void pair_pieces();
   void reserve_runs(uint64_t count);
   void trim_runs(uint64_t count);
@@ -278,11 +281,20 @@ void PlanCompiler::one_run() {
 // Indices are within their lists. Consecutive blocks on both sides are one run.
 template <class Local, class Remote>
 void PlanCompiler::pair_blocks(const Local& local, const Remote& remote) {
+  if (target().picks.is_range())
+    return pair_blocks<Once::kUnchecked>(local, remote);  // it names nothing twice
+  seen_.begin(plan_.view_.blocks, target().view().blocks);
+  if (op_ == TOWLINE_READ)
+    pair_blocks<Once::kLocal>(local, remote);
+  else
+    pair_blocks<Once::kRemote>(local, remote);
+  if (keeps_) seen_.forget(target().picks.indices, plan_.view_.blocks);
+}
+
+template <PlanCompiler::Once once, class Local, class Remote>
+void PlanCompiler::pair_blocks(const Local& local, const Remote& remote) {
   const uint64_t count = plan_.view_.blocks;
-  const bool into_local = op_ == TOWLINE_READ;
-  const bool check = !target().picks.is_range();  // a range names nothing twice
   SeenIndices& seen = seen_;
-  if (check) seen.begin(count, target().view().blocks);
   reserve_runs(count);
   towline_run* run = plan_.runs();
   *run = {static_cast<uint32_t>(local[0]), static_cast<uint32_t>(remote[0]), 0, 0};
@@ -291,8 +303,10 @@ void PlanCompiler::pair_blocks(const Local& local, const Remote& remote) {
   for (uint64_t i = 0; i < count; ++i) {
     const auto local_block = static_cast<uint32_t>(local[i]);
     const auto remote_block = static_cast<uint32_t>(remote[i]);
-    if (check && !seen.add(into_local ? local_block : remote_block)) [[unlikely]]
-      fail_duplicate(target().picks, i, target().name);
+    if constexpr (once != Once::kUnchecked) {
+      if (!seen.add(once == Once::kLocal ? local_block : remote_block)) [[unlikely]]
+        fail_duplicate(target().picks, i, target().name);
+    }
     if (local_block == next_local && remote_block == next_remote) {
       ++run->count;
     } else {
@@ -301,7 +315,6 @@ void PlanCompiler::pair_blocks(const Local& local, const Remote& remote) {
     next_local = local_block + 1;
     next_remote = remote_block + 1;
   }
-  if (check && keeps_) seen.forget(target().picks.indices, count);
   trim_runs(static_cast<uint64_t>(run - plan_.runs()) + 1);
 }
 

@@ -113,6 +113,21 @@ TEST(Plan, names_the_first_index_outside_its_list) {
                  TOWLINE_READ, Status::kOutOfRange, "'to' index -2 at position 3");
 }
 
+// Indices are checked eight at a time.
+TEST(Plan, names_a_wrong_index_wherever_it_stands) {
+  const List local = pages(100, 16);
+  const List remote = pages(100, 16, kBase + 100000);
+  for (const uint32_t wrong : {uint32_t{100}, uint32_t{1} << 31, UINT32_MAX}) {
+    for (uint32_t at = 0; at < 20; ++at) {
+      std::vector<uint32_t> indices;
+      for (uint32_t i = 0; i < 20; ++i) indices.push_back(i % 2 == 0 ? i : 100 - i);
+      indices[at] = wrong;
+      expect_refused(local, pick_indices(indices), remote, pick_range(0, 1, 20), TOWLINE_WRITE,
+                     Status::kOutOfRange, "at position " + std::to_string(at) + " of 20");
+    }
+  }
+}
+
 // A block table that another thread refills: every value is used as it was checked, or refused.
 template <class Index>
 void compile_while_refilled(Index wild, uint64_t remote_length, uint32_t op) {
