@@ -82,6 +82,12 @@ std::string with_commas(std::string text) {
   return text;
 }
 
+// For UCX's shared memory: a message of kChunkBytes and its header go in one segment. In UCX's own ones of 8 KiB it would be
+// taken apart, put together again by a copy, and copied to its place. There are fewer of them, so that a connection takes no
+// more memory than with those.
+constexpr std::pair<const char*, const char*> kSharedMemory[] = {
+    {"MM_SEG_SIZE", "36k"}, {"MM_RX_BUFS_GROW", "112"}, {"MM_FIFO_SIZE", "64"}};
+
 // The value for UCX_TLS. UCX's own names for shared memory stand for those transports too.
 std::string transports_of(const std::string& wanted) {
   if (wanted == "auto") return kThroughKernel;
@@ -95,6 +101,14 @@ std::string transports_of(const std::string& wanted) {
     at = end + 1;
   }
   return result;
+}
+
+// UCX warns of settings for transports that it does not open.
+bool may_share_memory(const std::string& transports) {
+  const std::string list = "," + with_commas(transports) + ",";
+  constexpr const char* kShared[] = {",auto,", ",shm,", ",sm,", ",mm,", ",posix,", ",sysv,"};
+  return std::any_of(std::begin(kShared), std::end(kShared),
+                     [&](const char* one) { return list.find(one) != std::string::npos; });
 }
 
 // Whether none of these transports has operations on remote memory of its own.
@@ -244,6 +258,9 @@ class UcxDomain final : public Domain, private UcxOwner {
     ucs_status_t status = ucx_.ucp_config_modify(config, "TLS", transports_of(options.transports).c_str());
     if (status == UCS_OK && !options.devices.empty())
       status = ucx_.ucp_config_modify(config, "NET_DEVICES", with_commas(options.devices).c_str());
+    if (connection_.by_messages && may_share_memory(options.transports)) {
+      for (const auto& [name, value] : kSharedMemory) (void)ucx_.ucp_config_modify(config, name, value);
+    }
     if (const std::string wrong = set_variables(config, options.variables); !wrong.empty()) {
       ucx_.ucp_config_release(config);
       fail(Status::kInvalidArgument, "UCX does not take \"{}\"; write NAME=VALUE, without UCX_", wrong);
