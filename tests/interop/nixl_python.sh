@@ -53,16 +53,16 @@ free_port() { "$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0
 two_peers() { # SCRIPT
   local port target status=0 target_status=0
   port=$(free_port)
-  timeout 60 "$python" "$checkout/examples/python/$1" --mode target --ip 127.0.0.1 --port "$port" >"$work/target" 2>&1 &
+  timeout 180 "$python" "$checkout/examples/python/$1" --mode target --ip 127.0.0.1 --port "$port" >"$work/target" 2>&1 &
   target=$!
   # The initiator asks once: the target has to listen by then.
   "$python" - "$port" <<'P'
 import socket, sys, time
-end = time.monotonic() + 30
+end = time.monotonic() + 150
 while socket.socket().connect_ex(("127.0.0.1", int(sys.argv[1]))) and time.monotonic() < end:
     time.sleep(0.05)
 P
-  timeout 60 "$python" "$checkout/examples/python/$1" --mode initiator --ip 127.0.0.1 --port "$port" >"$work/output" 2>&1 ||
+  timeout 180 "$python" "$checkout/examples/python/$1" --mode initiator --ip 127.0.0.1 --port "$port" >"$work/output" 2>&1 ||
     status=$?
   wait "$target" || target_status=$?
   cat "$work/target" >>"$work/output"

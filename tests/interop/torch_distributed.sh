@@ -11,8 +11,12 @@ venv=${TOWLINE_TORCH_VENV:-${TMPDIR:-/tmp}/torch-interop-venv}
 "$root/scripts/torch-cpu" "$venv"
 python=$venv/bin/python
 "$python" -m pip install --quiet --disable-pip-version-check pytest 'scikit-build-core>=0.10' 'nanobind>=2.4'
+# The build folder is kept, so that a second run compiles what has changed.
 "$python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
-  "$root/bindings/python" "$root/compat/torchcomms"
+  --config-settings "build-dir=$(realpath "$venv")/towline" "$root/bindings/python"
+"$python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps "$root/compat/torchcomms"
+# Four processes that read torch from a cold disk at once take longer than the tests wait for them.
+"$python" -c 'import torch.distributed, torch._dynamo'
 run() { "$python" -m pytest -q -p no:cacheprovider "$@"; }
 run "$root/bindings/python/tests/"test_torch_*.py "$@"
 TOWLINE_TEST_PROCESS_GROUP=1 run "$root/bindings/python/tests/"test_torch_*.py "$@" # as torch before 2.15 has it
