@@ -566,6 +566,55 @@ def test_a_forked_child_that_goes_on_in_its_parents_loop_takes_nothing_from_it()
     assert (done.returncode, done.stdout, done.stderr) == (0, "told\n", "")
 
 
+def test_a_forked_child_waits_for_no_lock_of_its_parents_threads():
+    done = run_script(
+        """
+        import asyncio, gc, os, signal, threading, towline
+        agents = [towline.Agent(name, listen="127.0.0.1:0", backends="tcp") for name in ("seen", "unseen")]
+        counters = [agent.counter() for agent in agents]
+        locked, leave = threading.Event(), threading.Event()
+
+        def hold(hub):
+            with hub._lock, hub._events._lock, agents[1]._making_hub:
+                locked.set()
+                leave.wait(30)
+
+        async def waits():
+            waiting = asyncio.ensure_future(counters[0].wait_async(1))
+            await asyncio.sleep(0)
+            holder = threading.Thread(target=hold, args=(agents[0]._hub(),))
+            holder.start()
+            locked.wait(30)
+            if (child := os.fork()) == 0:
+                signal.alarm(20)
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+                return None
+            leave.set()
+            holder.join()
+            await agents[0].add_peer(agents[0].metadata()).add_async(counters[0].key)
+            assert await waiting == 1
+            return child
+
+        loop = asyncio.new_event_loop()
+        child = loop.run_until_complete(waits())
+        if child is None:
+            asyncio.events._set_running_loop(None)
+            told = 0
+            for counter in counters:
+                try:
+                    asyncio.new_event_loop().run_until_complete(counter.wait_async(2))
+                except towline.Forked:
+                    told += 1
+            del agents, counter, counters
+            gc.collect()
+            os._exit(0 if told == 2 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        """
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 async def _await(what):
     return await what
 

@@ -469,6 +469,7 @@ class Agent(_core.Agent):
 
             from ._asyncio import Hub
 
+            _core._own_queue(self)  # raises in a forked child, where the lock may be held for ever
             with self._making_hub:  # loops of several threads may come here at once
                 if self._hub_of_loops is None:
                     hub = Hub(self)
