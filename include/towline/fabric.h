@@ -5,7 +5,8 @@
 // connect; who has a descriptor may use the memory as the descriptor's access allows, as the NIC enforces it.
 //
 // Any thread may call anything, except destroying what another call uses. Functions return a towline_status_t;
-// towline_last_error() has the sentence. docs/fabric.md says what has been tested on which hardware.
+// towline_last_error() has the sentence. In a child of fork calls answer TOWLINE_FORKED, and destroying does nothing.
+// docs/fabric.md says what has been tested on which hardware.
 #pragma once
 
 #include <stddef.h>

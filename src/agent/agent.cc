@@ -24,6 +24,10 @@
 namespace towline {
 
 std::atomic<uint64_t> process_fork_generation{0};
+void count_forks() noexcept {
+  [[maybe_unused]] static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { ++process_fork_generation; });
+}
 
 namespace {
 
@@ -39,11 +43,6 @@ const Clock& system_clock() noexcept {
   // Never destroyed: agents that the application did not close go on while the process exits.
   static const auto& clock = *new SystemClock;
   return clock;
-}
-
-void count_forks() {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++process_fork_generation; });
-  (void)registered;
 }
 
 SplitMode read_split_mode(const Config& config) {

@@ -94,7 +94,9 @@ int32_t towline_fabric_create(const towline_fabric_options_t* given, towline_fab
   });
 }
 
-void towline_fabric_destroy(towline_fabric_t* engine) { delete engine; }
+void towline_fabric_destroy(towline_fabric_t* engine) {
+  if (engine != nullptr && !engine->inherited()) delete engine;
+}
 
 int32_t towline_fabric_topology(char* json, size_t capacity, size_t* needed) {
   return capi::guard(__func__, [&] {

@@ -7,12 +7,24 @@
 #include <mutex>
 #include <vector>
 
+#include "agent/fork_generation.h"
+#include "base/error.h"
 #include "capi/handles.h"
 #include "fabric/transfer_engine.h"
 #include "fabric/watchers.h"
 #include "towline/fabric.h"
 
-struct towline_fabric {
+// What belongs to the process that made it. A child of fork has neither its threads nor, perhaps, its locks.
+struct towline_of_process {
+  towline_of_process() noexcept {
+    towline::count_forks();
+    forks = towline::fork_generation();
+  }
+  [[nodiscard]] bool inherited() const noexcept { return forks != towline::fork_generation(); }
+  uint64_t forks;
+};
+
+struct towline_fabric : towline_of_process {
   std::unique_ptr<towline::fabric::TransferEngine> engine;
   std::vector<std::unique_ptr<towline_fabric_memory>> memories;
   std::unique_ptr<towline::fabric::Watchers> watchers;  // once one was asked for
@@ -30,6 +42,7 @@ namespace towline::capi {
 
 inline fabric::TransferEngine& fabric_of(towline_fabric_t* engine) {
   need(engine, "engine");
+  if (engine->inherited()) fail(Status::kForked, "the engine belongs to the parent of this forked process");
   return *engine->engine;
 }
 

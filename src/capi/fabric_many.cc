@@ -11,6 +11,7 @@ using namespace towline;  // NOLINT: C entry points
 struct towline_fabric_pool {
   fabric::BufferPool pool;
   towline_fabric_memory memory;
+  towline_of_process process = {};
 };
 
 extern "C" {
@@ -155,11 +156,14 @@ int32_t towline_fabric_pool_create(towline_fabric_t* engine, const towline_fabri
   });
 }
 
-void towline_fabric_pool_destroy(towline_fabric_pool_t* pool) { delete pool; }
+void towline_fabric_pool_destroy(towline_fabric_pool_t* pool) {
+  if (pool != nullptr && !pool->process.inherited()) delete pool;
+}
 
 int32_t towline_fabric_pool_take(towline_fabric_pool_t* pool, towline_fabric_buffer_t* buffer) {
   if (pool == nullptr || buffer == nullptr)
     return capi::refuse_null(__func__, pool == nullptr ? "pool" : "buffer");
+  if (pool->process.inherited()) return capi::answer(__func__, Status::kForked);
   const auto taken = pool->pool.take();
   if (!taken) return TOWLINE_AGAIN;
   *buffer = {taken.index, 0, taken.address, &pool->memory, taken.offset};
@@ -169,6 +173,7 @@ int32_t towline_fabric_pool_take(towline_fabric_pool_t* pool, towline_fabric_buf
 int32_t towline_fabric_pool_give(towline_fabric_pool_t* pool, uint32_t index) {
   return capi::guard(__func__, [&] {
     capi::need(pool, "pool");
+    if (pool->process.inherited()) return Status::kForked;
     pool->pool.give_back(index);
     return Status::kOk;
   });

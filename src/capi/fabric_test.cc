@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -41,6 +42,42 @@ std::vector<uint8_t> blob(Call&& call) {
   std::vector<uint8_t> bytes(needed);
   EXPECT_EQ(call(bytes.data(), bytes.size(), &needed), TOWLINE_OK);
   return bytes;
+}
+
+TEST(CapiFabric, AForkedChildIsToldAndEndsNothing) {
+  towline_fabric_t* one = make();
+  towline_fabric_t* two = make();
+  const auto address = [](towline_fabric_t* engine) {
+    return blob(
+        [&](void* out, size_t n, size_t* needed) { return towline_fabric_address(engine, out, n, needed); });
+  };
+  const auto theirs = address(two);
+  towline_fabric_pool_options_t options{};
+  options.struct_size = sizeof options;
+  options.buffer_bytes = 4096;
+  options.buffers = 2;
+  towline_fabric_pool_t* pool = nullptr;
+  ASSERT_EQ(towline_fabric_pool_create(one, &options, &pool), TOWLINE_OK) << towline_last_error();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);  // the engine's threads are not here: who waits for them waits for ever
+    towline_fabric_peer_t peer = 0;
+    towline_fabric_buffer_t buffer{};
+    const bool told = towline_fabric_connect(one, theirs.data(), theirs.size(), &peer) == TOWLINE_FORKED &&
+                      towline_fabric_pool_take(pool, &buffer) == TOWLINE_FORKED;
+    towline_fabric_pool_destroy(pool);
+    towline_fabric_destroy(one);
+    ::_exit(told ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  towline_fabric_peer_t peer = 0;
+  EXPECT_EQ(towline_fabric_connect(one, theirs.data(), theirs.size(), &peer), TOWLINE_OK)
+      << towline_last_error();
+  towline_fabric_pool_destroy(pool);
+  towline_fabric_destroy(one);
+  towline_fabric_destroy(two);
 }
 
 TEST(CapiFabric, TwoEnginesMovePagesCountAndSend) {
