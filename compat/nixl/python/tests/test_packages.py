@@ -126,6 +126,8 @@ def test_expert_parallelism_is_imported_and_says_that_it_is_missing():
                 raise SystemExit("it seemed to work")
             except NotImplementedError as error:
                 assert isinstance(error, ExpertParallelismMissing) and "moe-a2a-backend" in str(error), error
+        import nixl_ep.buffer, nixl_ep.utils
+        assert nixl_ep.buffer.Buffer is Buffer and nixl_ep.utils.EventOverlap is EventOverlap
         print(issubclass(Buffer, object))
         """
     )
