@@ -22,6 +22,8 @@ Status as_loss(Status status) noexcept {
   return status == Status::kUnreachable || status == Status::kPeerRestarted ? Status::kPeerLost : status;
 }
 
+const char* what_of(uint32_t op) noexcept { return op == TOWLINE_WRITE ? "putting into" : "getting from"; }
+
 }  // namespace
 
 std::shared_ptr<Agent> make_window_agent(const std::string& name, const std::string& backends,
@@ -184,13 +186,13 @@ uint8_t* AgentWindow::staged(size_t slot) const noexcept {
 }
 
 // Throws Error.
-std::unique_ptr<AgentWindow::Move> AgentWindow::begin(uint32_t op, Rank& rank, uint64_t offset, size_t slot,
+std::unique_ptr<AgentWindow::Move> AgentWindow::begin(uint32_t op, Rank& rank, uint64_t offset, Here mine,
                                                       uint64_t bytes) {
-  const towline_flat_block here = {staging_region_->ref.address + slot * kPieceBytes,
-                                   static_cast<uint32_t>(bytes), 0};
+  const towline_region_ref& staged = mine.region.ref;
+  const towline_flat_block here = {staged.address + mine.offset, static_cast<uint32_t>(bytes), 0};
   const towline_flat_block there = {rank.region->ref.address + offset, static_cast<uint32_t>(bytes), 0};
-  auto local = std::make_shared<BlockList>(ResolvedList::from_pieces({&here, 1}, {&staging_region_->ref, 1}),
-                                           nullptr, RemoteRegions{});
+  auto local = std::make_shared<BlockList>(ResolvedList::from_pieces({&here, 1}, {&staged, 1}), nullptr,
+                                           RemoteRegions{});
   auto remote = std::make_shared<BlockList>(ResolvedList::from_pieces({&there, 1}, {&rank.region->ref, 1}),
                                             rank.peer, RemoteRegions(&rank.region, &rank.region + 1));
   auto move = std::make_unique<Move>(agent_, op, std::move(local), std::move(remote));
@@ -221,6 +223,29 @@ Status AgentWindow::get(size_t rank, uint64_t offset, void* to, uint64_t bytes) 
   return move(TOWLINE_READ, rank, offset, static_cast<uint8_t*>(to), bytes);
 }
 
+Status AgentWindow::put(size_t rank, uint64_t offset, Here from, uint64_t bytes) {
+  return move_directly(TOWLINE_WRITE, rank, offset, from, bytes);
+}
+
+Status AgentWindow::get(size_t rank, uint64_t offset, Here to, uint64_t bytes) {
+  return move_directly(TOWLINE_READ, rank, offset, to, bytes);
+}
+
+Status AgentWindow::move_directly(uint32_t op, size_t rank, uint64_t offset, Here mine, uint64_t bytes) {
+  const char* const what = what_of(op);
+  try {
+    std::unique_ptr<Move> move = begin(op, ranks_[rank], offset, mine, bytes);
+    const Status status = finish(*move, what, rank);
+    if (move->retire()) return status;
+    const std::lock_guard lock(staging_mutex_);
+    left_over_.push_back(std::move(move));
+    return status;
+  } catch (const Error& error) {
+    return breaker_.raise(as_loss(error.code()),
+                          fmt::format("{} rank {}'s window: {}", what, rank, error.message()));
+  }
+}
+
 // Piece by piece: one is in flight while the piece before it is copied out or the next one copied in.
 Status AgentWindow::move(uint32_t op, size_t rank, uint64_t offset, uint8_t* mine, uint64_t bytes) {
   if (bytes == 0) return Status::kOk;
@@ -230,7 +255,7 @@ Status AgentWindow::move(uint32_t op, size_t rank, uint64_t offset, uint8_t* min
     uint64_t bytes = 0;
   };
   Piece pieces[kSlots];
-  const char* const what = op == TOWLINE_WRITE ? "putting into" : "getting from";
+  const char* const what = what_of(op);
   const std::lock_guard lock(staging_mutex_);
   if (breaker_.broken()) return breaker_.status();
   const auto settle = [&](size_t slot) {
@@ -256,7 +281,8 @@ Status AgentWindow::move(uint32_t op, size_t rank, uint64_t offset, uint8_t* min
       piece.begin = begin;
       piece.bytes = std::min(kPieceBytes, bytes - begin);
       if (op == TOWLINE_WRITE) copy_bytes(staged(slot), mine + begin, piece.bytes);
-      piece.move = this->begin(op, ranks_[rank], offset + begin, slot, piece.bytes);
+      piece.move =
+          this->begin(op, ranks_[rank], offset + begin, {*staging_region_, slot * kPieceBytes}, piece.bytes);
     }
   } catch (const Error& error) {
     status = breaker_.raise(as_loss(error.code()),

@@ -59,6 +59,13 @@ class AgentWindow {
   uint64_t bytes(size_t rank) const noexcept { return ranks_[rank].bytes; }
   Status put(size_t rank, uint64_t offset, const void* from, uint64_t bytes);
   Status get(size_t rank, uint64_t offset, void* to, uint64_t bytes);
+  // The same with memory that the agent knows, as add_private() gave it: at once, and not by way of staging.
+  struct Here {
+    const Region& region;
+    uint64_t offset;
+  };
+  Status put(size_t rank, uint64_t offset, Here from, uint64_t bytes);
+  Status get(size_t rank, uint64_t offset, Here to, uint64_t bytes);
   Status signal(size_t rank, size_t channel = 0);
   Status wait_signal(size_t rank, Deadline deadline, size_t channel = 0) noexcept;
 
@@ -80,7 +87,8 @@ class AgentWindow {
   };
 
   Status move(uint32_t op, size_t rank, uint64_t offset, uint8_t* mine, uint64_t bytes);
-  std::unique_ptr<Move> begin(uint32_t op, Rank& rank, uint64_t offset, size_t slot, uint64_t bytes);
+  Status move_directly(uint32_t op, size_t rank, uint64_t offset, Here mine, uint64_t bytes);
+  std::unique_ptr<Move> begin(uint32_t op, Rank& rank, uint64_t offset, Here mine, uint64_t bytes);
   uint8_t* staged(size_t slot) const noexcept;
   Status finish(Move& move, const char* what, size_t rank);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "agent/agent.h"
 #include "base/error.h"
 #include "collectives/hosts_backend.h"
 #include "rendezvous/exchange.h"
@@ -35,6 +36,10 @@ size_t HostsWindows::lanes() const {
 HostsWindows::Lane& HostsWindows::lane_to(int peer, uint64_t what) {
   const std::lock_guard lock(mutex_);
   return lanes_.try_emplace({peer, what}, *this, peer).first->second;
+}
+
+void HostsWindows::register_staging(Lane& lane) {
+  lane.region = cpu_.window_agent(true)->own_regions().add_private(lane.memory, 2 * half_);
 }
 
 // One piece crosses while the GPU works on the one before or after it. What follows in the stream comes after the last one has
@@ -105,12 +110,11 @@ Status HostsWindows::run(const Lane& lane, const Leg& leg) {
         Status::kClosed,
         fmt::format("rank {} closed a window before its streams had done with it", cpu_.rank()));
   const auto rank = static_cast<size_t>(lane.peer);
-  uint8_t* const stage = static_cast<uint8_t*>(lane.memory) + leg.here;
   switch (leg.op) {
     case TOWLINE_WINDOW_PUT:
-      return window->put(rank, leg.there, stage, leg.bytes);
+      return window->put(rank, leg.there, {*lane.region, leg.here}, leg.bytes);
     case TOWLINE_WINDOW_GET:
-      return window->get(rank, leg.there, stage, leg.bytes);
+      return window->get(rank, leg.there, {*lane.region, leg.here}, leg.bytes);
     case TOWLINE_WINDOW_SIGNAL:
       return window->signal(rank, leg.channel);
     default:

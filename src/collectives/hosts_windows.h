@@ -1,6 +1,9 @@
 // Windows in memory of GPUs of several hosts. Ranks of one host use the window of the backend inside. For ranks of other hosts
 // each rank's memory is a region of an internal agent (agent_window.h).
 //
+// The agent moves bytes from and to the staging where it lies. Copies of it would have to be pinned and unpinned, and to
+// unpin waits for kernels, such as those that wait for another lane's leg (gpu/driver_spares.h).
+//
 // An operation with a rank of another host is a row of steps of a lane: kernels move bytes between the GPU's memory and the
 // lane's staging, and the lane's thread puts them into the other rank's window or gets them from it. Each rank of another
 // host has a lane for what moves and for signals to it, which so keep their order, and one for each channel of its signals
@@ -43,9 +46,11 @@ class HostsWindows {
     Lane& lane = lane_to(call.rank, waits ? 1 + call.channel : 0);
     {
       const std::lock_guard lock(lane.mutex);
-      if (lane.memory == nullptr)
+      if (lane.memory == nullptr) {
         check(
             table_.lane_open(inside, waits ? 4096 : 2 * half_, 0, carry, &lane, &lane.memory, &lane.number));
+        if (!waits) register_staging(lane);
+      }
     }
     return cut_for(lane, window, call, timeout_ns);
   }
@@ -58,9 +63,11 @@ class HostsWindows {
     Lane(HostsWindows& its_owner, int its_peer) : owner(its_owner), peer(its_peer) {}
     HostsWindows& owner;
     const int peer;
-    std::mutex mutex;  // guards the two until they are set
+    std::mutex mutex;  // guards the others until they are set
     void* memory = nullptr;
     uint32_t number = 0;
+    std::shared_ptr<Region>
+        region;  // of the memory, which GPUs reach already; null: nothing moves by this lane
   };
   // A piece of an operation, as the words of a leg.
   struct Leg {
@@ -76,6 +83,7 @@ class HostsWindows {
 
   static int32_t carry(void* lane, const uint64_t* words);
   Lane& lane_to(int peer, uint64_t what);
+  void register_staging(Lane& lane);  // throws Error
   std::vector<towline_collective_step_t> cut_for(const Lane& lane, uint64_t window,
                                                  const towline_window_call_t& call,
                                                  uint64_t timeout_ns) const;

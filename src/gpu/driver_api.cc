@@ -46,6 +46,7 @@ Api::Api(const char* file) : library(file) {
   load(context_push, "cuCtxPushCurrent");
   load(context_pop, "cuCtxPopCurrent");
   load(context_get_current, "cuCtxGetCurrent");
+  load(context_synchronize, "cuCtxSynchronize");
   load(context_enable_peer, "cuCtxEnablePeerAccess");
   load(module_load, "cuModuleLoadData");
   load(module_get_function, "cuModuleGetFunction");

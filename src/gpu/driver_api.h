@@ -186,6 +186,7 @@ struct Api {
   Result (*context_push)(Context) = nullptr;
   Result (*context_pop)(Context*) = nullptr;
   Result (*context_get_current)(Context*) = nullptr;
+  Result (*context_synchronize)() = nullptr;
   Result (*context_enable_peer)(Context, unsigned) = nullptr;
   Result (*module_load)(Module*, const void*) = nullptr;
   Result (*module_get_function)(Function*, Module, const char*) = nullptr;

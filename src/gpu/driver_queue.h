@@ -21,8 +21,9 @@ struct Kernels {
 // thread is recording, and do not become part of it.
 class Current {
  public:
-  Current(const driver::Api& api, driver::Context context) noexcept
-      : api_(api), pushed_(api.context_push(context) == 0) {
+  Current(const driver::Api& api, driver::Context context) noexcept : api_(api) {
+    driver::Context now = nullptr;
+    if (api.context_get_current(&now) != 0 || now != context) pushed_ = api.context_push(context) == 0;
     api_.exchange_capture_mode(&mode_);
   }
   Current(const Current&) = delete;
@@ -35,7 +36,7 @@ class Current {
 
  private:
   const driver::Api& api_;
-  const bool pushed_;
+  bool pushed_ = false;
   driver::CaptureMode mode_ = driver::kCaptureRelaxed;
 };
 

@@ -119,6 +119,9 @@ class KernelDevice {
   virtual std::unique_ptr<OwnStream> make_stream(uint32_t gpu, const ReserveWish& wish = {}) = 0;
   // As Device has it.
   [[nodiscard]] virtual Reserve reserve(uint32_t gpu, const ReserveWish& wish) = 0;
+  // Waits for all that this process has put onto the GPU: unmapping memory does not. Streams that record graphs may
+  // keep it from waiting.
+  virtual void settle(uint32_t gpu) noexcept = 0;
   // The set outlives the process's use of it.
   virtual std::unique_ptr<LoadedKernels> load(uint32_t gpu, const KernelSet& set) = 0;
   // `graph`: the number of the graph that the stream records, or 0.

@@ -242,6 +242,10 @@ class NvidiaKernels final : public KernelDevice {
   [[nodiscard]] Reserve reserve(uint32_t gpu, const ReserveWish& wish) override {
     return device_.reserve(gpu, wish);
   }
+  void settle(uint32_t gpu) noexcept override {
+    const Current current(api_, nvidia_context(gpu));
+    (void)api_.context_synchronize();
+  }
   std::unique_ptr<LoadedKernels> load(uint32_t gpu, const KernelSet& set) override {
     if (set.image.empty())
       fail(Status::kUnsupported, "cuda: built without CUDA's compiler: there are no kernels");

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 namespace towline::gpu_test {
 namespace {
@@ -205,6 +206,34 @@ TEST_P(CollectivesOnGpu, GraphsReplayOperations) {
     rank.gpu.get(got.data(), large.at(), kLarge * 4);
     EXPECT_EQ(std::count(got.begin(), got.end(), expected), static_cast<long>(kLarge)) << got[0];
     EXPECT_EQ(communicator_error(rank.on_gpu), "");
+    rank.gpu.free_graph(graph);
+    rank.gpu.free_stream(stream);
+  });
+}
+
+// Replays that are still to run use the communicator's memory.
+TEST_P(CollectivesOnGpu, ACommunicatorEndsAfterReplaysOfItsGraphs) {
+  run_on_gpus(ranks(), false, [](Rank& rank) {
+    constexpr uint64_t kCount = 100000;
+    void* const stream = rank.gpu.make_stream();
+    Buffer buffer(rank.gpu, kCount * 4);
+    std::vector<float> values(kCount, 1.0f);
+    rank.gpu.put(buffer.at(), values.data(), kCount * 4);
+    rank.gpu.record(stream);
+    const towline_collective_t call = reduce_call(buffer, buffer, kCount);
+    EXPECT_EQ(towline_collective_issue(rank.on_gpu, &call, nullptr, stream), TOWLINE_OK)
+        << towline_last_error();
+    void* const graph = rank.gpu.end_record(stream);
+    meet(rank);
+    float expected = 1;
+    for (int i = 0; i < 6; ++i) {
+      rank.gpu.replay(graph, stream);
+      expected *= static_cast<float>(rank.size);
+    }
+    towline_communicator_destroy(std::exchange(rank.on_gpu, nullptr));
+    rank.gpu.drain(stream);
+    rank.gpu.get(values.data(), buffer.at(), kCount * 4);
+    EXPECT_EQ(std::count(values.begin(), values.end(), expected), static_cast<long>(kCount)) << values[0];
     rank.gpu.free_graph(graph);
     rank.gpu.free_stream(stream);
   });

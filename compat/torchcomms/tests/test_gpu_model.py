@@ -108,6 +108,21 @@ def windows(rank: int, folder: str) -> None:
     comm.finalize()
 
 
+def reconfigured(rank: int, folder: str) -> None:
+    os.environ.update(TORCHCOMM_RANK=str(rank), TORCHCOMM_SIZE=str(SIZE))
+    store = torch.distributed.FileStore(f"{folder}/handles", SIZE)
+    comm = torchcomms.new_comm("ncclx", GPU, name="again", enable_reconfigure=True)
+    store.set(str(rank), comm.get_init_handle())
+    handles = [store.get(str(each)).decode() for each in range(SIZE)]
+    for uuid in range(2):
+        comm.reconfigure(uuid, handles, timedelta(seconds=60)).wait()
+        comm.all_reduce(tensor := torch.ones(3000), ReduceOp.SUM, False)
+        assert (tensor == SIZE).all()
+    comm.abort()
+    assert comm.is_aborted()
+    comm.finalize()
+
+
 def hooked(rank: int, folder: str) -> None:
     import json
 
@@ -147,7 +162,7 @@ def run(what, rank: int, folder: str) -> None:
     what(rank, folder)
 
 
-@pytest.mark.parametrize("what", [operations, beside, in_groups, windows, hooked], ids=lambda what: what.__name__)
+@pytest.mark.parametrize("what", [operations, beside, in_groups, windows, reconfigured, hooked], ids=lambda what: what.__name__)
 def test_ranks(what, tmp_path):
     if what is in_groups and not _torch_group.TAKES_BACKENDS:
         pytest.skip(f"torch {torch.__version__} takes no backend made in Python: 2.15 does")

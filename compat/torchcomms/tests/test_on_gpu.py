@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Callable
 
 import pytest
 
@@ -13,20 +14,68 @@ if not torch.cuda.is_available():
 pytest.importorskip("torchcomms", reason="compat/torchcomms is not installed")
 
 import test_gpu_model as ranks_do  # noqa: E402
+from torchcomms import ReduceOp, objcol  # noqa: E402
 
 
-def run(rank: int, folder: str) -> None:
+def objects(rank: int, folder: str) -> None:
+    comm, other = ranks_do.make("ncclx", rank, folder), 1 - rank
+    gathered = [None, None]
+    objcol.all_gather_object(comm, gathered, {"rank": rank})
+    assert gathered == [{"rank": 0}, {"rank": 1}]
+    objcol.gather_object(comm, f"of {rank}", 0, gathered)
+    assert rank != 0 or gathered == ["of 0", "of 1"]
+    told = ["both", 2] if rank == 1 else [None, None]
+    objcol.broadcast_object_list(comm, told, 1)
+    assert told == ["both", 2]
+    mine = [None]
+    objcol.scatter_object_list(comm, 0, mine, ["first", "second"] if rank == 0 else None)
+    assert mine == ["first" if rank == 0 else "second"]
+    if rank == 0:
+        objcol.send_object_list(comm, ["sent"], other)
+    else:
+        objcol.recv_object_list(comm, mine, other)
+        assert mine == ["sent"]
+    comm.finalize()
+
+
+def recorded(rank: int, folder: str) -> None:
+    """A factor on the GPU counts when the graph is replayed; and replays may be under way when the communicator ends."""
+    comm = ranks_do.make("ncclx", rank, folder)
+    factor, given = torch.tensor([2.0]), torch.ones(2 * 3000)
+    tensor, part = torch.ones(3000), torch.zeros(3000)
+    comm.all_reduce(torch.ones(3000), ReduceOp.PREMUL_SUM(factor), False)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        comm.all_reduce(tensor, ReduceOp.PREMUL_SUM(factor), False)
+        comm.reduce_scatter_single(part, given, ReduceOp.PREMUL_SUM(factor), False)
+    for scale in (2.0, 3.0):
+        factor.fill_(scale)
+        tensor.fill_(1)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert (tensor == 2 * scale).all() and (part == 2 * scale).all() and (given == 1).all()
+    for _ in range(20):
+        graph.replay()
+    comm.finalize()
+    torch.cuda.synchronize()
+
+
+def run(what: Callable[[int, str], None], rank: int, folder: str) -> None:
     gpu = rank % torch.cuda.device_count() if os.environ.get("TOWLINE_TEST_GPUS") == "all" else 0
     torch.cuda.set_device(gpu)
     ranks_do.GPU = torch.device("cuda", gpu)
     torch.set_default_device("cuda")
-    ranks_do.operations(rank, folder)
+    what(rank, folder)
     torch.cuda.synchronize()
 
 
-def test_ranks(tmp_path):
+SCENARIOS = [ranks_do.operations, ranks_do.reconfigured, objects, recorded]
+
+
+@pytest.mark.parametrize("what", SCENARIOS, ids=lambda what: what.__name__)
+def test_ranks(what, tmp_path):
     context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=run, args=(rank, str(tmp_path)), daemon=True) for rank in range(ranks_do.SIZE)]
+    ranks = [context.Process(target=run, args=(what, rank, str(tmp_path)), daemon=True) for rank in range(ranks_do.SIZE)]
     for rank in ranks:
         rank.start()
     for rank in ranks:

@@ -112,6 +112,19 @@ def _own_address() -> str:
     return "127.0.0.1"
 
 
+def _with_factor(tensors: Any, op: ReduceOp, how: dict[str, Any], scale: Any) -> tuple[Any, Any]:
+    """What is reduced, and how. PREMUL_SUM's factor goes along, unless a GPU has it: then it is multiplied in there, in the
+    order of the stream, since to read it here would wait for the stream, and a graph can't record that."""
+    if op.type is not RedOpType.PREMUL_SUM:
+        return tensors, op.native
+    if not isinstance(op.factor, torch.Tensor) or op.factor.device.type == "cpu":
+        how["factor"] = float(op.factor)
+        return tensors, op.native
+    if isinstance(tensors, (list, tuple)):
+        return [scale(one, op.factor.reshape(()).to(one.dtype)) for one in tensors], ReduceOp.SUM.native
+    return scale(tensors, op.factor.reshape(()).to(tensors.dtype)), ReduceOp.SUM.native
+
+
 class Native:
     """A communicator of ours."""
 
@@ -119,13 +132,16 @@ class Native:
 
     def __init__(self, name: str, options: CommOptions, comm: collectives.Communicator | None = None) -> None:
         self.name, self.options = name, options
-        self.features = FEATURES.get(name, set())
+        self.features = self._features()
         self._served: Any = None
         if options.enable_reconfigure and "reconfigure" not in self.features:
             raise RuntimeError(f"reconfigure not implemented by backend {name}")
         if comm is None and not options.enable_reconfigure:
             comm = self._form()
         self.comm = comm
+
+    def _features(self) -> set[str]:
+        return FEATURES.get(self.name, set())
 
     def _form(self) -> collectives.Communicator:
         if self.name == "fake":
@@ -238,14 +254,13 @@ class Native:
         return self.calls().broadcast(tensor, root, **how)
 
     def all_reduce(self, tensor, op, **how):
-        if op.type is RedOpType.PREMUL_SUM:
-            how["factor"] = float(op.factor)
-        return self.calls().all_reduce(tensor, op.native, **how)
+        tensor, native = _with_factor(tensor, op, how, torch.Tensor.mul_)
+        return self.calls().all_reduce(tensor, native, **how)
 
     def reduce(self, tensor, root, op, **how):
-        if op.type is RedOpType.PREMUL_SUM:
-            how["factor"] = float(op.factor)
-        return self.calls().reduce(tensor, root, op.native, **how)
+        scale = torch.Tensor.mul_ if root == self.rank else torch.mul
+        tensor, native = _with_factor(tensor, op, how, scale)
+        return self.calls().reduce(tensor, root, native, **how)
 
     def all_gather(self, outputs, input, **how):
         return self.calls().all_gather(outputs, input, **how)
@@ -256,14 +271,12 @@ class Native:
     all_gather_single = all_gather
 
     def reduce_scatter(self, output, inputs, op: ReduceOp, **how):
-        if op.type is RedOpType.PREMUL_SUM:
-            how["factor"] = float(op.factor)
-        return self.calls().reduce_scatter(output, inputs, op.native, **how)
+        inputs, native = _with_factor(inputs, op, how, torch.mul)
+        return self.calls().reduce_scatter(output, inputs, native, **how)
 
     def reduce_scatter_v(self, output, inputs, op: ReduceOp, **how):
-        if op.type is RedOpType.PREMUL_SUM:
-            how["factor"] = float(op.factor)
-        return self.calls().reduce_scatter_v(output, inputs, op.native, **how)
+        inputs, native = _with_factor(inputs, op, how, torch.mul)
+        return self.calls().reduce_scatter_v(output, inputs, native, **how)
 
     reduce_scatter_single = reduce_scatter
 

@@ -126,7 +126,10 @@ class NativeOnGpu(Native):
         self.index = device.index if device.index is not None else _torch_gpu.gpu.current()
         self._calls: _Calls | None = None
         super().__init__(name, options, comm)
-        self.features = {*self.features, "wait_blocking"}
+
+    def _features(self) -> set[str]:
+        more = {"reconfigure", "init_handle"} if self.name == "ncclx" else set()
+        return {*super()._features(), "wait_blocking", *more}
 
     def _form(self) -> collectives.Communicator:
         return self._open(self._place())

@@ -54,7 +54,9 @@ GpuBackend::GpuBackend(const towline_collective_open_args& args, cuda::KernelDev
   base_.size = size_;
   collectives_.running.last = device_.make_moment(gpu_);
   control_.running.last = device_.make_moment(gpu_);
+  // Now: with many streams the driver has to wait for kernels before it makes another, and they may wait for this rank.
   control_.own = device_.make_stream(gpu_, wish_);
+  collectives_.own = device_.make_stream(gpu_, wish_);
   breaker_.set_listener([this](const Breakage& breakage) {
     host_->broken(host_->context, static_cast<int32_t>(breakage.status), breakage.text.c_str());
   });
@@ -98,6 +100,8 @@ GpuBackend::GpuShare GpuBackend::least_share(Deadline deadline) const {
 }
 
 GpuBackend::~GpuBackend() {
+  // Replays are in streams that nobody here knows, and what they use goes now.
+  if (in_graphs_) device_.settle(gpu_);
   {
     const std::lock_guard lock(watch_mutex_);
     stopping_ = true;

@@ -4,7 +4,9 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 
 #include "base/sync/spin.h"
 
@@ -86,6 +88,7 @@ uint64_t StreamBackend::graph_of(void* stream) const {
   uint64_t graph = 0;
   if (device_.stream_state(gpu_, stream, graph) == cuda::StreamState::kForeign)
     fail(Status::kInvalidArgument, "the stream is not of GPU {}, which this communicator uses", gpu_);
+  if (graph != 0) in_graphs_.store(true, std::memory_order_relaxed);
   return graph;
 }
 
@@ -161,6 +164,8 @@ Status StreamBackend::test(StreamMessage& message) {
 Status StreamBackend::wait_for(Channel& channel, Deadline deadline,
                                const std::function<std::string()>& text) {
   const uint64_t begun = monotonic_now_ns();
+  constexpr uint64_t kBusyNs = kMillisecondNs;
+  constexpr auto kPause = std::chrono::microseconds(50);
   SpinWait spin(20000, 1000);
   for (;;) {
     const cuda::Code code = channel.running.last->state();
@@ -169,8 +174,12 @@ Status StreamBackend::wait_for(Channel& channel, Deadline deadline,
       return breaker_.raise(Status::kIo, fmt::format("rank {}: the GPU failed in {}: {}", called_[rank_],
                                                      text(), device_.code_text(code)));
     if (spin.again()) continue;
-    ::sched_yield();
     const uint64_t now = monotonic_now_ns();
+    // Each look takes the driver's lock. Threads of 27 ranks that never rested kept others from making a stream for a minute.
+    if (now - begun < kBusyNs)
+      ::sched_yield();
+    else
+      std::this_thread::sleep_for(kPause);
     if (now - begun > kGraceNs && deadline.passed(now - kGraceNs)) {
       abort(Status::kTimedOut,
             fmt::format("rank {} timed out in {}, which its GPU has not begun", called_[rank_], text()));

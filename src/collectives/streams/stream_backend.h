@@ -2,6 +2,7 @@
 // operations in several streams, works beside a stream, and the wait of a blocking call.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -122,7 +123,8 @@ class StreamBackend {
   cuda::KernelDevice& device_;
   uint32_t gpu_ = 0;
   Breaker breaker_;
-  cuda::ReserveWish wish_;  // multiprocessors that the backend's streams get
+  cuda::ReserveWish wish_;                      // multiprocessors that the backend's streams get
+  mutable std::atomic<bool> in_graphs_{false};  // operations are parts of graphs
 
  private:
   std::mutex spare_mutex_;

@@ -166,6 +166,7 @@ class FakeStream {
   ~FakeStream();  // what it was given is done first
 
   [[nodiscard]] static bool lives(const void* stream);
+  static void drain_all(uint32_t gpu);
   [[nodiscard]] uint32_t gpu() const noexcept { return gpu_; }
   void put(Work work);
   void hold(bool held);  // begins nothing meanwhile

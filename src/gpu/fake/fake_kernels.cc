@@ -134,6 +134,7 @@ class FakeKernels final : public KernelDevice {
   [[nodiscard]] Reserve reserve(uint32_t gpu, const ReserveWish& wish) override {
     return fake_device().reserve(gpu, wish);
   }
+  void settle(uint32_t gpu) noexcept override { FakeStream::drain_all(gpu); }
   std::unique_ptr<LoadedKernels> load(uint32_t, const KernelSet& set) override {
     return std::make_unique<Models>(set);
   }

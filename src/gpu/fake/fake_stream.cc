@@ -1,4 +1,6 @@
+#include <chrono>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "gpu/fake/fake_device.h"
@@ -9,7 +11,7 @@ namespace {
 
 struct Living {
   std::mutex mutex;
-  std::set<const void*> streams;
+  std::set<FakeStream*> streams;
 };
 
 Living& living() {
@@ -26,7 +28,21 @@ FakeStream::FakeStream(uint32_t gpu) : gpu_(gpu), thread_([this] { run(); }) {
 
 bool FakeStream::lives(const void* stream) {
   const std::lock_guard lock(living().mutex);
-  return living().streams.count(stream) != 0;
+  return living().streams.count(static_cast<FakeStream*>(const_cast<void*>(stream))) != 0;
+}
+
+void FakeStream::drain_all(uint32_t gpu) {
+  for (bool waited = true; waited;) {
+    waited = false;
+    {
+      const std::lock_guard lock(living().mutex);
+      for (FakeStream* const one : living().streams) {
+        const std::lock_guard own(one->mutex_);
+        waited = waited || (one->gpu_ == gpu && (one->busy_ || !one->queue_.empty()));
+      }
+    }
+    if (waited) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
 }
 
 FakeStream::~FakeStream() {
