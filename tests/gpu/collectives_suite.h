@@ -25,6 +25,9 @@ class Platform {
   [[nodiscard]] virtual const char* backend() const = 0;
   // The calling thread is this rank from now on: what it makes lies on the rank's GPU.
   virtual void be(int rank) { (void)rank; }
+  // So many ranks on one GPU do not stand in one another's way: the driver puts streams onto 32 queues at most, and a kernel
+  // whose turn has not come holds up what other streams have behind it there.
+  [[nodiscard]] virtual int most_ranks() const { return 1 << 10; }
   // Ranks have GPUs of their own, which don't reach one another's ordinary memory.
   [[nodiscard]] virtual bool spread() const { return false; }
   virtual void* allocate(uint64_t bytes) = 0;

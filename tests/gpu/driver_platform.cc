@@ -27,6 +27,9 @@ class DriverPlatform final : public Platform {
     const char* const which = std::getenv("TOWLINE_TEST_GPUS");
     return which != nullptr && std::string_view(which) == "all" && cuda_.gpus() > 1;
   }
+  [[nodiscard]] int most_ranks() const override {
+    return spread() ? 16 * static_cast<int>(cuda_.gpus()) : 16;
+  }
   void be(int rank) override {
     if (spread()) gpu = static_cast<uint32_t>(rank) % cuda_.gpus();
     cuda_.use(gpu);
