@@ -211,6 +211,36 @@ TEST_P(CollectivesOnGpu, GraphsReplayOperations) {
   });
 }
 
+// Nobody waits for them, the graph goes while they run, and other operations follow.
+TEST_P(CollectivesOnGpu, GraphsReplayPartsOfNoLength) {
+  run_on_gpus(ranks(), false, [](Rank& rank) {
+    void* const stream = rank.gpu.make_stream();
+    Buffer buffer(rank.gpu, 4096);
+    buffer.put(std::vector<uint8_t>(4096));
+    const std::vector<uint64_t> none(static_cast<size_t>(rank.size));
+    towline_collective_t empty = {};
+    empty.struct_size = sizeof empty;
+    empty.op = TOWLINE_COLLECTIVE_ALL_TO_ALL_V;
+    empty.input_counts = empty.output_counts = none.data();
+    const towline_collective_t sum = reduce_call(buffer, buffer, 1024);
+    for (int round = 0; round < 3; ++round) {
+      rank.gpu.record(stream);
+      EXPECT_EQ(towline_collective_issue(rank.on_gpu, &empty, nullptr, stream), TOWLINE_OK)
+          << towline_last_error();
+      void* const graph = rank.gpu.end_record(stream);
+      meet(rank);
+      for (int i = 0; i < 8; ++i) rank.gpu.replay(graph, stream);
+      rank.gpu.free_graph(graph);
+      EXPECT_EQ(towline_collective_issue(rank.on_gpu, &empty, nullptr, stream), TOWLINE_OK);
+      EXPECT_EQ(towline_collective_issue(rank.on_gpu, &sum, nullptr, stream), TOWLINE_OK);
+      meet(rank);
+    }
+    rank.gpu.drain(stream);
+    EXPECT_EQ(communicator_error(rank.on_gpu), "");
+    rank.gpu.free_stream(stream);
+  });
+}
+
 // Replays that are still to run use the communicator's memory.
 TEST_P(CollectivesOnGpu, ACommunicatorEndsAfterReplaysOfItsGraphs) {
   run_on_gpus(ranks(), false, [](Rank& rank) {

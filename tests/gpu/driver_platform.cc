@@ -1,6 +1,7 @@
-// The tests of collectives over real GPUs: all ranks on the first one, or with TOWLINE_TEST_GPUS=all spread over all of them.
+// The tests of collectives over real GPUs: all ranks on the first one, or with GPU_TESTS_ON=all spread over all of them.
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string_view>
 
@@ -18,13 +19,13 @@ thread_local uint32_t gpu = 0;
 
 class DriverPlatform final : public Platform {
  public:
-  explicit DriverPlatform(Cuda& cuda) : cuda_(cuda), api_(cuda.api()), copies_(cuda, 0) {
+  explicit DriverPlatform(Cuda& cuda) : cuda_(cuda), api_(cuda.api()) {
     EXPECT_EQ(towline_collective_backend_load("gpu", TOWLINE_COLLECTIVES_GPU_PLUGIN), TOWLINE_OK)
         << towline_last_error();
   }
   [[nodiscard]] const char* backend() const override { return "gpu"; }
   [[nodiscard]] bool spread() const override {
-    const char* const which = std::getenv("TOWLINE_TEST_GPUS");
+    const char* const which = std::getenv("GPU_TESTS_ON");
     return which != nullptr && std::string_view(which) == "all" && cuda_.gpus() > 1;
   }
   [[nodiscard]] int most_ranks() const override {
@@ -108,8 +109,10 @@ class DriverPlatform final : public Platform {
   void move(void* to, const void* from, uint64_t bytes) {
     if (bytes == 0) return;
     const std::lock_guard lock(mutex_);
-    cuda_.use(0);
-    auto* const stream = static_cast<driver::Stream>(copies_.native());
+    std::unique_ptr<Stream>& copies = copies_[gpu];  // another GPU may not reach what a pool has given out
+    if (copies == nullptr) copies = std::make_unique<Stream>(cuda_, gpu);
+    cuda_.use(gpu);
+    auto* const stream = static_cast<driver::Stream>(copies->native());
     api_.check(api_.memory_copy_async(reinterpret_cast<driver::Pointer>(to),
                                       reinterpret_cast<driver::Pointer>(from), bytes, stream),
                "cuMemcpyAsync");
@@ -120,7 +123,7 @@ class DriverPlatform final : public Platform {
   const driver::Api& api_;
   DynamicLibrary plugin_{TOWLINE_COLLECTIVES_GPU_PLUGIN};
   std::mutex mutex_;
-  Stream copies_;
+  std::map<uint32_t, std::unique_ptr<Stream>> copies_;  // of each GPU
 };
 
 }  // namespace

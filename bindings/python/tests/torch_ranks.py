@@ -34,8 +34,8 @@ def serve_on_model(pipe, rank: int, size: int, folder: str) -> None:
 
 
 def serve_on_gpu(pipe, rank: int, size: int, folder: str) -> None:
-    """The same with every tensor on the first GPU, or with TOWLINE_TEST_GPUS=all on one of the rank's own."""
-    torch.cuda.set_device(rank % torch.cuda.device_count() if os.environ.get("TOWLINE_TEST_GPUS") == "all" else 0)
+    """The same with every tensor on the first GPU, or with GPU_TESTS_ON=all on one of the rank's own."""
+    torch.cuda.set_device(rank % torch.cuda.device_count() if os.environ.get("GPU_TESTS_ON") == "all" else 0)
     use("cuda")
     serve(pipe, rank, size, folder)
 

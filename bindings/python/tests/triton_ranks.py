@@ -43,7 +43,7 @@ def serve_on_gpu(pipe, rank: int, size: int, folder: str) -> None:
     global device
     from collective_ranks import obey, open_communicator
 
-    device = f"cuda:{rank % torch.cuda.device_count()}" if os.environ.get("TOWLINE_TEST_GPUS") == "all" else "cuda:0"
+    device = f"cuda:{rank % torch.cuda.device_count()}" if os.environ.get("GPU_TESTS_ON") == "all" else "cuda:0"
     torch.cuda.set_device(device)
     with open_communicator(rank, size, folder, backend="gpu") as world:
         obey(pipe, world)

@@ -1,4 +1,4 @@
-"""Communicators on a GPU that two ranks share, or with TOWLINE_TEST_GPUS=all on one each. Needs one, and a torch that sees it."""
+"""Communicators on a GPU that two ranks share, or with GPU_TESTS_ON=all on one each. Needs one, and a torch that sees it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def recorded(rank: int, folder: str) -> None:
 
 
 def run(what: Callable[[int, str], None], rank: int, folder: str) -> None:
-    gpu = rank % torch.cuda.device_count() if os.environ.get("TOWLINE_TEST_GPUS") == "all" else 0
+    gpu = rank % torch.cuda.device_count() if os.environ.get("GPU_TESTS_ON") == "all" else 0
     torch.cuda.set_device(gpu)
     ranks_do.GPU = torch.device("cuda", gpu)
     torch.set_default_device("cuda")
