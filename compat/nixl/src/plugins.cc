@@ -42,28 +42,37 @@ std::string trimmed(std::string text) {
   return text;
 }
 
-std::shared_ptr<const nixlTelemetryPluginHandle> open_exporter(const std::string& path, std::string& why) {
-  constexpr auto kVersion = nixl_telemetry_plugin_api_version::V2;
+// A library, and what its `function` gives, if that is of the version which this agent takes. Else null, and why.
+template <class Plugin, class Version>
+std::pair<void*, Plugin*> open_as(const std::string& path, const char* function, const char* kind,
+                                  Version version, std::string& why) {
   void* const library = own::open_plugin_library(path, why);
-  if (library == nullptr) return nullptr;
-  using Init = nixlTelemetryPlugin* (*)();
-  const auto init = reinterpret_cast<Init>(dlsym(library, "nixl_telemetry_plugin_init"));
-  nixlTelemetryPlugin* plugin = nullptr;
+  if (library == nullptr) return {};
+  using Init = Plugin* (*)();
+  const auto init = reinterpret_cast<Init>(dlsym(library, function));
+  Plugin* plugin = nullptr;
   if (init == nullptr) {
-    why = path + " has no function nixl_telemetry_plugin_init";
+    why = fmt::format("{} has no function {}", path, function);
   } else {
-    plugin = ask<nixlTelemetryPlugin*>(path, "nixl_telemetry_plugin_init", nullptr, [&] { return init(); });
-    if (plugin == nullptr) why = path + ": nixl_telemetry_plugin_init failed";
+    plugin = ask<Plugin*>(path, function, nullptr, [&] { return init(); });
+    if (plugin == nullptr) why = fmt::format("{}: {} failed", path, function);
   }
-  if (plugin != nullptr && plugin->api_version != kVersion) {
-    why = fmt::format("{} is of telemetry plugin version {}, and this agent takes version {}", path,
-                      static_cast<unsigned>(plugin->api_version), static_cast<unsigned>(kVersion));
+  if (plugin != nullptr && plugin->api_version != version) {
+    why = fmt::format("{} is of {} version {}, and this agent takes version {}", path, kind,
+                      static_cast<int64_t>(plugin->api_version), static_cast<int64_t>(version));
     plugin = nullptr;
   }
   if (plugin == nullptr) {
     dlclose(library);
-    return nullptr;
+    return {};
   }
+  return {library, plugin};
+}
+
+std::shared_ptr<const nixlTelemetryPluginHandle> open_exporter(const std::string& path, std::string& why) {
+  const auto [library, plugin] = open_as<nixlTelemetryPlugin>(
+      path, "nixl_telemetry_plugin_init", "telemetry plugin", nixl_telemetry_plugin_api_version::V2, why);
+  if (plugin == nullptr) return nullptr;
   return std::make_shared<const nixlTelemetryPluginHandle>(library, plugin, path);
 }
 
@@ -210,26 +219,9 @@ bool nixlPluginManager::registerStaticPlugin(const std::string& name, nixlStatic
 std::shared_ptr<const nixlBackendPluginHandle> nixlPluginManager::open(const std::string& name,
                                                                        const std::string& path,
                                                                        std::string& why) {
-  void* const library = own::open_plugin_library(path, why);
-  if (library == nullptr) return nullptr;
-  using Init = nixlBackendPlugin* (*)();
-  const auto init = reinterpret_cast<Init>(dlsym(library, "nixl_plugin_init"));
-  nixlBackendPlugin* plugin = nullptr;
-  if (init == nullptr) {
-    why = path + " has no function nixl_plugin_init";
-  } else {
-    plugin = ask<nixlBackendPlugin*>(path, "nixl_plugin_init", nullptr, [&] { return init(); });
-    if (plugin == nullptr) why = path + ": nixl_plugin_init failed";
-  }
-  if (plugin != nullptr && plugin->api_version != NIXL_PLUGIN_API_VERSION) {
-    why = fmt::format("{} is of plugin version {}, and this agent takes version {}", path,
-                      plugin->api_version, NIXL_PLUGIN_API_VERSION);
-    plugin = nullptr;
-  }
-  if (plugin == nullptr) {
-    dlclose(library);
-    return nullptr;
-  }
+  const auto [library, plugin] =
+      open_as<nixlBackendPlugin>(path, "nixl_plugin_init", "plugin", NIXL_PLUGIN_API_VERSION, why);
+  if (plugin == nullptr) return nullptr;
   info(fmt::format("plugin {} loaded from {}", name, path));
   return std::make_shared<const nixlBackendPluginHandle>(library, plugin, path);
 }
