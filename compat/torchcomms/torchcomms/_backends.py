@@ -113,8 +113,8 @@ def _own_address() -> str:
 
 
 def _with_factor(tensors: Any, op: ReduceOp, how: dict[str, Any], scale: Any) -> tuple[Any, Any]:
-    """What is reduced, and how. PREMUL_SUM's factor goes along, unless a GPU has it: then it is multiplied in there, in the
-    order of the stream, since to read it here would wait for the stream, and a graph can't record that."""
+    """Returns the tensors to reduce and the reduction to use. PREMUL_SUM's factor is passed along in `how`. A factor in a GPU's
+    memory is multiplied in there instead, in stream order: reading it here would wait for the stream and can't be captured."""
     if op.type is not RedOpType.PREMUL_SUM:
         return tensors, op.native
     if not isinstance(op.factor, torch.Tensor) or op.factor.device.type == "cpu":
