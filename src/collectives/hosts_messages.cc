@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "collectives/calls/types.h"
+#include "collectives/hosts_leg.h"
 
 namespace towline::collectives {
 namespace {
@@ -83,16 +84,8 @@ std::vector<towline_collective_step_t> HostsMessages::cut_for(const Lane& lane,
 
 int32_t HostsMessages::carry(void* context, const uint64_t* words) {
   const auto& lane = *static_cast<const Lane*>(context);
-  Leg leg;
-  std::memcpy(&leg, words, sizeof leg);
-  HostsMessages& self = lane.owner;
-  try {
-    return static_cast<int32_t>(self.run(lane, leg));
-  } catch (const std::exception& error) {
-    return static_cast<int32_t>(self.cpu_.breaker().raise_or_break(Status::kOutOfMemory, [&] {
-      return fmt::format("rank {} could not go on with a message: {}", self.cpu_.rank(), error.what());
-    }));
-  }
+  return run_leg<Leg>(lane.owner.cpu_, "a message", words,
+                      [&](const Leg& leg) { return lane.owner.run(lane, leg); });
 }
 
 Status HostsMessages::run(const Lane& lane, const Leg& leg) {

@@ -8,6 +8,7 @@
 #include "agent/agent.h"
 #include "base/error.h"
 #include "collectives/hosts_backend.h"
+#include "collectives/hosts_leg.h"
 #include "rendezvous/exchange.h"
 
 namespace towline::collectives {
@@ -86,16 +87,8 @@ std::vector<towline_collective_step_t> HostsWindows::cut_for(const Lane& lane, u
 
 int32_t HostsWindows::carry(void* context, const uint64_t* words) {
   const auto& lane = *static_cast<const Lane*>(context);
-  Leg leg;
-  std::memcpy(&leg, words, sizeof leg);
-  HostsWindows& self = lane.owner;
-  try {
-    return static_cast<int32_t>(self.run(lane, leg));
-  } catch (const std::exception& error) {
-    return static_cast<int32_t>(self.cpu_.breaker().raise_or_break(Status::kOutOfMemory, [&] {
-      return fmt::format("rank {} could not go on with a window: {}", self.cpu_.rank(), error.what());
-    }));
-  }
+  return run_leg<Leg>(lane.owner.cpu_, "a window", words,
+                      [&](const Leg& leg) { return lane.owner.run(lane, leg); });
 }
 
 Status HostsWindows::run(const Lane& lane, const Leg& leg) {

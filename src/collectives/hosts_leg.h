@@ -1,0 +1,29 @@
+// A leg as the thread of a lane gets it: words that are a Leg of whoever made the lane.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <cstring>
+#include <exception>
+
+#include "collectives/cpu_backend.h"
+
+namespace towline::collectives {
+
+// Runs it. Nothing may be thrown on that thread: the communicator breaks instead, of which `what` says with what it could
+// not go on.
+template <class Leg, class Run>
+int32_t run_leg(CpuBackend& cpu, const char* what, const uint64_t* words, Run run) noexcept {
+  Leg leg;
+  std::memcpy(&leg, words, sizeof leg);
+  try {
+    return static_cast<int32_t>(run(leg));
+  } catch (const std::exception& error) {
+    return static_cast<int32_t>(cpu.breaker().raise_or_break(Status::kOutOfMemory, [&] {
+      return fmt::format("rank {} could not go on with {}: {}", cpu.rank(), what, error.what());
+    }));
+  }
+}
+
+}  // namespace towline::collectives
