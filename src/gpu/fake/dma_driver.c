@@ -1,5 +1,5 @@
-// As much of a driver of CUDA 12.0 as it takes to make memory that other devices can fill. Tests read what was asked of it,
-// and have one of its functions fail.
+// As much of a driver of CUDA 12.0 as it takes to make memory that other devices can fill, and to enter a GPU's context. Tests
+// read what was asked of it, and have one of its functions fail. Once it is loaded, a search for libcuda.so.1 finds it.
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -38,6 +38,17 @@ enum { kUnit = 2 << 20 };
 static int outcome(const char* name) { return strcmp(dma_driver_fails, name) == 0 ? 801 : 0; }
 
 static int nothing(void) { return 0; }
+
+static int one_gpu(int* count) {
+  *count = 1;
+  return 0;
+}
+
+static int retain(void** context, int gpu) {
+  (void)gpu;
+  *context = (void*)&dma_driver_live;
+  return 0;
+}
 
 // Before CUDA 11.4 the function knew no instances of MIG.
 static int whole_uuid(unsigned char* uuid, int gpu) {
@@ -186,6 +197,8 @@ SHOWN int cuGetProcAddress_v2(const char* name, void** function, int version, un
     const char* name;
     void* function;
   } known[] = {
+      {"cuDeviceGetCount", (void*)one_gpu},
+      {"cuDevicePrimaryCtxRetain", (void*)retain},
       {"cuDeviceGetAttribute", (void*)get_attribute},
       {"cuDeviceGetUuid", version < 11040 ? (void*)whole_uuid : (void*)uuid_of_instance},
       {"cuCtxPushCurrent", (void*)push},

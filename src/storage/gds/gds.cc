@@ -46,7 +46,10 @@ class Entered {
   Entered(std::map<uint32_t, cuda::driver::Context>& known, const calls::Piece& piece) {
     if (piece.kind != TOWLINE_MEMORY_VRAM) return;
     auto found = known.find(piece.device);
-    if (found == known.end()) found = known.emplace(piece.device, cuda::nvidia_context(piece.device)).first;
+    if (found == known.end()) {
+      cuda::nvidia_device().start();  // this plugin's own: the backend cuda started another
+      found = known.emplace(piece.device, cuda::nvidia_context(piece.device)).first;
+    }
     pushed_ = cuda::nvidia_api().context_push(found->second) == 0;
   }
   ~Entered() {
@@ -97,7 +100,7 @@ void* Gds::attach(const calls::PlainFile& file) {
 void Gds::detach(const calls::PlainFile&, void* handle) noexcept { api_.handle_deregister(handle); }
 
 // Memory that cuFile can't register goes through buffers of its own.
-void Gds::add_memory(const towline_region_ref& region) noexcept try {
+bool Gds::add_memory(const towline_region_ref& region) noexcept try {
   const auto gpu = static_cast<uint32_t>(region.device);
   const calls::Piece piece{.kind = region.kind, .device = gpu};
   std::map<uint32_t, cuda::driver::Context> contexts;
@@ -106,8 +109,10 @@ void Gds::add_memory(const towline_region_ref& region) noexcept try {
   if (error.code != 0)
     host_.log(2, fmt::format("gds: cuFile moves {} bytes of GPU {} through buffers of its own: {}",
                              region.bytes, gpu, text_of(error)));
+  return error.code == 0;
 } catch (const std::exception& error) {
   host_.log(1, std::string("gds: registering memory: ") + error.what());
+  return false;
 }
 
 void Gds::remove_memory(const towline_region_ref& region) noexcept {

@@ -31,7 +31,7 @@ class Gds final : public calls::Library {
   [[nodiscard]] std::unique_ptr<calls::Caller> make_caller() override;
   void* attach(const calls::PlainFile& file) override;
   void detach(const calls::PlainFile& file, void* handle) noexcept override;
-  void add_memory(const towline_region_ref& region) noexcept override;
+  [[nodiscard]] bool add_memory(const towline_region_ref& region) noexcept override;
   void remove_memory(const towline_region_ref& region) noexcept override;
 
  private:

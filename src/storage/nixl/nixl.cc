@@ -125,10 +125,11 @@ void Nixl::detach(const calls::PlainFile&, void* handle) noexcept {
   }
 }
 
-void Nixl::add_memory(const towline_region_ref& region) {
+bool Nixl::add_memory(const towline_region_ref& region) {
   Known known = add(DRAM_SEG, nixlBlobDesc(region.address, region.bytes, 0, nixl_blob_t{}), false);
   const std::lock_guard lock(mutex_);
   memory_.emplace(region.address, std::move(known));
+  return true;
 }
 
 void Nixl::remove_memory(const towline_region_ref& region) noexcept {

@@ -49,7 +49,7 @@ class Nixl final : public calls::Library {
   void* attach(const calls::PlainFile& file) override;
   void detach(const calls::PlainFile& file, void* handle) noexcept override;
   [[nodiscard]] bool registers_host_memory() const noexcept override { return true; }
-  void add_memory(const towline_region_ref& region) override;
+  [[nodiscard]] bool add_memory(const towline_region_ref& region) override;
   void remove_memory(const towline_region_ref& region) noexcept override;
 
   // ---- for callers

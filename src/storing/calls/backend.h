@@ -123,13 +123,13 @@ class Backend final : public storing::OwnBackend<Backend<Mine>, FileConnection<M
         skips_host || args.storage != nullptr || (library_.kinds() >> args.region.kind & 1) == 0;
     if (plain) return Base::add(args, registration, token, token_bytes);
     auto kept = std::make_unique<towline_region_ref>(args.region);
-    library_.add_memory(*kept);
     *token_bytes = 0;
-    *registration = reinterpret_cast<towline_registration*>(kept.release());
+    *registration =
+        library_.add_memory(*kept) ? reinterpret_cast<towline_registration*>(kept.release()) : nothing_kept();
     return TOWLINE_OK;
   }
   void remove(towline_registration* registration) noexcept {
-    if (static_cast<void*>(registration) == static_cast<void*>(static_cast<Base*>(this))) return;
+    if (registration == nothing_kept()) return;
     const std::unique_ptr<towline_region_ref> kept(reinterpret_cast<towline_region_ref*>(registration));
     library_.remove_memory(*kept);
   }
@@ -180,6 +180,11 @@ class Backend final : public storing::OwnBackend<Backend<Mine>, FileConnection<M
   [[nodiscard]] Library& library() noexcept { return library_; }
 
  private:
+  // As Base::add() registers memory.
+  [[nodiscard]] towline_registration* nothing_kept() noexcept {
+    return reinterpret_cast<towline_registration*>(static_cast<Base*>(this));
+  }
+
   Mine library_;
   std::mutex mutex_;
   std::map<uint64_t, std::unique_ptr<Stored>> files_;

@@ -46,9 +46,10 @@ class Library {
   // A file is opened, and closed. The result is kept for the library.
   virtual void* attach(const PlainFile& file) = 0;
   virtual void detach(const PlainFile& file, void* handle) noexcept = 0;
-  // Memory is registered: the host's too if the library wants so.
+  // Memory is registered: the host's too if the library wants so. remove_memory() is called once for each add_memory() that
+  // returned true; false: the library keeps nothing of this memory.
   [[nodiscard]] virtual bool registers_host_memory() const noexcept { return false; }
-  virtual void add_memory(const towline_region_ref&) {}
+  [[nodiscard]] virtual bool add_memory(const towline_region_ref&) { return false; }
   virtual void remove_memory(const towline_region_ref&) noexcept {}
 };
 

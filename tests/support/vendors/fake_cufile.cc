@@ -60,6 +60,8 @@ struct Batch {
 constexpr int kNotOpen = 5001;
 constexpr int kInvalid = 5022;
 constexpr int kNotRegistered = 5027;
+constexpr int kMemoryRegistered = 5023;
+constexpr int kMemoryNotRegistered = 5024;
 constexpr int kFull = 5037;
 constexpr size_t kAtATime = 3;
 
@@ -67,6 +69,8 @@ std::mutex mutex;
 bool open_driver = false;
 std::set<File*> files;
 std::set<Batch*> batches;
+std::set<const void*> buffers;
+size_t wrong_deregistrations = 0;
 std::map<std::string, int> failures;  // calls that are to fail, by name: how many
 std::atomic<size_t> most_bytes{SIZE_MAX};
 std::atomic<unsigned> batches_submitted{0};
@@ -95,7 +99,7 @@ ssize_t move(void* handle, void* base, size_t bytes, off_t offset, bool write) {
 
 }  // namespace
 
-// `what`: driver_open, handle, batch_set_up, batch_submit, batch_status, read, write.
+// `what`: driver_open, handle, buffer, batch_set_up, batch_submit, batch_status, read, write.
 FAKE_API void fake_cufile_fail(const char* what, int times) {
   const std::lock_guard lock(mutex);
   failures[what] = times;
@@ -106,6 +110,16 @@ FAKE_API unsigned fake_cufile_batches() { return batches_submitted; }
 FAKE_API size_t fake_cufile_open_files() {
   const std::lock_guard lock(mutex);
   return files.size();
+}
+
+FAKE_API size_t fake_cufile_buffers() {
+  const std::lock_guard lock(mutex);
+  return buffers.size();
+}
+// Of memory that was not registered.
+FAKE_API size_t fake_cufile_wrong_deregistrations() {
+  const std::lock_guard lock(mutex);
+  return wrong_deregistrations;
 }
 
 FAKE_API Error cuFileDriverOpen() {
@@ -129,8 +143,18 @@ FAKE_API void cuFileHandleDeregister(void* handle) {
   auto* file = static_cast<File*>(handle);
   if (files.erase(file) != 0) delete file;
 }
-FAKE_API Error cuFileBufRegister(const void*, size_t, int) { return {0, 0}; }
-FAKE_API Error cuFileBufDeregister(const void*) { return {0, 0}; }
+FAKE_API Error cuFileBufRegister(const void* base, size_t, int) {
+  const std::lock_guard lock(mutex);
+  if (!open_driver) return {kNotOpen, 0};
+  if (fails("buffer")) return {kInvalid, 0};
+  return {buffers.insert(base).second ? 0 : kMemoryRegistered, 0};
+}
+FAKE_API Error cuFileBufDeregister(const void* base) {
+  const std::lock_guard lock(mutex);
+  if (buffers.erase(base) != 0) return {0, 0};
+  ++wrong_deregistrations;
+  return {kMemoryNotRegistered, 0};
+}
 FAKE_API ssize_t cuFileRead(void* handle, void* base, size_t bytes, off_t offset, off_t base_offset) {
   return move(handle, static_cast<char*>(base) + base_offset, bytes, offset, false);
 }
