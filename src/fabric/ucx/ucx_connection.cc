@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <new>
+#include <string_view>
 #include <utility>
 
 #include "base/clock.h"
@@ -17,6 +18,8 @@ namespace {
 constexpr std::size_t kMaxKeys = 4096;
 constexpr uint64_t kCloseNs = 200 * kMillisecondNs;
 constexpr int kTurns = 8;
+// Behind UCX's address, which knows its own length: this end takes several reads in one message, and answers to several in one.
+constexpr std::string_view kReadsTogether = "towline ucx reads 1";
 
 void throw_if(ucs_status_t status, const char* call) {
   if (status != UCS_OK) fail(Status::kIo, "UCX: {}: {}", call, UcxLibrary::get().error_text(status));
@@ -64,12 +67,17 @@ std::vector<uint8_t> UcxConnection::address() const {
     fail(Status::kLimitExceeded,
          "UCX's address of a worker has {} bytes, and {} are possible: name fewer transports or devices",
          copy.size(), kMaxEndpointBytes);
+  if (copy.size() + kReadsTogether.size() <= kMaxEndpointBytes)
+    copy.insert(copy.end(), kReadsTogether.begin(), kReadsTogether.end());
   return copy;
 }
 
 void UcxConnection::connect(std::span<const uint8_t> other_end) {
   // UCX reads an address without knowing its size: what is too short to be one must not get there.
   if (other_end.size() < 16) fail(Status::kProtocol, "{} bytes are no address of UCX", other_end.size());
+  reads_together_ =
+      other_end.size() > kReadsTogether.size() &&
+      std::equal(kReadsTogether.begin(), kReadsTogether.end(), other_end.end() - kReadsTogether.size());
   std::vector<uint8_t> padded{other_end.begin(), other_end.end()};
   padded.resize(kMaxEndpointBytes + 256);
   ucp_ep_params_t parameters{};
@@ -119,6 +127,7 @@ std::size_t UcxConnection::post(const WorkRequest* requests, std::size_t count) 
       else
         waiting_.push_back(requests[i]);
     }
+    send_reads();
   } catch (const std::bad_alloc&) {
     down(Status::kOutOfMemory);
     return 0;
@@ -173,15 +182,17 @@ void UcxConnection::issue(const WorkRequest& request) {
 void UcxConnection::issue_by_messages(const WorkRequest& request, Entry& entry) {
   Header header{.key = request.remote_key, .place = request.remote, .length = request.length};
   if (request.kind == RequestKind::kRead) {
-    const auto unused =
-        std::find_if(reads_.begin(), reads_.end(), [](const Read& read) { return !read.used; });
-    const auto index = static_cast<uint32_t>(unused - reads_.begin());
-    if (unused == reads_.end()) reads_.emplace_back();
-    reads_[index] = {.local = request.local, .length = request.length, .used = true};
-    entry.read = index + 1;
+    if (free_read_ == 0) {
+      reads_.emplace_back();
+      free_read_ = static_cast<uint32_t>(reads_.size());
+    }
+    entry.read = free_read_;
+    Read& read = reads_[entry.read - 1];
+    free_read_ = read.next_free;
+    read = {.local = request.local, .length = request.length, .used = true};
     header.number = entry.read;
     header.kind = Kind::kRead;
-    return send(header);
+    return reads_together_ ? ask(header) : send(header);
   }
   header.kind = Kind::kWrite;
   for (uint64_t at = 0; at < request.length; at += kChunkBytes) {
@@ -243,6 +254,7 @@ void UcxConnection::complete() noexcept {
       Read& read = reads_[first.read - 1];
       if (read.arrived != read.length) return;
       read.used = false;
+      read.next_free = std::exchange(free_read_, first.read);
     }
     if (first.signalled) owner_.tell({first.cookie, 0, number_, 0, Status::kOk, CompletionKind::kRequest});
     issued_.pop_front();

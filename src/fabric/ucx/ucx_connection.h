@@ -11,6 +11,7 @@
 // A message that the peer acknowledges has arrived: UCX's completions say only that a buffer is free.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <memory>
 #include <unordered_map>
@@ -73,9 +74,22 @@ class UcxConnection {
   static constexpr std::size_t kMaxUnsent = 4096;
   static constexpr std::size_t kMaxBlobBytes = 4096;
   static constexpr uint32_t kMaxServing = 64;
-  static constexpr uint64_t kChunkBytes = 32 << 10;  // of a write or read in one message
+  static constexpr uint64_t kChunkBytes = 32 << 10;  // of a write, or of reads, in one message
+  static constexpr std::size_t kMaxTogether = 8;     // reads that one message answers
+  static constexpr std::size_t kMaxAskedFor = 16;    // reads that one message asks for
 
-  enum class Kind : uint32_t { kRecord, kWrite, kRead, kReadData, kAcknowledge, kRefuse, kAskBlob, kBlob };
+  enum class Kind : uint32_t {
+    kRecord,
+    kWrite,
+    kRead,
+    kReadData,
+    kAcknowledge,
+    kRefuse,
+    kAskBlob,
+    kBlob,
+    kReads,  // several reads: their headers are its data. This one and the next go only to peers that take them
+    kReadsData,  // answers several reads; Parts follow the header
+  };
   // The header of every message, as it lies in memory.
   struct Header {
     uint64_t number = 0;  // of records and writes, from 1 on; of a read; of all messages that have come
@@ -83,6 +97,10 @@ class UcxConnection {
     uint64_t place = 0;  // an address at the owner; in a read, an offset
     uint32_t length = 0;
     Kind kind = Kind::kRecord;
+  };
+  struct Part {  // of a kReadsData
+    uint32_t number = 0;
+    uint32_t length = 0;
   };
   struct Entry {  // a request under way
     uint64_t cookie = 0;
@@ -98,6 +116,7 @@ class UcxConnection {
     uint64_t local = 0;
     uint32_t length = 0;
     uint32_t arrived = 0;
+    uint32_t next_free = 0;  // a number, 0: none
     bool used = false;
   };
   struct Ask {  // a read of the peer's
@@ -107,6 +126,10 @@ class UcxConnection {
   struct Outgoing {  // a message that UCX has not sent yet
     UcxConnection* connection = nullptr;
     Header header;
+    std::array<Part, kMaxTogether> parts;  // behind the header
+    std::array<ucp_dt_iov_t, kMaxTogether> pieces;
+    std::array<Header, kMaxAskedFor> reads;  // of a kReads: `asked_for`
+    std::size_t asked_for = 0;
     uint64_t reads_from = 0;  // a registration of ours
     std::vector<uint8_t> bytes;
     bool busy = false;
@@ -118,10 +141,13 @@ class UcxConnection {
   static void on_flushed(void* request, ucs_status_t status, void* self);
   static void on_sent(void* request, ucs_status_t status, void* outgoing);
 
-  void take(const Header& header, std::span<const uint8_t> data);
+  void take(const Header& header, std::span<const uint8_t> parts, std::span<const uint8_t> data);
   void take_record(const Header& header, std::span<const uint8_t> data);
   void take_write(const Header& header, std::span<const uint8_t> data);
   void take_read_data(const Header& header, std::span<const uint8_t> data) noexcept;
+  void take_read(const Header& header);
+  void take_reads(std::span<const uint8_t> data);
+  void take_reads_data(std::span<const uint8_t> parts, std::span<const uint8_t> data) noexcept;
   void take_key(uint64_t key, std::span<const uint8_t> blob);
   void number_came(uint64_t number) noexcept;
   const UcxRegistered* allowed(const Header& header, bool write, Status& why) const noexcept;
@@ -129,12 +155,21 @@ class UcxConnection {
   void issue(const WorkRequest& request);
   void issue_by_messages(const WorkRequest& request, Entry& entry);
   void issue_waiting();
+  // Collects this side's reads; send_reads() sends them.
+  void ask(const Header& read);
+  void send_reads() noexcept;
   void serve();
+  // Answers the first of the peer's reads in one message, if several are whole, small and of one registration. The first
+  // one must be allowed.
+  bool serve_together();
   void refuse(const Header& refused, Status why);
   void take_refusal(const Header& header);
   // `data` stays until it is sent.
   void send(const Header& header, const void* data = nullptr, std::size_t bytes = 0, uint64_t reads_from = 0,
             std::vector<uint8_t> kept = {});
+  Outgoing& outgoing_for(const Header& header, uint64_t reads_from);
+  // `data`: `count` bytes, or with `parts` that many pieces.
+  void hand_over(Outgoing& outgoing, const void* data, std::size_t count, std::size_t parts) noexcept;
   void flush() noexcept;
   void complete() noexcept;
   void check(ucs_status_ptr_t result) noexcept;
@@ -148,12 +183,15 @@ class UcxConnection {
   ucp_ep_h endpoint_ = nullptr;
   int event_fd_ = -1;
   bool down_ = false;
+  bool reads_together_ = false;      // the peer takes kReads and kReadsData
+  Outgoing* asking_ = nullptr;       // a kReads that is being filled
   std::deque<WorkRequest> waiting_;  // for a key
   std::deque<Entry> issued_;
   std::deque<ReceiveRequest> receives_;
   std::deque<Outgoing> outgoing_;  // never shrinks; in use while UCX has them
   std::vector<Outgoing*> free_;
   std::vector<Read> reads_;  // by number - 1
+  uint32_t free_read_ = 0;   // a number, 0: none
   std::deque<Ask> asks_;
   std::unordered_map<uint64_t, Key> keys_;
   std::vector<uint64_t> asked_;  // blobs, not answered yet

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstring>
 #include <numeric>
 #include <optional>
 
@@ -83,6 +84,60 @@ TEST_F(UcxDomainTest, WritesAndReadsArriveWhole) {
   ASSERT_TRUE(told);
   EXPECT_EQ(told->status, Status::kOk);
   EXPECT_TRUE(std::equal(to.begin() + 100, to.end(), from.begin()));
+}
+
+// Reads of single pages are answered several in a message, longer ones in pieces; both in any order.
+TEST_F(UcxDomainTest, ReadsThatAreAskedForTogetherEachGetTheirBytes) {
+  const Registration target = share(true, true);
+  for (std::size_t i = 0; i < to.size(); ++i) to[i] = static_cast<uint8_t>(i * 7 + i / 4096);
+  constexpr uint32_t kLengths[] = {4096, 1, 4096, 100, 8192, 40'000, 4096, 0x8000, 3, 4096};
+  std::vector<WorkRequest> requests;
+  uint64_t at = 0;
+  for (int i = 0; i < 40 && at + kLengths[i % 10] <= kBytes; ++i) {
+    const uint32_t length = kLengths[i % 10];
+    requests.push_back({.cookie = static_cast<uint64_t>(i),
+                        .local = reinterpret_cast<uint64_t>(from.data()) + at,
+                        .remote = target.base + kBytes - at - length,
+                        .local_key = source.local_key,
+                        .remote_key = target.remote_key,
+                        .immediate = 0,
+                        .length = length,
+                        .kind = RequestKind::kRead,
+                        .signalled = true});
+    at += length;
+  }
+  ASSERT_EQ(mine->post(3, requests.data(), requests.size()), requests.size());
+  for (const WorkRequest& request : requests) {
+    const auto told = outcome();
+    ASSERT_TRUE(told);
+    ASSERT_EQ(told->status, Status::kOk);
+    EXPECT_EQ(told->cookie, request.cookie);
+    EXPECT_EQ(0, std::memcmp(reinterpret_cast<const void*>(request.local),
+                             reinterpret_cast<const void*>(request.remote), request.length))
+        << request.length << " bytes of read " << request.cookie;
+  }
+}
+
+TEST_F(UcxDomainTest, AReadThatIsRefusedAmongOthersIsNamed) {
+  const Registration target = share(true, true);
+  std::vector<WorkRequest> requests(6);
+  for (uint64_t i = 0; i < requests.size(); ++i)
+    requests[i] = {.cookie = 77 + i,
+                   .local = reinterpret_cast<uint64_t>(from.data()) + i * 4096,
+                   .remote = target.base + (i == 3 ? kBytes - 4095 : i * 4096),
+                   .local_key = source.local_key,
+                   .remote_key = target.remote_key,
+                   .immediate = 0,
+                   .length = 4096,
+                   .kind = RequestKind::kRead,
+                   .signalled = true};
+  ASSERT_EQ(mine->post(3, requests.data(), requests.size()), requests.size());
+  auto told = outcome();
+  while (told && told->status == Status::kOk && told->cookie < 80) told = outcome();
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->kind, CompletionKind::kRequest);
+  EXPECT_EQ(told->cookie, 80u);
+  EXPECT_EQ(told->status, Status::kOutOfRange);
 }
 
 TEST_F(UcxDomainTest, WritesBeyondTheRegistrationAreRefused) {
