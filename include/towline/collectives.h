@@ -180,7 +180,7 @@ TOWLINE_API int32_t towline_communicator_split(towline_communicator_t* parent, c
 
 // Breaks the communicator on every rank, within a second. `reason` may be null.
 TOWLINE_API int32_t towline_communicator_abort(towline_communicator_t* communicator, const char* reason);
-// TOWLINE_OK, or why it broke (TOWLINE_CANCELLED after an abort, TOWLINE_PEER_LOST, TOWLINE_TIMED_OUT,
+// TOWLINE_OK, or why it broke, of operations whose stream has been waited for, too (TOWLINE_CANCELLED after an abort, TOWLINE_PEER_LOST, TOWLINE_TIMED_OUT,
 // TOWLINE_MISMATCH, TOWLINE_CLOSED, TOWLINE_FORKED); `text` receives the message, size convention as
 // towline_agent_info (null, 0, null: only the status).
 TOWLINE_API int32_t towline_communicator_error(const towline_communicator_t* communicator, char* text,

@@ -175,7 +175,8 @@ int32_t towline_communicator_destroy(towline_communicator_t* communicator) {
   return capi::guard(__func__, [&] {
     if (communicator == nullptr) return Status::kOk;
     // In a child of fork it is left alone: its threads and locks are those of the parent.
-    if (communicator->communicator->error(nullptr) == Status::kForked) return Status::kOk;
+    std::string ignored;
+    if (communicator->communicator->usable(ignored) == Status::kForked) return Status::kOk;
     communicator->communicator->close();
     delete communicator;
     return Status::kOk;

@@ -336,7 +336,12 @@ void Communicator::check_usable() const {
   if (is_error(status) && !(status == Status::kClosed && broken_ == 0)) fail(status, "{}", text);
 }
 
-Status Communicator::error(std::string* text) const {
+Status Communicator::error(std::string* text) {
+  if (broken_ == 0 && usable_fast() != Status::kForked && table_->look != nullptr && backend_ != nullptr) {
+    begin_backend_call();
+    std::string reason;
+    if (const int32_t status = table_->look(backend_); status < 0) broken(failure(status, reason), reason);
+  }
   std::string found;
   Status status = usable(found);
   if (status == Status::kClosed && broken_ == 0) {

@@ -106,7 +106,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void close();  // the application closes it
   void abort(const std::string& reason);
   // kOk, or why it broke.
-  Status error(std::string* text) const;
+  Status error(std::string* text);
 
   std::shared_ptr<Hook> add_hook(uint32_t kind, towline_hook_fn function, void* context);
   void remove_hook(const std::shared_ptr<Hook>& hook);

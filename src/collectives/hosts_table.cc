@@ -1,7 +1,10 @@
 // HostsBackend behind a table. Messages are those of the backend inside.
+#include <sched.h>
+
 #include <cstring>
 #include <memory>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "collectives/calls/guarded.h"
 #include "collectives/hosts_backend.h"
@@ -83,6 +86,16 @@ int32_t messages_together(towline_collective_backend* handle, int32_t begin) {
 }
 void abort(towline_collective_backend* handle, int32_t status, const char* text) {
   of(handle).abort(Status{status}, text);
+}
+// As for message_test, but there is no later look: the reason that the hosts agree on is waited for.
+int32_t look(towline_collective_backend* handle) {
+  constexpr uint64_t kAgreedWithinNs = 1'000'000'000;
+  const towline_collective_table_v1_t& inside = of(handle).inside_table();
+  if (inside.look != nullptr && inside.look(of(handle).inside()) < 0) {
+    const uint64_t until = monotonic_now_ns() + kAgreedWithinNs;
+    while (!of(handle).breaker().broken() && monotonic_now_ns() < until) ::sched_yield();
+  }
+  return tell(of(handle), static_cast<int32_t>(of(handle).breaker().status()));
 }
 int32_t describe(towline_collective_backend* handle, char* json, size_t capacity, size_t* needed) {
   return guarded(of(handle).host(), [&] {
@@ -172,6 +185,7 @@ const towline_collective_table_v1_t& hosts_table() {
     made.issue_norm = hosts_slots::issue_norm;
     made.message_precede = hosts_slots::message_precede;
     made.messages_together = hosts_slots::messages_together;
+    made.look = hosts_slots::look;
     made.window_open = hosts_slots::window_open;
     made.window_close = hosts_slots::window_close;
     made.window_map = hosts_slots::window_map;

@@ -207,6 +207,11 @@ PairedBackend::Side PairedBackend::side_of(const towline_collective_t& call) noe
   return {*nccl_table_, nccl_};
 }
 
+int32_t PairedBackend::look() const noexcept {
+  const int32_t status = own_table_.look(own_);
+  return status < 0 || nccl_ == nullptr || nccl_table_->look == nullptr ? status : nccl_table_->look(nccl_);
+}
+
 int32_t PairedBackend::ended(int32_t status) {
   if (status >= 0) return status;
   stop_both(status, side_text.c_str(), true);

@@ -45,6 +45,8 @@ class PairedBackend {
   [[nodiscard]] Side own() const noexcept { return {own_table_, own_}; }
   // The status of a call into either backend. A failure ends the operations of both; gives the status for which they ended.
   int32_t ended(int32_t status);
+  // What either says of what its GPU reported. The own backend has `look`.
+  [[nodiscard]] int32_t look() const noexcept;
   void abort(int32_t status, const char* text) { stop_both(status, text, false); }
   [[nodiscard]] std::string describe() const;
   [[nodiscard]] const towline_collective_host_v1_t* host() const noexcept { return host_; }

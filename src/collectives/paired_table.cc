@@ -83,6 +83,7 @@ int32_t messages_together(towline_collective_backend* handle, int32_t begin) {
 void abort(towline_collective_backend* handle, int32_t status, const char* text) {
   of(handle).abort(status, text);
 }
+int32_t look(towline_collective_backend* handle) { return of(handle).ended(of(handle).look()); }
 int32_t describe(towline_collective_backend* handle, char* json, size_t capacity, size_t* needed) {
   return guarded(of(handle).host(), [&] {
     const std::string text = of(handle).describe();
@@ -117,6 +118,7 @@ towline_collective_table_v1_t paired_table(const towline_collective_table_v1_t& 
   made.issue_norm = paired_slots::issue_norm;
   made.message_precede = paired_slots::message_precede;
   made.messages_together = paired_slots::messages_together;
+  if (own.look != nullptr) made.look = paired_slots::look;
   if (own.window_open != nullptr) made.window_open = paired_slots::window_open;
   made.legs_open = nullptr;
   made.issue_steps = nullptr;

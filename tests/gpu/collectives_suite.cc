@@ -349,6 +349,28 @@ TEST(CollectivesOnGpuFail, ARankThatNeverComesIsNamedByAllOthers) {
   }
 }
 
+// Who has waited for the stream must not use what a failed operation left.
+TEST(CollectivesOnGpuFail, AFailureIsToldAsSoonAsTheStreamHasEnded) {
+  for (int turn = 0; turn < 5; ++turn) {
+    run_on_gpus({2, "", 60'000'000'000}, false, [&](Rank& rank) {
+      Buffer buffer(rank.gpu, 400);
+      void* const stream = rank.gpu.make_stream();
+      meet(rank);
+      if (rank.rank == 0) {
+        const towline_collective_t call = reduce_call(buffer, buffer, 100);
+        towline_collective_options_t options = {};
+        options.struct_size = sizeof options;
+        options.timeout_ns = 50'000'000;
+        EXPECT_EQ(towline_collective_issue(rank.on_gpu, &call, &options, stream), TOWLINE_OK);
+        rank.gpu.drain(stream);
+        EXPECT_EQ(towline_communicator_error(rank.on_gpu, nullptr, 0, nullptr), TOWLINE_TIMED_OUT);
+      }
+      while (communicator_error(rank.on_gpu).empty()) std::this_thread::yield();
+      rank.gpu.free_stream(stream);
+    });
+  }
+}
+
 TEST(CollectivesOnGpuFail, RanksThatDisagreeAreNamedWithTheirOperations) {
   struct Pair {
     uint64_t counts[2];

@@ -173,6 +173,10 @@ typedef struct towline_collective_table_v1_t {
   // As message_start: an operation of a lane, without CALLs. An error gives no message. Any thread.
   int32_t (*start_steps)(towline_collective_backend* backend, const towline_collective_step_t* steps,
                          size_t count, towline_collective_message** message);
+
+  // Takes in at once what a GPU has reported: negative if the communicator is broken. An operation whose stream was waited
+  // for has failed if this says so, and else has not. Any thread.
+  int32_t (*look)(towline_collective_backend* backend);
 } towline_collective_table_v1_t;
 #define TOWLINE_COLLECTIVE_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_collective_table_v1_t, describe)
 

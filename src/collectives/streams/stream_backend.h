@@ -51,6 +51,8 @@ class StreamBackend {
                                                       uint64_t timeout_ns, void* stream) = 0;
   // Any thread.
   virtual void abort(Status status, const std::string& text) = 0;
+  // Notices what the GPU has reported, if anything.
+  virtual void look() noexcept = 0;
   [[nodiscard]] virtual std::string describe() const = 0;
 
   [[nodiscard]] Status test(StreamMessage& message);
@@ -78,9 +80,6 @@ class StreamBackend {
 
   // Starts the device and picks the GPU: the setting tuning.collectives.gpu, else the calling thread's.
   StreamBackend(const towline_collective_open_args& args, cuda::KernelDevice& device);
-
-  // Notices what the GPU has reported, if anything.
-  virtual void look() noexcept = 0;
 
   [[nodiscard]] uint64_t number_setting(const char* key, uint64_t fallback, uint64_t most) const;
   [[nodiscard]] cuda::Noticeboard board() const;

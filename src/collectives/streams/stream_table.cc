@@ -120,6 +120,12 @@ void abort(towline_collective_backend* handle, int32_t status, const char* text)
   opened(handle).backend->abort(Status{status}, text);
 }
 
+int32_t look(towline_collective_backend* handle) {
+  Opened& self = opened(handle);
+  self.backend->look();
+  return static_cast<int32_t>(tell(self, self.backend->breaker().status()));
+}
+
 int32_t describe(towline_collective_backend* handle, char* json, size_t capacity, size_t* needed) {
   Opened& self = opened(handle);
   return guarded(self.host, [&] {
@@ -164,6 +170,7 @@ towline_collective_table_v1_t make_stream_table(OpenFunction open) {
   made.message_precede = message_precede;
   made.messages_together = messages_together;
   made.issue_norm = issue_norm;
+  made.look = look;
   return made;
 }
 
