@@ -14,6 +14,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("torchcomms", reason="compat/torchcomms is not installed")
 
 import test_gpu_model as ranks_do  # noqa: E402
+import torchcomms  # noqa: E402
 from torchcomms import ReduceOp, objcol  # noqa: E402
 
 
@@ -36,6 +37,33 @@ def objects(rank: int, folder: str) -> None:
         objcol.recv_object_list(comm, mine, other)
         assert mine == ["sent"]
     comm.finalize()
+
+
+def pooled(rank: int, folder: str) -> None:
+    """Tensors of a pool of torchcomms' allocator, in several communicators; a window over one needs no copy."""
+    comms = []
+    for index in range(3):
+        os.makedirs(f"{folder}/{index}", exist_ok=True)
+        comms.append(ranks_do.make("ncclx", rank, f"{folder}/{index}"))
+    allocator = torchcomms.get_mem_allocator("ncclx")
+    pools = [torch.cuda.MemPool(allocator), torch.cuda.MemPool(comms[0].mem_allocator)]
+    for comm in comms:
+        for pool in pools:
+            with torch.cuda.use_mem_pool(pool):
+                tensor = torch.full((1 << 20,), rank + 1.0)
+            comm.all_reduce(tensor, ReduceOp.SUM, False)
+            assert (tensor == 3).all()
+    at = tensor.data_ptr()
+    window = comms[0].new_window(tensor)
+    assert tensor.data_ptr() == at
+    comms[0].barrier(False).wait_blocking()
+    window.put(torch.full((4,), 7.0), 1 - rank, 0, False)
+    torch.cuda.synchronize()
+    comms[0].barrier(False).wait_blocking()
+    assert (tensor[:4] == 7).all() and (tensor[4:] == 3).all()
+    window.tensor_deregister()
+    for comm in comms:
+        comm.finalize()
 
 
 def recorded(rank: int, folder: str) -> None:
@@ -69,7 +97,7 @@ def run(what: Callable[[int, str], None], rank: int, folder: str) -> None:
     torch.cuda.synchronize()
 
 
-SCENARIOS = [ranks_do.operations, ranks_do.reconfigured, objects, recorded]
+SCENARIOS = [ranks_do.operations, ranks_do.reconfigured, objects, pooled, recorded]
 
 
 @pytest.mark.parametrize("what", SCENARIOS, ids=lambda what: what.__name__)

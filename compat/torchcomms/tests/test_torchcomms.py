@@ -220,6 +220,7 @@ def test_what_is_not_here_says_so(comm):
     window = comm.new_window(torch.zeros(1))
     for call in (
         comm.get_mem_allocator,
+        lambda: torchcomms.get_mem_allocator("gloo"),
         comm.get_device_transport,
         window.get_device_window,
         lambda: window.register_local_buffer(torch.zeros(1)),

@@ -297,7 +297,12 @@ class TorchComm:
         raise RuntimeError(f"getDeviceTransport not implemented by backend {self.get_backend()}")
 
     def get_mem_allocator(self) -> Any:
-        raise RuntimeError(f"getMemAllocator not implemented by backend {self.get_backend()}")
+        """What torch.cuda.MemPool takes, for memory that the ranks of a host can share. RuntimeError: the communicator is on CPUs."""
+        if self._device.type != "cuda":
+            raise RuntimeError(f"getMemAllocator not implemented by backend {self.get_backend()} on {self._device}")
+        from ._gpu import get_mem_allocator
+
+        return get_mem_allocator(self.get_backend())
 
     @property
     def mem_allocator(self) -> Any:

@@ -3,6 +3,7 @@
 from . import _backends
 from ._backends import TorchCommBackend, register_backend
 from ._comm import AllGatherPHandle, BatchSendRecv, TorchComm, new_comm
+from ._gpu import get_mem_allocator
 from ._types import (
     OPTIONS,
     POST_HOOK_ARGS,
@@ -30,10 +31,6 @@ globals().update(_made)
 
 def _is_backend_registered(name: str) -> bool:
     return _backends.is_registered(name)
-
-
-def get_mem_allocator(backend: str):
-    raise RuntimeError(f"getMemAllocator not implemented by backend {backend}")
 
 
 __all__ = [

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
-from towline import _torch_gpu, collectives
+from towline import _torch_gpu, collectives, gpu_memory
 
-from ._backends import Native
+from ._backends import Native, is_registered
 from ._types import CommOptions
 
 # The names of torchcomms' own backends for GPUs; all are ours here.
 NAMES = ("towline", "nccl", "ncclx")
+
+
+@functools.cache
+def _allocator() -> Any:
+    return gpu_memory.torch_allocator()  # kept: torch keeps no reference
+
+
+def get_mem_allocator(backend: str) -> Any:
+    """What torch.cuda.MemPool takes, for memory that the ranks of a host can share. RuntimeError: the backend is none of ours for GPUs."""
+    if backend not in NAMES or is_registered(backend):
+        raise RuntimeError(f"getMemAllocator not implemented by backend {backend}")
+    return _allocator().allocator()
 
 
 class StreamedWork:
