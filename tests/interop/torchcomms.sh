@@ -9,6 +9,7 @@
 #   RANKS               of the integration tests. Default: 4
 #   TEST_BACKENDS       names to run the integration tests with. Default: gloo towline mccl
 #   TEST_FULL_SWEEP     0: the short version of each (the default here), 1: all sizes and types
+#   GRAPH_SHAPES        any: what the replays of CUDA graphs compute is checked, not the names and number of their nodes
 #   ONLY                a pattern that the tests' file names have to match
 #   RESULTS             a folder that keeps each file's line and output; what has one there is not run again
 #   LIMIT               seconds that one file may take. Default: 300
