@@ -47,6 +47,12 @@ Client& Backend::next_client() noexcept {
   return **std::ranges::min_element(clients_, {}, [](const auto& client) { return client->tasks(); });
 }
 
+size_t Backend::clients_for(size_t objects) const noexcept {
+  const size_t each =
+      service_.settings.concurrency / clients_.size();  // requests that a client has under way
+  return std::clamp<size_t>((objects + each - 1) / each, 1, clients_.size());
+}
+
 Object* Backend::find(uint64_t id) const {
   std::lock_guard lock(objects_mutex_);
   const auto found = objects_.find(id);

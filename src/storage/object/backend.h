@@ -44,6 +44,8 @@ class Backend : public storing::OwnBackend<Backend, Connection> {
   [[nodiscard]] Collections& collections() noexcept { return collections_; }
   [[nodiscard]] Reaper& reaper() noexcept { return *reaper_; }
   [[nodiscard]] size_t clients() const noexcept { return clients_.size(); }
+  // As many as it takes to have a request for each of so many objects under way, as far as there are clients.
+  [[nodiscard]] size_t clients_for(size_t objects) const noexcept;
   [[nodiscard]] Client& next_client() noexcept;
   [[nodiscard]] uint64_t id_of(const towline_storage* storage) const noexcept;
   [[nodiscard]] Object* find(uint64_t id) const;

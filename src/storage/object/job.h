@@ -1,7 +1,7 @@
 // One submitted part on its way, and the tasks that do it.
 //
 // A task belongs to one client and runs on its thread alone; a READ has one on each client it is spread over,
-// a WRITE has one for the whole plan, however many parts the plan was split into. A job is over when its last
+// a WRITE has one for each share of the plan's objects, however many parts the plan was split into. A job is over when its last
 // task is; tasks report from the client's loop, when nothing of them is on the stack any more.
 #pragma once
 

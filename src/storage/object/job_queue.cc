@@ -78,7 +78,8 @@ void JobQueue::collect(Job& job, const towline_post& post) {
 // One task on each client, as far as there is work for it.
 void JobQueue::add_readers(Job& job) {
   const uint64_t bytes = job.end - job.begin;
-  const uint64_t worth = std::max<uint64_t>(bytes / (2 * service().settings.part_bytes), 1);
+  const uint64_t worth = std::max<uint64_t>(bytes / (2 * service().settings.part_bytes),
+                                            backend_.clients_for(job.prepared.objects.size()));
   const uint64_t tasks = std::min<uint64_t>(worth, backend_.clients());
   for (uint64_t i = 0; i < tasks; ++i) {
     const uint64_t begin = job.begin + bytes / tasks * i;

@@ -33,11 +33,23 @@ void Joins::add(Job& job) {
 
 // Throws std::bad_alloc, and then has started nothing.
 void Joins::start(const std::vector<Job*>& jobs) {
-  const auto task = std::make_shared<Writer>(backend_.next_client(), jobs.front()->prepared, jobs);
+  Prepared& prepared = jobs.front()->prepared;
+  const size_t count = backend_.clients_for(prepared.objects.size());
+  std::vector<std::shared_ptr<Task>> tasks;
+  for (size_t i = 0; i < count; ++i)
+    tasks.push_back(std::make_shared<Writer>(backend_.next_client(), prepared, jobs, Share{i, count}));
+  for (Job* part : jobs)
+    for (size_t i = 1; i < count; ++i) part->add_task();
+  size_t started = 0;
   try {
-    for (Job* part : jobs) running_[part] = task;
-    task->start_soon();
+    for (Job* part : jobs) running_[part] = tasks;
+    for (; started < count; ++started) tasks[started]->start_soon();
   } catch (...) {
+    for (Job* part : jobs) {
+      if (started != 0) part->failed(Status::kOutOfMemory, 0, part->begin, part->end);
+      for (size_t left = count - std::max<size_t>(started, 1); left != 0; --left) part->task_over();
+    }
+    if (started != 0) return;  // the first ones end the jobs
     for (Job* part : jobs) running_.erase(part);
     throw;
   }
@@ -54,12 +66,12 @@ bool Joins::take_back(Job& job) noexcept {
 
 void Joins::stop(const Job& job, Status status, bool now) {
   for (const auto& task : job.tasks) task->stop_soon(status, now);
-  std::shared_ptr<Task> task;
+  std::vector<std::shared_ptr<Task>> tasks;
   {
     std::lock_guard lock(mutex_);
-    if (const auto found = running_.find(&job); found != running_.end()) task = found->second;
+    if (const auto found = running_.find(&job); found != running_.end()) tasks = found->second;
   }
-  if (task != nullptr) task->stop_soon(status, now);
+  for (const auto& task : tasks) task->stop_soon(status, now);
 }
 
 void Joins::forget(const Job& job) noexcept {

@@ -20,7 +20,7 @@ class Joins {
   Joins(const Joins&) = delete;
   Joins& operator=(const Joins&) = delete;
 
-  // Starts the plan's task once all of its parts are there. Throws std::bad_alloc, and then knows nothing of
+  // Starts the plan's tasks once all of its parts are there. Throws std::bad_alloc, and then knows nothing of
   // this one; the others still wait for it.
   void add(Job& job);
   // True: the job still waited for others, and does no more.
@@ -40,7 +40,7 @@ class Joins {
   Backend& backend_;
   std::mutex mutex_;
   std::map<const towline_plan*, Gathered> gathering_;
-  std::map<const Job*, std::shared_ptr<Task>> running_;
+  std::map<const Job*, std::vector<std::shared_ptr<Task>>> running_;
 };
 
 }  // namespace towline::object

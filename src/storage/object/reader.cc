@@ -62,7 +62,9 @@ void Reader::end_if_over() {
 bool Reader::fill() {
   if (next_segment_ < segment_count_) return true;
   next_segment_ = 0;
-  segment_count_ = cursor_.next(segments_.data(), segments_.size(), client.settings().part_bytes);
+  // Parts are for requests side by side.
+  const uint64_t most = client.settings().concurrency == 1 ? UINT64_MAX : client.settings().part_bytes;
+  segment_count_ = cursor_.next(segments_.data(), segments_.size(), most);
   return segment_count_ != 0;
 }
 

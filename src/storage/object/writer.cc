@@ -4,8 +4,8 @@
 
 namespace towline::object {
 
-Writer::Writer(Client& task_client, Prepared& prepared, const std::vector<Job*>& parts)
-    : Task(task_client), prepared_(prepared) {
+Writer::Writer(Client& task_client, Prepared& prepared, const std::vector<Job*>& parts, Share share)
+    : Task(task_client), prepared_(prepared), share_(share) {
   jobs = parts;
 }
 
@@ -14,6 +14,7 @@ Writer::~Writer() = default;
 void Writer::start() {
   try {
     for (Stretch& stretch : stretches_of(*prepared_.plan)) {
+      if (stretch.object % share_.count != share_.first) continue;
       Object& object = *prepared_.objects[stretch.object];
       writes_.push_back(std::make_unique<ObjectWrite>(*this, client, prepared_.queue->reaper(), object,
                                                       std::move(stretch)));

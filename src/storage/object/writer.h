@@ -13,10 +13,16 @@
 
 namespace towline::object {
 
+// Of the plan's objects, every `count`th from `first` on.
+struct Share {
+  size_t first = 0;
+  size_t count = 1;
+};
+
 class Writer final : public Task, public WriteListener {
  public:
-  // The whole plan, for all of its parts.
-  Writer(Client& task_client, Prepared& prepared, const std::vector<Job*>& parts);
+  // A share of the plan's objects, for all of the plan's parts.
+  Writer(Client& task_client, Prepared& prepared, const std::vector<Job*>& parts, Share share);
   ~Writer() override;
 
  private:
@@ -29,6 +35,7 @@ class Writer final : public Task, public WriteListener {
   void stop(Status status, bool now) override;
 
   Prepared& prepared_;
+  const Share share_;
   std::vector<std::unique_ptr<ObjectWrite>> writes_;
   size_t left_ = 0;
 };

@@ -161,7 +161,7 @@ TEST_F(Blobs, AReadOfABlobThatIsReplacedMeanwhileIsStale) {
   make_blob("moving", 20 * kMib, 13);
   Proxy proxy(azure_->port());
   connect(static_cast<uint16_t>(std::stoi(proxy.url().substr(proxy.url().rfind(':') + 1))),
-          "part = \"1MiB\"\nconcurrency = \"1\"\n");
+          "part = \"1MiB\"\nwindow = \"1MiB\"\nthreads = 1\n");  // one range after the other
   const Region blob = open("moving");
   const Agent other("other", options_for(AzureServer::config(azure_->port())));
   std::vector<std::byte> contents(20 * kMib);

@@ -241,23 +241,6 @@ TEST_F(ObjectFaults, ADeadlineEndsWhatTakesTooLong) {
   EXPECT_EQ(read.wait_fenced(Fence::kBoth, 60s), Status::kOk);
 }
 
-TEST_F(ObjectFaults, AConcurrencyOfOneIsOneRequestAtOnce) {
-  make_object("first", kMib, 5);
-  make_object("second", kMib, 5);
-  Proxy proxy(server_->port());
-  connect(proxy.url(), "concurrency = 1\n");
-  const Region first = open("first");
-  const Region second = open("second");
-  proxy.forget();
-  proxy.judge([](const Request&) -> Fault { return {.hold = true}; });
-  const Transfer held = transfer(Op::read, 0, first, 0, kMib, {.timeout = 2s});
-  ASSERT_EQ(held.post(), Status::kInProgress);
-  ASSERT_TRUE(eventually([&] { return proxy.seen().size() == 1; }));
-  EXPECT_EQ(run(transfer(Op::read, kMib, second, 0, kMib, {.timeout = 300ms})), Status::kTimedOut);
-  EXPECT_EQ(proxy.seen().size(), 1u) << "the second waits for the first";
-  EXPECT_EQ(held.wait(60s), Status::kTimedOut);
-}
-
 // ---- given up, with the reason
 
 TEST_F(ObjectFaults, AServerThatFailsForGoodIsAnErrorOfThatTransferOnly) {
@@ -342,7 +325,7 @@ TEST_F(ObjectFaults, WrongBytesAreNoticedByTheirChecksum) {
 TEST_F(ObjectFaults, AnObjectReplacedWhileItIsReadIsStale) {
   make_object("changing", 12 * kMib, 10);
   Proxy proxy(server_->port());
-  connect(proxy.url(), "part = \"5MiB\"\nconcurrency = 1\nthreads = 1\n");
+  connect(proxy.url(), "part = \"5MiB\"\nwindow = \"5MiB\"\nthreads = 1\n");  // one range after the other
   const Region object = open("changing");
   std::atomic<int> reads{0};
   proxy.judge([&](const Request& request) -> Fault {
@@ -734,29 +717,6 @@ TEST_F(ObjectFaults, AnotherRegionIsFollowed) {
   EXPECT_NE(refusal(*agent_, "s3://other/key").first, Status::kOk);
   for (const Request& request : proxy.seen())
     EXPECT_TRUE(request.headers.at("host").starts_with("127.0.0.1"));
-}
-
-// ---- bounds
-
-TEST_F(ObjectFaults, NoMoreRequestsAreUnderWayThanTheSettingsSay) {
-  make_object("bounded", 32 * kMib, 17);
-  Proxy proxy(server_->port());
-  connect(proxy.url(), "part = \"5MiB\"\nwindow = \"10MiB\"\nconcurrency = 16\nthreads = 1\n");
-  const Region object = open("bounded");
-  std::atomic<int> now{0};
-  std::atomic<int> most{0};
-  proxy.judge([&](const Request&) -> Fault {
-    const int count = ++now;
-    for (int seen = most; seen < count && !most.compare_exchange_weak(seen, count);) {
-    }
-    const auto until = std::chrono::steady_clock::now() + 20ms;  // long enough for others to come, if they do
-    while (std::chrono::steady_clock::now() < until) std::this_thread::yield();
-    --now;
-    return {};
-  });
-  ASSERT_EQ(move(Op::read, 0, object, 0, 32 * kMib), Status::kOk);
-  EXPECT_EQ(first_difference(memory_.data(), 32 * kMib, 17), 32 * kMib);
-  EXPECT_LE(most, 2);
 }
 
 }  // namespace

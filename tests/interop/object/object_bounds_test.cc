@@ -1,0 +1,116 @@
+// How many requests are under way at once: no more than the settings say, and for many small objects no fewer.
+#include <atomic>
+#include <thread>
+
+#include "fixture.h"
+#include "proxy.h"
+#include "support/directed.h"
+
+namespace towline::interop {
+namespace {
+
+class ObjectBounds : public ObjectTest {
+ protected:
+  template <class Done>
+  static bool eventually(Done&& done) {
+    const auto until = std::chrono::steady_clock::now() + 20s;
+    while (!done()) {
+      if (std::chrono::steady_clock::now() > until) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
+};
+
+TEST_F(ObjectBounds, AConcurrencyOfOneIsOneRequestAtOnce) {
+  make_object("first", kMib, 5);
+  make_object("second", kMib, 5);
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "concurrency = 1\n");
+  const Region first = open("first");
+  const Region second = open("second");
+  proxy.forget();
+  proxy.judge([](const Request&) -> Fault { return {.hold = true}; });
+  const Transfer held = transfer(Op::read, 0, first, 0, kMib, {.timeout = 2s});
+  ASSERT_EQ(held.post(), Status::kInProgress);
+  ASSERT_TRUE(eventually([&] { return proxy.seen().size() == 1; }));
+  EXPECT_EQ(run(transfer(Op::read, kMib, second, 0, kMib, {.timeout = 300ms})), Status::kTimedOut);
+  EXPECT_EQ(proxy.seen().size(), 1u) << "the second waits for the first";
+  EXPECT_EQ(held.wait(60s), Status::kTimedOut);
+}
+
+// There is nothing side by side for which it would be cut.
+TEST_F(ObjectBounds, WithAConcurrencyOfOneAnObjectIsReadByOneRequest) {
+  constexpr uint64_t kObject = 12 * kMib;
+  make_object("uncut", kObject, 6);
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "part = \"5MiB\"\nconcurrency = 1\n");
+  const Region object = open("uncut");
+  proxy.forget();
+  ASSERT_EQ(move(Op::read, 0, object, 0, kObject), Status::kOk);
+  EXPECT_EQ(first_difference(memory_.data(), kObject, 6), kObject);
+  EXPECT_EQ(proxy.seen().size(), 1u);
+}
+
+TEST_F(ObjectBounds, ManySmallObjectsOfOnePostHaveAsManyRequestsAsTheSettingsSay) {
+  constexpr uint64_t kEach = 64 << 10;
+  constexpr size_t kObjects = 12;
+  constexpr size_t kRequests = 8;
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "concurrency = 8\nthreads = 4\n");
+  std::vector<Region> objects;
+  std::vector<Blocks> blocks;
+  for (size_t i = 0; i < kObjects; ++i) {
+    objects.push_back(open("many/" + std::to_string(i), {.create = true, .truncate = true, .bytes = kEach}));
+    blocks.push_back(objects.back().blocks(0, kEach));
+  }
+  const BlockList mine = agent_->block_list(blocks_of(memory_.data(), kObjects * kEach, kEach));
+  const BlockList theirs = agent_->block_list(blocks);
+  for (const Op op : {Op::write, Op::read}) {
+    SCOPED_TRACE(op == Op::write ? "write" : "read");
+    const Transfer all = directed(*agent_, op, mine, theirs, {.timeout = 60s});
+    if (op == Op::write)
+      stamp_bytes(memory_.data(), kObjects * kEach, 7);
+    else
+      std::memset(memory_.data(), 0, kObjects * kEach);
+    // Each waits until as many are under way as may be.
+    std::atomic<size_t> now{0};
+    std::atomic<size_t> most{0};
+    proxy.judge([&](const Request&) -> Fault {
+      const size_t count = ++now;
+      for (size_t seen = most; seen < count && !most.compare_exchange_weak(seen, count);) {
+      }
+      (void)eventually([&] { return most >= kRequests; });
+      --now;
+      return {};
+    });
+    EXPECT_EQ(run(all), Status::kOk);
+    EXPECT_EQ(most, kRequests);
+    proxy.judge({});
+  }
+  EXPECT_EQ(first_difference(memory_.data(), kObjects * kEach, 7), kObjects * kEach);
+}
+
+TEST_F(ObjectBounds, NoMoreRequestsAreUnderWayThanTheSettingsSay) {
+  make_object("bounded", 32 * kMib, 17);
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "part = \"5MiB\"\nwindow = \"10MiB\"\nconcurrency = 16\nthreads = 1\n");
+  const Region object = open("bounded");
+  std::atomic<int> now{0};
+  std::atomic<int> most{0};
+  proxy.judge([&](const Request&) -> Fault {
+    const int count = ++now;
+    for (int seen = most; seen < count && !most.compare_exchange_weak(seen, count);) {
+    }
+    const auto until = std::chrono::steady_clock::now() + 20ms;  // long enough for others to come, if they do
+    while (std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    --now;
+    return {};
+  });
+  ASSERT_EQ(move(Op::read, 0, object, 0, 32 * kMib), Status::kOk);
+  EXPECT_EQ(first_difference(memory_.data(), 32 * kMib, 17), 32 * kMib);
+  EXPECT_LE(most, 2);
+}
+
+}  // namespace
+}  // namespace towline::interop
