@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -18,7 +19,8 @@ namespace towline::nixl {
 namespace {
 
 constexpr const char* kYes = "true";
-constexpr unsigned long kMostObjectThreads = 64;  // Towline's limit
+constexpr unsigned long kMostObjectThreads = 64;  // Towline's limits
+constexpr unsigned long kMostObjectRequests = 4096;
 
 std::string value_of(const nixl_b_params_t& parameters, const char* key) {
   const auto found = parameters.find(key);
@@ -42,6 +44,14 @@ std::string number_setting(const nixl_b_params_t& parameters, const char* parame
                 fmt::format("{} is '{}', and should be a number above 0", parameter, text)};
   }
   return fmt::format("tuning.{}.{} = {}\n", backend, key, std::min(std::stoul(text), most));
+}
+
+// A thread of NIXL's has one request under way. Towline's have many, so that more of them than processors are of no use.
+std::string requests_at_once(const nixl_b_params_t& parameters, const char* backend) {
+  const unsigned long processors = std::max(std::thread::hardware_concurrency(), 1u);
+  return number_setting(parameters, "num_threads", backend, "concurrency", kMostObjectRequests) +
+         number_setting(parameters, "num_threads", backend, "threads",
+                        std::min(kMostObjectThreads, processors));
 }
 
 AgentOptions options_for(const StoreType& type, const nixl_b_params_t& parameters, uint64_t timeout_ns) {
@@ -106,7 +116,7 @@ std::string object_settings(const nixl_b_params_t& parameters) {
                 "req_checksum is '" + checksum + "', and should be 'required' or 'supported'"};
   }
   if (checksum == "required") text += setting_of("tuning.object", "checksum", "none");
-  return text + number_setting(parameters, "num_threads", "object", "threads", kMostObjectThreads);
+  return text + requests_at_once(parameters, "object");
 }
 
 // ---- Azure's blobs
@@ -128,7 +138,7 @@ std::string azure_settings(const nixl_b_params_t& parameters) {
     if (const std::string value = value_of(parameters, theirs); !value.empty())
       text += setting_of("azure", ours, value);
   }
-  return text + number_setting(parameters, "num_threads", "azure", "threads", kMostObjectThreads);
+  return text + requests_at_once(parameters, "azure");
 }
 
 // ---- files by vendors' libraries
