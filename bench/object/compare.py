@@ -110,6 +110,10 @@ class Cell:
     def cpu_ns_per_byte(self, name: str) -> float:
         return 1e9 * statistics.median(answer["cpu_seconds"] for answer in self.answers[name]) / (self.size * self.count)
 
+    def server_share(self, name: str) -> float:
+        """Processors that the server kept busy; one that has a single thread can't do better than 1."""
+        return statistics.median(answer["server_share"] for answer in self.answers[name])
+
     def memory_mib(self, name: str) -> float:
         return max(answer["memory"] for answer in self.answers[name]) / (1 << 20)
 
@@ -132,7 +136,8 @@ class Cell:
         return [f"{self.op} {text_of(self.size)} x {self.count}, {self.concurrency} at once", speed(self.ours), speed(peer), peer,
                 Text(f"{middle:.2f} [{ratios[0]:.2f} {ratios[-1]:.2f}]", style), milliseconds(self.ours), milliseconds(timed),
                 f"{self.cpu_ns_per_byte(self.ours):.2f}", f"{self.cpu_ns_per_byte(peer):.2f}",
-                f"{self.memory_mib(self.ours):.0f}", f"{self.memory_mib(peer):.0f}"]  # fmt: skip
+                f"{self.memory_mib(self.ours):.0f}", f"{self.memory_mib(peer):.0f}",
+                f"{self.server_share(self.ours):.2f}", f"{self.server_share(peer):.2f}"]  # fmt: skip
 
 
 def arguments() -> argparse.Namespace:
@@ -183,7 +188,7 @@ def main() -> int:
     for mover in movers:
         mover.answer()
     writer = movers[1] if args.server == "gcs" else movers[0]
-    table = Table("", "GB/s", "best peer", "which", "ratio [min max]", "p99 ms", "client's", "CPU ns/B", "peer's", "MiB", "peer's",
+    table = Table("", "GB/s", "best peer", "which", "ratio [min max]", "p99 ms", "client's", "CPU ns/B", "peer's", "MiB", "peer's", "server", "peer's",
                   title="whole objects", title_justify="left")  # fmt: skip
     try:
         with Progress(transient=True) as progress:
@@ -194,8 +199,10 @@ def main() -> int:
                 for turn in range(-1, args.rounds):  # the first one warms up and checks
                     for mover in movers[turn % len(movers) :] + movers[: turn % len(movers)]:
                         keys = cell.keys(mover.name)
+                        before = server.cpu_seconds()
                         answer = mover.ask(op=cell.op, keys=keys, bytes=cell.size, concurrency=cell.concurrency,
                                            check=turn < 0)  # fmt: skip
+                        answer["server_share"] = (server.cpu_seconds() - before) / answer["seconds"]
                         if turn < 0 and cell.op == "PUT":  # another one reads what it wrote
                             other = movers[0] if mover is not movers[0] else movers[1]
                             answer = other.ask(op="GET", keys=keys[-1:], bytes=cell.size, concurrency=1, check=True)

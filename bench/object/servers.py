@@ -37,6 +37,10 @@ class Server:
             except OSError:
                 time.sleep(0.02)
 
+    def cpu_seconds(self) -> float:
+        """Of the server so far."""
+        return time.clock_gettime(~self.process.pid << 3 | 2)  # the clock of that process, see clock_getcpuclockid(3)
+
     def forget(self) -> None:
         """Objects that no later cell reads may go."""
 
