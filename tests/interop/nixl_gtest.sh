@@ -6,6 +6,8 @@
 # Only what those files take from NIXL's inside is put in its place: nixl_shim/ says what and why. Nothing of the
 # checkout is kept.
 #
+#   TOWLINE_TORCH_PYTHON  a Python with torch, whose TCPStore holds metadata. Default: python3
+#
 # Exits 0 when all pass, 77 when there is no checkout, else 1.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -18,7 +20,8 @@ if [[ ! -d $checkout/test/gtest ]]; then
 fi
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+servers=()
+trap '((${#servers[@]} == 0)) || kill "${servers[@]}"; rm -rf "$work"' EXIT
 exporter=src/plugins/telemetry/prometheus
 mkdir -p "$work"/{mocks,plugins,posix,files,exporter} "$work/$exporter"
 # Copied, so that #include "common.h" finds ours and not its neighbour.
@@ -106,6 +109,34 @@ if ! grep -qx POSIX example.log; then
   echo "left out: QueryMemTest, which needs the POSIX backend"
 fi
 run "metadata_exchange, md_manager, query_mem, test_transfer, error_handling" ./tests "${left_out[@]}" || failed=1
+
+# Where agents find one another's metadata: each kind of server alone, since NIXL takes one at a time.
+free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+if command -v etcd >/dev/null; then
+  endpoint=http://127.0.0.1:$(free_port)
+  peers=http://127.0.0.1:$(free_port)
+  etcd --data-dir "$work/etcd" --listen-client-urls "$endpoint" --advertise-client-urls "$endpoint" --listen-peer-urls "$peers" \
+    --initial-advertise-peer-urls "$peers" --initial-cluster "default=$peers" >"$work/etcd.log" 2>&1 &
+  servers+=($!)
+  curl --silent --retry 60 --retry-connrefused --retry-delay 1 "$endpoint/health" >/dev/null || { cat "$work/etcd.log"; failed=1; }
+  NIXL_ETCD_ENDPOINTS=$endpoint run "metadata by etcd" ./tests '--gtest_filter=*Etcd*:*ETCD*' || failed=1
+else
+  echo "left out: metadata by etcd, which is not installed"
+fi
+torch=${TOWLINE_TORCH_PYTHON:-python3}
+if "$torch" -c 'import torch.distributed' 2>/dev/null; then
+  port=$(free_port)
+  "$torch" -c "
+import time, torch.distributed
+store = torch.distributed.TCPStore('127.0.0.1', $port, is_master=True, wait_for_workers=False)
+open('$work/store', 'w').close()
+time.sleep(600)" &
+  servers+=($!)
+  for ((i = 0; i < 600; ++i)); do [[ ! -e $work/store ]] || break; sleep 0.1; done
+  NIXL_TCPSTORE_ENDPOINT=127.0.0.1:$port run "metadata by TCPStore" ./tests '--gtest_filter=*TcpStore*' || failed=1
+else
+  echo "left out: metadata by TCPStore: $torch has no torch (TOWLINE_TORCH_PYTHON names one that has)"
+fi
 export NIXL_PLUGIN_DIR=$work/plugins
 # It compares the times of one and of several registrations, which says nothing on a busy machine: three tries.
 slow='singleAgentSessionFixture.RegisterDeregisterMemRepeatedTest'
