@@ -4,6 +4,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "collectives/calls/types.h"
+#include "collectives/reduce.h"
 #include "collectives/test_support.h"
 
 namespace towline::collectives {
@@ -127,21 +129,60 @@ TEST(OrderAny, ALateHostDoesNotHoldUpTheOthersParts) {
   });
 }
 
-// Each addition would round: these have the bits of rank order.
-TEST(OrderAny, SmallFloatsStayInRankOrder) {
+struct SmallFloat {
+  const char* name;
+  uint32_t datatype;
+};
+
+class OrderAnySmall : public testing::TestWithParam<SmallFloat> {};
+
+// In the order that is given to the sums of ranks 0 and 1: rank 2 comes when they have one another's pieces. Their sum is kept
+// in float32, so that a result is rounded once, as in rank order.
+TEST_P(OrderAnySmall, PiecesAreAddedAsTheyComeAndRoundedOnce) {
+  const uint32_t datatype = GetParam().datatype;
+  const uint64_t element = datatype_bytes(datatype);
   World world;
   world.size = 3;
   world.ranks_per_host = 1;
   world.hints = in_order("any");
-  run_ranks(world, [&](Communicator& ranks) {
-    constexpr uint64_t kCount = 100'000;
-    const std::vector<uint16_t> in(kCount, static_cast<uint16_t>(0x3f80 + ranks.rank()));  // about 1
-    std::vector<uint16_t> out(kCount);
-    do_run(ranks, call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_BFLOAT16, kCount, in.data(), out.data()));
-    EXPECT_EQ(details(ranks)["added_early"], 0);
-    EXPECT_EQ(out.front(), 0x4042);  // 3.0234375, rounded once; rounded at each step it were 3.015625
-  });
+  constexpr uint64_t kPieces = 2;
+  const uint64_t count = (3 * kPieces * kPiece - 7 * 64) / element;  // last pieces are shorter
+  std::vector<std::vector<uint8_t>> inputs(3, std::vector<uint8_t>(count * element));
+  // Few bits of all exponents: float32 has room for sums of three, while these types have not.
+  for (size_t rank = 0; rank < inputs.size(); ++rank)
+    for (uint64_t i = 0; i < inputs[rank].size(); ++i)
+      inputs[rank][i] = static_cast<uint8_t>(0x30 + (i * 7 + rank * 5) % 13 + (i / 3 + rank) % 2);
+  for (const uint32_t reduction : {TOWLINE_REDUCE_SUM, TOWLINE_REDUCE_AVG, TOWLINE_REDUCE_MAX}) {
+    const void* from[] = {inputs[0].data(), inputs[1].data(), inputs[2].data()};
+    std::vector<uint8_t> expected(count * element);
+    reduce({expected.data(), from, 3, datatype, reduction, 3, count});
+    std::atomic<Communicator*> others[2] = {};
+    run_ranks(world, [&](Communicator& ranks) {
+      const auto me = static_cast<size_t>(ranks.rank());
+      if (me < 2) others[me] = &ranks;
+      if (me == 2) {
+        for (std::atomic<Communicator*>& other : others)
+          eventually([&] { return other != nullptr && details(*other)["added_early"] == kPieces; });
+      }
+      std::vector<uint8_t> out(count * element);
+      auto call = call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, datatype, count, inputs[me].data(), out.data());
+      call.reduction = reduction;
+      do_run(ranks, call);
+      EXPECT_TRUE(out == expected) << reduction_name(reduction);
+      out = inputs[me];
+      call.input = call.output = out.data();
+      do_run(ranks, call);
+      EXPECT_TRUE(out == expected) << reduction_name(reduction) << " in place";
+    });
+  }
 }
+
+INSTANTIATE_TEST_SUITE_P(Types, OrderAnySmall,
+                         testing::Values(SmallFloat{"float16", TOWLINE_FLOAT16},
+                                         SmallFloat{"bfloat16", TOWLINE_BFLOAT16},
+                                         SmallFloat{"float8_e4m3", TOWLINE_FLOAT8_E4M3},
+                                         SmallFloat{"float8_e5m2", TOWLINE_FLOAT8_E5M2}),
+                         [](const auto& made) { return std::string(made.param.name); });
 
 TEST(Order, IsRefusedByNameWhereItIsUnknown) {
   World world;

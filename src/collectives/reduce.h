@@ -10,6 +10,13 @@
 
 namespace towline::collectives {
 
+// A reduction in several calls, of 16- or 8-bit floats: between the calls its results stay in float32, unrounded.
+struct Unrounded {
+  float* sums = nullptr;  // null: one call does it all
+  bool begun = false;     // `sums` holds what calls before this one combined
+  bool ends = false;      // with this call, which divides, rounds and stores
+};
+
 // to[i] = from[0][i] op from[1][i] op ... for `count` elements. `sources` is at least 1. For AVG the result
 // is divided by `divisor`. to may be one of the sources, otherwise none overlap. PREMUL_SUM is SUM here: see
 // scale(). `streaming`: store past the caches, for results that are not read soon.
@@ -22,6 +29,7 @@ struct ReduceArgs {
   uint32_t divisor;
   uint64_t count;
   bool streaming = false;
+  Unrounded unrounded = {};
 };
 void reduce(const ReduceArgs& args) noexcept;
 

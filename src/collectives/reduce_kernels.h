@@ -213,12 +213,15 @@ void widened(const ReduceArgs& args) {
   Bits* to = static_cast<Bits*>(args.to);
   const auto* const* from = reinterpret_cast<const Bits* const*>(args.from);
   constexpr uint64_t kBlock = 1024;
-  alignas(64) float sums[kBlock];
+  alignas(64) float block[kBlock];
+  const Unrounded& unrounded = args.unrounded;
   for (uint64_t begin = 0; begin < args.count; begin += kBlock) {
     const uint64_t count = std::min(kBlock, args.count - begin);
-    widen<Format>(sums, from[0] + begin, count);
-    for (uint32_t source = 1; source < args.sources; ++source)
-      combine<Format, Op>(sums, from[source] + begin, count);
+    float* const sums = unrounded.sums != nullptr ? unrounded.sums + begin : block;
+    uint32_t source = 0;
+    if (!unrounded.begun) widen<Format>(sums, from[source++] + begin, count);
+    for (; source < args.sources; ++source) combine<Format, Op>(sums, from[source] + begin, count);
+    if (unrounded.sums != nullptr && !unrounded.ends) continue;
     if (args.reduction == TOWLINE_REDUCE_AVG) divide(sums, count, args.divisor);
     narrow<Format>(to + begin, sums, count);
   }

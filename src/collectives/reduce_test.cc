@@ -205,6 +205,40 @@ TEST(Reduce, SmallFloatsAreRoundedOnceAfterAddingInFloat32) {
   EXPECT_EQ(Bfloat16::widen(sum), 258.0f);
 }
 
+// As one call does it, with the kernels of every instruction set; more elements than a block has.
+TEST(Reduce, SmallFloatsInSeveralCallsAreRoundedByTheLast) {
+  constexpr uint64_t kCount = 2500;
+  for (const uint32_t datatype :
+       {TOWLINE_FLOAT16, TOWLINE_BFLOAT16, TOWLINE_FLOAT8_E4M3, TOWLINE_FLOAT8_E5M2}) {
+    const uint64_t element = datatype_bytes(datatype);
+    std::vector<std::vector<uint8_t>> inputs(4, std::vector<uint8_t>(kCount * element));
+    for (size_t source = 0; source < inputs.size(); ++source)
+      for (uint64_t i = 0; i < kCount; ++i)
+        put(inputs[source].data() + i * element, datatype,
+            static_cast<int>((i * 7 + source * 5) % 40) << (source % 3));
+    const void* from[] = {inputs[0].data(), inputs[1].data(), inputs[2].data(), inputs[3].data()};
+    for (const uint32_t reduction : {TOWLINE_REDUCE_SUM, TOWLINE_REDUCE_AVG, TOWLINE_REDUCE_MIN}) {
+      std::vector<uint8_t> at_once(kCount * element);
+      reduce({at_once.data(), from, 4, datatype, reduction, 4, kCount});
+      for (const char* kernels : {"avx512", "avx2", "neon", "baseline"}) {
+        std::vector<uint8_t> result(kCount * element);
+        std::vector<float> sums(kCount);
+        ReduceArgs args{result.data(), from, 2, datatype, reduction, 4, kCount};
+        args.unrounded = {sums.data(), false, false};
+        if (!reduce_with(kernels, args)) continue;
+        EXPECT_EQ(result, std::vector<uint8_t>(kCount * element)) << "stored before the last call";
+        for (uint32_t source = 2; source < 4; ++source) {
+          args.from = from + source;
+          args.sources = 1;
+          args.unrounded = {sums.data(), true, source == 3};
+          (void)reduce_with(kernels, args);
+        }
+        EXPECT_EQ(result, at_once) << kernels << " " << reduction_name(reduction);
+      }
+    }
+  }
+}
+
 TEST(Reduce, MinAndMaxOfANanAreNan) {
   const float nan = NAN;
   const float one = 1;

@@ -25,7 +25,8 @@ bool contains(std::span<const int> indices, int index) {
   return std::ranges::find(indices, index) != indices.end();
 }
 
-bool rounds_each_time(uint32_t datatype) { return is_floating(datatype) && datatype_bytes(datatype) < 4; }
+// Each addition would round: their sums are kept in float32 until the last.
+bool is_small_float(uint32_t datatype) { return is_floating(datatype) && datatype_bytes(datatype) < 4; }
 
 void copy_own(uint8_t* to, const uint8_t* from, uint64_t bytes) {
   if (bytes == 0 || to == from) return;
@@ -82,8 +83,7 @@ void TcpGroup::cut(const Call& call, uint8_t* base, Parts& parts) const {
 
 // Reduces this rank's part of all ranks, piece by piece, into `to`. `to` may be the place of the own part.
 Status TcpGroup::reduce_parts(const Call& call, const Parts& in, uint8_t* to) {
-  if (arrivals_.any_order && size() > 2 && !rounds_each_time(call.datatype))
-    return reduce_in_any_order(call, in, to);
+  if (arrivals_.any_order && size() > 2) return reduce_in_any_order(call, in, to);
   const auto me = static_cast<size_t>(index_);
   const uint64_t largest = *std::ranges::max_element(in.bytes);
   for (uint64_t begin = 0; begin == 0 || begin < largest; begin += kPieceBytes) {
@@ -114,6 +114,8 @@ Status TcpGroup::reduce_in_any_order(const Call& call, const Parts& in, uint8_t*
   received_.resize(static_cast<size_t>(size()) * slot);
   moved_.assign(static_cast<size_t>(2 * (size() - 1)), 0);
   absent_.assign((in.bytes[me] + kPieceBytes - 1) / kPieceBytes, static_cast<uint32_t>(size() - 1));
+  const bool small = is_small_float(call.datatype);
+  if (small) unrounded_.resize(in.bytes[me] / call.element);
   const auto message = [&](size_t place) -> TcpMesh::Message {
     const int step = static_cast<int>(place / 2) + 1;
     const bool sends = place % 2 == 0;
@@ -132,10 +134,18 @@ Status TcpGroup::reduce_in_any_order(const Call& call, const Parts& in, uint8_t*
     const bool first = absent == static_cast<uint32_t>(size() - 1);
     const bool last = --absent == 0;
     const void* const both[] = {first ? in.at[me] + begin : to + begin, piece.data()};
-    const uint32_t reduction =
-        call.reduction == TOWLINE_REDUCE_AVG && !last ? uint32_t{TOWLINE_REDUCE_SUM} : call.reduction;
-    collectives::reduce(
-        {to + begin, both, 2, call.datatype, reduction, call.divisor, piece.size() / call.element});
+    ReduceArgs args{
+        to + begin, both, 2, call.datatype, call.reduction, call.divisor, piece.size() / call.element};
+    if (small) {
+      args.unrounded = {unrounded_.data() + begin / call.element, !first, last};
+      if (!first) {
+        args.from = both + 1;
+        args.sources = 1;
+      }
+    } else if (call.reduction == TOWLINE_REDUCE_AVG && !last) {
+      args.reduction = TOWLINE_REDUCE_SUM;
+    }
+    collectives::reduce(args);
     if (!last) arrivals_.added_early.fetch_add(1, std::memory_order_relaxed);
   };
   for (size_t place = 0; place < moved_.size(); ++place) messages_.push_back(message(place));

@@ -6,8 +6,8 @@
 // bits on every rank. Small ones are gathered on all ranks, in log2(n) steps, and reduced by each.
 //
 // In any order (the hint `order`), a rank adds what other ranks send it as it comes, and no rank holds up another's pieces. An
-// element still has one rank that reduces it, so all ranks get the same bits, but not the same ones in every run. Floats of
-// fewer than 32 bits stay in rank order, since each addition would round.
+// element still has one rank that reduces it, so all ranks get the same bits, but not the same ones in every run. Sums of 16-
+// and 8-bit floats stay in float32 until the last addition, and are rounded once.
 #pragma once
 
 #include <atomic>
@@ -76,6 +76,7 @@ class TcpGroup {
   std::vector<const void*> sources_;
   std::vector<TcpMesh::Message> messages_;
   std::vector<uint64_t> moved_;   // of each message's part, in any order
+  std::vector<float> unrounded_;  // sums of 16- and 8-bit floats of the own part, in any order
   std::vector<uint32_t> absent_;  // ranks whose piece has not come, of each piece of the own part
   Parts in_;
   Parts out_;

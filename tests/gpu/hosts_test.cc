@@ -108,12 +108,14 @@ TEST(CollectivesBetweenHosts, InAnyOrderALateHostDoesNotHoldUpTheOthersParts) {
     EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_OK) << towline_last_error();
     EXPECT_NE(communicator_info(rank.on_gpu).find("\"order\":\"any\""), std::string::npos);
     Try what;
-    what.datatype = TOWLINE_INT32;
     what.count = 150'001;
-    for (const uint32_t op : {TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_COLLECTIVE_REDUCE,
-                              TOWLINE_COLLECTIVE_REDUCE_SCATTER, TOWLINE_COLLECTIVE_REDUCE_SCATTER_V}) {
-      what.op = op;
-      try_one(rank, what);
+    for (const uint32_t datatype : {TOWLINE_INT32, TOWLINE_BFLOAT16, TOWLINE_FLOAT8_E5M2}) {
+      what.datatype = datatype;
+      for (const uint32_t op : {TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_COLLECTIVE_REDUCE,
+                                TOWLINE_COLLECTIVE_REDUCE_SCATTER, TOWLINE_COLLECTIVE_REDUCE_SCATTER_V}) {
+        what.op = op;
+        try_one(rank, what);
+      }
     }
     ++ended;
     while (ended < 3 && !testing::Test::HasFailure()) std::this_thread::yield();
