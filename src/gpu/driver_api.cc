@@ -68,6 +68,9 @@ Api::Api(const char* file) : library(file) {
   load(event_create, "cuEventCreate");
   load(event_destroy, "cuEventDestroy");
   load(event_record, "cuEventRecord");
+  load(graph_add_event_record, "cuGraphAddEventRecordNode");
+  load(graph_add_edges, "cuGraphAddDependencies");
+  load(graph_remove_edges, "cuGraphRemoveDependencies");
   load(stream_wait_event, "cuStreamWaitEvent");
   load(memory_alloc, "cuMemAlloc");
   load(memory_free, "cuMemFree");

@@ -111,6 +111,7 @@ inline constexpr unsigned kStreamOrdered = 0;  // with the default stream
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr uintptr_t kLastSpecialStream = 2;  // 0, 1, 2 stand for default streams
 inline constexpr unsigned kEventWithoutTime = 2;
+inline constexpr unsigned kWaitInReplays = 1;  // a captured wait is for records outside of the graph
 
 enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2 };
 enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThread = 1, kCaptureRelaxed = 2 };
@@ -210,6 +211,9 @@ struct Api {
   Result (*event_create)(Event*, unsigned) = nullptr;
   Result (*event_destroy)(Event) = nullptr;
   Result (*event_record)(Event, Stream) = nullptr;
+  Result (*graph_add_event_record)(GraphNode*, Graph, const GraphNode*, size_t, Event) = nullptr;
+  Result (*graph_add_edges)(Graph, const GraphNode*, const GraphNode*, size_t) = nullptr;
+  Result (*graph_remove_edges)(Graph, const GraphNode*, const GraphNode*, size_t) = nullptr;
   Result (*stream_wait_event)(Stream, Event, unsigned) = nullptr;
   Result (*memory_alloc)(Pointer*, size_t) = nullptr;
   Result (*memory_free)(Pointer) = nullptr;

@@ -44,6 +44,12 @@ class Words {
   [[nodiscard]] virtual uint64_t gpu() const noexcept = 0;
 };
 
+// Where a graph has a Moment, as its device knows it: the record, and what that comes after. Null: nowhere yet.
+struct ReplayPlace {
+  void* record = nullptr;
+  void* after = nullptr;
+};
+
 // A moment in a stream's work.
 class Moment {
  public:
@@ -55,6 +61,12 @@ class Moment {
   virtual Code record(void* stream) noexcept = 0;
   // Orders later work of the stream after it.
   virtual Code precede(void* stream) noexcept = 0;
+  // In a graph, which the stream records: later work of each replay is ordered after the record that is the last when that
+  // replay is launched, whether a stream's or another replay's.
+  virtual Code precede_replays(void* stream) noexcept = 0;
+  // Each replay records it once, after what the stream that records the graph holds now. `place` is the graph's: empty at first,
+  // and later calls move the record. The graph's other work does not come after it.
+  virtual Code record_in_replays(void* stream, ReplayPlace& place) noexcept = 0;
   // 0: reached, or never recorded.
   [[nodiscard]] virtual Code state() noexcept = 0;
 };

@@ -82,6 +82,7 @@ class DriverMoment final : public Moment {
     api_.check(api_.event_create(&event_, driver::kEventWithoutTime), "cuEventCreate");
   }
   ~DriverMoment() override {
+    if (in_graphs_) return;  // which may live on, and go after it
     const Current current(api_, context_);
     api_.event_destroy(event_);
   }
@@ -93,6 +94,43 @@ class DriverMoment final : public Moment {
     const CurrentForLaunch current(api_, context_);
     return api_.stream_wait_event(static_cast<driver::Stream>(stream), event_, 0);
   }
+  Code precede_replays(void* stream) noexcept override {
+    const CurrentForLaunch current(api_, context_);
+    in_graphs_ = true;
+    return api_.stream_wait_event(static_cast<driver::Stream>(stream), event_, driver::kWaitInReplays);
+  }
+  // Beside the stream's work, whose kernels stay next to one another. Nodes can't be removed from a graph that is recorded, so
+  // the one record is led behind the last operation by its edges.
+  Code record_in_replays(void* stream, ReplayPlace& place) noexcept override {
+    const CurrentForLaunch current(api_, context_);
+    in_graphs_ = true;
+    driver::CaptureStatus status = driver::kCaptureNone;
+    uint64_t capture = 0;
+    driver::Graph graph = nullptr;
+    const driver::GraphNode* last = nullptr;
+    size_t count = 0;
+    if (const Code code = api_.stream_get_capture(static_cast<driver::Stream>(stream), &status, &capture,
+                                                  &graph, &last, &count);
+        code != driver::kSuccess)
+      return code;
+    // Behind the kernel that it has just been given a stream is in one place.
+    if (status != driver::kCaptureActive || count != 1) return driver::kCaptureUnjoined;
+    const driver::GraphNode behind = *last;
+    auto record = static_cast<driver::GraphNode>(place.record);
+    if (record == nullptr) {
+      if (const Code code = api_.graph_add_event_record(&record, graph, &behind, 1, event_);
+          code != driver::kSuccess)
+        return code;
+    } else {
+      if (const Code code = api_.graph_add_edges(graph, &behind, &record, 1); code != driver::kSuccess)
+        return code;
+      const auto before = static_cast<driver::GraphNode>(place.after);
+      if (const Code code = api_.graph_remove_edges(graph, &before, &record, 1); code != driver::kSuccess)
+        return code;
+    }
+    place = {record, behind};
+    return driver::kSuccess;
+  }
   [[nodiscard]] Code state() noexcept override {
     const Current current(api_, context_);
     const driver::Result result = api_.event_query(event_);
@@ -103,6 +141,7 @@ class DriverMoment final : public Moment {
   const Api& api_;
   const driver::Context context_;
   driver::Event event_ = nullptr;
+  bool in_graphs_ = false;
 };
 
 class DriverStream final : public OwnStream {

@@ -88,6 +88,36 @@ def recorded(rank: int, folder: str) -> None:
     torch.cuda.synchronize()
 
 
+def replayed(rank: int, folder: str) -> None:
+    """Calls in one stream follow replays in another without a wait, as with NCCL, and replays follow calls and one another."""
+    for name in ("ncclx", "nccl"):
+        comm = ranks_do.make(name, rank, folder)
+        size = comm.get_size()
+        there, back, beside = torch.ones(100_000), torch.ones(100_000), torch.ones(3000)
+        comm.all_reduce(torch.ones(3000), ReduceOp.SUM, False)
+        torch.cuda.synchronize()
+        streams = [torch.cuda.Stream() for _ in range(3)]
+        graphs = []
+        for count in (3000, 100_000):
+            graphs.append(torch.cuda.CUDAGraph())
+            with torch.cuda.graph(graphs[-1]):
+                comm.all_reduce(beside, ReduceOp.AVG, False)
+                comm.broadcast(there[:count], 0, False)
+                comm.all_reduce(beside, ReduceOp.AVG, True).wait()
+        comm.barrier(False).wait_blocking()
+        for turn in range(60):
+            with torch.cuda.stream(streams[turn % 3]):
+                graphs[turn // 3 % 2].replay()
+            with torch.cuda.stream(streams[(turn // 2 + rank) % 3]):
+                comm.all_reduce(back, ReduceOp.AVG, turn % 4 == 0)
+        comm.barrier(False).wait_blocking()
+        torch.cuda.synchronize()
+        assert (there == 1).all() and (back == 1).all() and (beside == 1).all(), f"{name}, {size} ranks"
+        for graph in graphs:
+            graph.reset()
+        comm.finalize()
+
+
 def run(what: Callable[[int, str], None], rank: int, folder: str) -> None:
     gpu = rank % torch.cuda.device_count() if os.environ.get("GPU_TESTS_ON") == "all" else 0
     torch.cuda.set_device(gpu)
@@ -97,7 +127,7 @@ def run(what: Callable[[int, str], None], rank: int, folder: str) -> None:
     torch.cuda.synchronize()
 
 
-SCENARIOS = [ranks_do.operations, ranks_do.reconfigured, objects, pooled, recorded]
+SCENARIOS = [ranks_do.operations, ranks_do.reconfigured, objects, pooled, recorded, replayed]
 
 
 @pytest.mark.parametrize("what", SCENARIOS, ids=lambda what: what.__name__)

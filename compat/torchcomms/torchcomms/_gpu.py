@@ -13,6 +13,8 @@ from ._types import CommOptions
 
 # The names of torchcomms' own backends for GPUs; all are ours here.
 NAMES = ("towline", "nccl", "ncclx")
+# Those that programs know to order replays of graphs with calls in other streams.
+_LIKE_NCCL = ("nccl", "ncclx")
 
 
 @functools.cache
@@ -149,6 +151,8 @@ class NativeOnGpu(Native):
 
     def _open(self, how: dict[str, Any]) -> collectives.Communicator:
         settings = f"[tuning.collectives]\ngpu = {self.index}\n"
+        if self.name in _LIKE_NCCL:
+            settings += "gpu_order_replays = 1\n"
         return super()._open({**how, "backend": _torch_gpu.gpu.backend, "config": settings})
 
     def calls(self) -> _Calls:

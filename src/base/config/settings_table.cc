@@ -441,6 +441,9 @@ constexpr Setting kSettings[] = {
      "from this size on, each rank reduces a part of an all_reduce"},
     {"tuning.collectives.gpu_push", SettingType::kNumber, "", "0 or 1",
      "ranks store into one another's memory instead of reading it"},
+    {"tuning.collectives.gpu_order_replays", SettingType::kNumber, "0", "0 or 1",
+     "replays of graphs are in order with one another and with calls outside of graphs, whatever their "
+     "streams"},
     {"tuning.collectives.gpu_staging_bytes", SettingType::kBytes, "8MiB", "",
      "between hosts: pinned memory through which data of a GPU passes"},
     {"tuning.collectives.nccl_from", SettingType::kText, "none", "none, measured or OPERATION=SIZE, ...",

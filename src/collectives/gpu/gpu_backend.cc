@@ -39,6 +39,7 @@ GpuBackend::GpuBackend(const towline_collective_open_args& args, cuda::KernelDev
   orders_ = reinterpret_cast<Orders*>(static_cast<uint8_t*>(words_->host()) + 2048);
 
   reserve();
+  order_replays_ = number_setting("tuning.collectives.gpu_order_replays", 0, 1) != 0;
   const uint64_t bytes = segment_bytes(size_);
   std::shared_ptr<cuda::SharedPiece> piece = device_.allocate(gpu_, bytes);
   memory_ = std::make_unique<cuda::SymmetricMemory>(device_, gpu_, std::move(piece), bytes, words_, rank_,
@@ -314,6 +315,7 @@ std::string GpuBackend::describe() const {
                                  {"direct", direct_},
                                  {"push", push_},
                                  {"max_blocks", max_blocks_},
+                                 {"order_replays", order_replays_},
                                  {"marked_bytes", marked(in_slots_)}};
   if (lines_) said["marked_bytes_in_lines"] = marked(in_lines_);
   said["two_shot_bytes"] = two_shot_bytes_;

@@ -101,6 +101,32 @@ void* StreamBackend::own_stream(Channel& channel, bool in_graphs) {
   return own->native();
 }
 
+cuda::Code StreamBackend::come_after(Channel& channel, void* stream, uint64_t graph) {
+  if (channel.running.last == nullptr) channel.running.last = device_.make_moment(gpu_);
+  if (graph == 0) {
+    // The last may be a replay's, in a stream that nobody here knows.
+    const bool elsewhere = channel.running.used && channel.running.stream != stream;
+    const bool replays = order_replays_ && channel.recorded.used;
+    return elsewhere || replays ? channel.running.last->precede(stream) : 0;
+  }
+  Tail& tail = channel.recorded;
+  if (tail.last == nullptr) tail.last = device_.make_moment(gpu_);
+  if (tail.used && tail.graph == graph) return tail.stream != stream ? tail.last->precede(stream) : 0;
+  tail.place = {};
+  return order_replays_ ? channel.running.last->precede_replays(stream) : 0;
+}
+
+cuda::Code StreamBackend::go_before(Channel& channel, void* stream, uint64_t graph) noexcept {
+  Tail& tail = graph == 0 ? channel.running : channel.recorded;
+  tail.stream = stream;
+  tail.graph = graph;
+  tail.used = true;
+  cuda::Code code = tail.last->record(stream);
+  if (code == 0 && graph != 0 && order_replays_)
+    code = channel.running.last->record_in_replays(stream, tail.place);
+  return code;
+}
+
 bool StreamBackend::drained(const Channel& channel) noexcept {
   return channel.running.last == nullptr || channel.running.last->state() != cuda::Moment::kBusy;
 }

@@ -68,8 +68,10 @@ class StreamBackend {
     void* stream = nullptr;
     uint64_t graph = 0;
     bool used = false;
+    cuda::ReplayPlace place = {};  // of the channel's end, where replays are ordered
   };
-  // Operations that must run in the order of issue, whichever streams they are issued to; in each graph, too.
+  // Operations that must run in the order of issue, whichever streams they are issued to; in each graph, too. Where replays are
+  // ordered, `running.last` is the end of all that was issued or launched: calls and replays wait for it, and move it on.
   struct Channel {
     std::mutex mutex;
     Tail running;
@@ -95,19 +97,12 @@ class StreamBackend {
   void put(Channel& channel, const char* what, void* stream, uint64_t graph, cuda::Moment* ended,
            Enqueue&& enqueue) {
     const std::lock_guard lock(channel.mutex);
-    // The application orders graphs among one another when it replays them.
-    Tail& tail = graph == 0 ? channel.running : channel.recorded;
-    if (tail.last == nullptr) tail.last = device_.make_moment(gpu_);
-    cuda::Code code = 0;
-    if (tail.used && tail.graph == graph && tail.stream != stream) code = tail.last->precede(stream);
+    cuda::Code code = come_after(channel, stream, graph);
     if (code == 0) code = enqueue(stream);
     if (code != 0) fail(Status::kIo, "{}: the GPU's driver refused it: {}", what, device_.code_text(code));
-    code = tail.last->record(stream);
+    code = go_before(channel, stream, graph);
     if (code == 0 && ended != nullptr) code = ended->record(stream);
     if (code != 0) fail(Status::kIo, "cannot follow an operation on its stream: {}", device_.code_text(code));
-    tail.stream = stream;
-    tail.graph = graph;
-    tail.used = true;
   }
   // A work on the backend's stream `own`, which comes after what `stream` holds. Throws Error.
   std::unique_ptr<StreamMessage> begin_beside(void* stream, void* own, uint64_t graph);
@@ -124,8 +119,15 @@ class StreamBackend {
   Breaker breaker_;
   cuda::ReserveWish wish_;                      // multiprocessors that the backend's streams get
   mutable std::atomic<bool> in_graphs_{false};  // operations are parts of graphs
+  // Replays of graphs are in order with one another and with calls outside, as they are launched and issued. Else the application
+  // orders them.
+  bool order_replays_ = false;
 
  private:
+  // Under the channel's lock, before and after an operation is put into the stream.
+  cuda::Code come_after(Channel& channel, void* stream, uint64_t graph);
+  cuda::Code go_before(Channel& channel, void* stream, uint64_t graph) noexcept;
+
   std::mutex spare_mutex_;
   std::vector<std::unique_ptr<StreamMessage>> spare_;
 };

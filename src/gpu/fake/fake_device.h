@@ -154,9 +154,13 @@ Device& fake_device();
 class FakeStream {
  public:
   using Work = std::function<void()>;
+  struct Step {
+    Work work;
+    std::function<Work()> at_launch;  // if set, makes the work of each replay when that is launched
+  };
   struct Graph {
     uint64_t number = 0;
-    std::vector<Work> work;
+    std::vector<Step> steps;
     std::vector<FakeStream*> joined;
   };
 
@@ -177,6 +181,9 @@ class FakeStream {
   void join(FakeStream& other, uint64_t number);
   [[nodiscard]] uint64_t recording();  // the graph's number, or 0
   void replay(const Graph& graph);
+  // A step of the graph that it records. Returns its place.
+  size_t put_at_launch(std::function<Work()> make);
+  void take_out(size_t step);
 
  private:
   void run();

@@ -55,29 +55,64 @@ class FakeMoment final : public Moment {
     recorded_in_ = theirs;
     graph_ = theirs->recording();
     if (graph_ != 0) return 0;  // a graph's moments order what joins it
-    last_ = std::make_shared<std::atomic<bool>>(false);
-    theirs->put([reached = last_] {
-      *reached = true;
-      reached->notify_all();
-    });
+    theirs->put(newest_->renew());
     return 0;
   }
   Code precede(void* stream) noexcept override {
     const std::lock_guard lock(mutex_);
     if (graph_ != 0)
       static_cast<FakeStream*>(stream)->join(*recorded_in_, graph_);
-    else if (last_ != nullptr)
-      static_cast<FakeStream*>(stream)->put([reached = last_] { reached->wait(false); });
+    else if (FakeStream::Work wait = newest_->wait(); wait != nullptr)
+      static_cast<FakeStream*>(stream)->put(std::move(wait));
     return 0;
   }
-  [[nodiscard]] Code state() noexcept override {
-    const std::lock_guard lock(mutex_);
-    return last_ == nullptr || *last_ ? 0 : kBusy;
+  Code precede_replays(void* stream) noexcept override {
+    static_cast<FakeStream*>(stream)->put_at_launch([newest = newest_]() -> FakeStream::Work {
+      FakeStream::Work wait = newest->wait();
+      return wait != nullptr ? wait : [] {};
+    });
+    return 0;
   }
+  Code record_in_replays(void* stream, ReplayPlace& place) noexcept override {
+    auto* const theirs = static_cast<FakeStream*>(stream);
+    if (place.record != nullptr) theirs->take_out(reinterpret_cast<size_t>(place.record) - 1);
+    const size_t step = theirs->put_at_launch([newest = newest_] { return newest->renew(); });
+    place.record = reinterpret_cast<void*>(step + 1);
+    return 0;
+  }
+  [[nodiscard]] Code state() noexcept override { return newest_->reached() ? 0 : kBusy; }
 
  private:
+  // The last record. What streams and graphs still hold may come later than the moment goes.
+  class Newest {
+   public:
+    // The work that a new record is.
+    FakeStream::Work renew() {
+      const std::lock_guard lock(mutex_);
+      last_ = std::make_shared<std::atomic<bool>>(false);
+      return [reached = last_] {
+        *reached = true;
+        reached->notify_all();
+      };
+    }
+    // The work that waits for it; null: there is none yet.
+    FakeStream::Work wait() {
+      const std::lock_guard lock(mutex_);
+      if (last_ == nullptr) return nullptr;
+      return [reached = last_] { reached->wait(false); };
+    }
+    bool reached() {
+      const std::lock_guard lock(mutex_);
+      return last_ == nullptr || *last_;
+    }
+
+   private:
+    std::mutex mutex_;
+    std::shared_ptr<std::atomic<bool>> last_;
+  };
+
+  const std::shared_ptr<Newest> newest_ = std::make_shared<Newest>();
   std::mutex mutex_;
-  std::shared_ptr<std::atomic<bool>> last_;  // what a stream still holds may come later
   FakeStream* recorded_in_ = nullptr;
   uint64_t graph_ = 0;
 };

@@ -63,7 +63,7 @@ FakeStream::~FakeStream() {
 void FakeStream::put(Work work) {
   const std::lock_guard lock(mutex_);
   if (graph_ != nullptr)
-    graph_->work.push_back(std::move(work));
+    graph_->steps.push_back({std::move(work), nullptr});
   else
     queue_.push_back(std::move(work));
   changed_.notify_all();
@@ -113,7 +113,18 @@ uint64_t FakeStream::recording() {
 }
 
 void FakeStream::replay(const Graph& graph) {
-  for (const Work& work : graph.work) put(work);
+  for (const Step& step : graph.steps) put(step.at_launch != nullptr ? step.at_launch() : step.work);
+}
+
+size_t FakeStream::put_at_launch(std::function<Work()> make) {
+  const std::lock_guard lock(mutex_);
+  graph_->steps.push_back({nullptr, std::move(make)});
+  return graph_->steps.size() - 1;
+}
+
+void FakeStream::take_out(size_t step) {
+  const std::lock_guard lock(mutex_);
+  graph_->steps[step] = {[] {}, nullptr};
 }
 
 void FakeStream::run() {
