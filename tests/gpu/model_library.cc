@@ -28,4 +28,16 @@ TOWLINE_API void towline_gpu_model_drain(void* stream) { static_cast<FakeStream*
 TOWLINE_API void towline_gpu_model_hold(void* stream, int held) {
   static_cast<FakeStream*>(stream)->hold(held != 0);
 }
+// Graphs, which are never freed.
+TOWLINE_API void towline_gpu_model_record(void* stream) { static_cast<FakeStream*>(stream)->record(); }
+TOWLINE_API void* towline_gpu_model_end_record(void* stream) {
+  return static_cast<FakeStream*>(stream)->end_record();
+}
+TOWLINE_API void towline_gpu_model_replay(void* graph, void* stream) {
+  static_cast<FakeStream*>(stream)->replay(*static_cast<const FakeStream::Graph*>(graph));
+}
+// The number of the graph that the stream records, or 0.
+TOWLINE_API uint64_t towline_gpu_model_recording(void* stream) {
+  return static_cast<FakeStream*>(stream)->recording();
+}
 }

@@ -63,6 +63,20 @@ class Model:
     def hold(self, stream: int, held: bool) -> None:
         self._library.towline_gpu_model_hold(ctypes.c_void_p(stream), int(held))
 
+    def record(self, stream: int) -> None:
+        self._library.towline_gpu_model_record(ctypes.c_void_p(stream))
+
+    def end_record(self, stream: int) -> int:
+        self._library.towline_gpu_model_end_record.restype = ctypes.c_void_p
+        return self._library.towline_gpu_model_end_record(ctypes.c_void_p(stream))
+
+    def replay(self, graph: int, stream: int) -> None:
+        self._library.towline_gpu_model_replay(ctypes.c_void_p(graph), ctypes.c_void_p(stream))
+
+    def recording(self, stream: int) -> int:
+        self._library.towline_gpu_model_recording.restype = ctypes.c_uint64
+        return self._library.towline_gpu_model_recording(ctypes.c_void_p(stream))
+
 
 class ModelGpu(_torch_gpu.Gpu):
     """Every tensor is on this GPU. Its current stream is `current`; tests may put another in its place."""
@@ -90,6 +104,15 @@ class ModelGpu(_torch_gpu.Gpu):
 
     def stream(self, index: int) -> int:
         return self.current
+
+    def graph(self, index: int) -> int:
+        return self.model.recording(self.current)
+
+    def count(self) -> int:
+        return 1
+
+    def use(self, index: int) -> None:
+        assert index == 0
 
     def settle(self, index: int) -> None:
         if self.settles:

@@ -6,6 +6,7 @@ current then come after the operation, without holding up the host.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -27,6 +28,7 @@ class Gpu:
 
     def __init__(self) -> None:
         self._relays: dict[int, torch.cuda.Stream] = {}
+        self._driver: ctypes.CDLL | None = None
 
     def available(self) -> bool:
         return torch.cuda.is_available()
@@ -43,6 +45,24 @@ class Gpu:
     def stream(self, index: int) -> int:
         """The current one."""
         return torch._C._cuda_getCurrentRawStream(index)
+
+    def graph(self, index: int) -> int:
+        """The number of the graph that the current stream records, or 0."""
+        if not torch.cuda.is_current_stream_capturing():
+            return 0
+        if self._driver is None:
+            self._driver = ctypes.CDLL("libcuda.so.1")
+        status, number = ctypes.c_int(0), ctypes.c_uint64(0)
+        told = (ctypes.byref(status), ctypes.byref(number), None, None, None)
+        code = self._driver.cuStreamGetCaptureInfo_v2(ctypes.c_void_p(self.stream(index)), *told)
+        return number.value if code == 0 and status.value == 1 else 0
+
+    def count(self) -> int:
+        return torch.cuda.device_count()
+
+    def use(self, index: int) -> None:
+        """Makes it the calling thread's."""
+        torch.cuda.set_device(index)
 
     def settle(self, index: int) -> None:
         """Does nothing: later work is in the order of the current stream, which is all that torch's own operations need."""

@@ -143,6 +143,69 @@ def hooked(rank: int, folder: str) -> None:
         assert sum("|Q|work_id=" in line for line in lines) >= 2
 
 
+def logged(rank: int, folder: str) -> None:
+    """What a graph records has a line with the graph's number, and is neither started nor ended by that; replays have no lines."""
+    comm, gpu = make("ncclx", rank, folder), _torch_gpu.gpu
+    log = hooks.clog(output=f"{folder}/log{rank}", events=["ALL"])
+    log.register_with_comm(comm)
+    tensor = torch.ones(5000)
+    comm.all_reduce(tensor, ReduceOp.SUM, False)
+    gpu.model.record(gpu.current)
+    comm.all_reduce(tensor, ReduceOp.SUM, False)
+    comm.all_reduce(tensor, ReduceOp.SUM, True).wait()
+    graph = gpu.model.end_record(gpu.current)
+    comm.barrier(False).wait_blocking()
+    for _ in range(3):
+        gpu.model.replay(graph, gpu.current)
+    gpu.model.drain(gpu.current)
+    assert (tensor == SIZE**7).all()
+    comm.finalize()
+    with open(f"{folder}/log{rank}") as file:
+        lines = file.read().splitlines()
+    issued = [line for line in lines if "|Q|" in line]
+    assert [line.startswith("G") for line in issued] == [False, True, True, False], issued
+    assert len({line.split("|")[0] for line in issued[1:3]}) == 1 and issued[1].split("|")[1] == issued[0].split("|")[0]
+    assert [sum(f"|{event}|" in line for line in lines) for event in "SEW"] == [2, 2, 1], lines
+    assert not any(line.startswith("WARN") for line in lines), lines
+
+
+def replayed(rank: int, folder: str) -> None:
+    """Calls follow replays in other streams. On rank 0 they would come first."""
+    for name in ("ncclx", "nccl"):
+        comm, gpu = make(name, rank, folder), _torch_gpu.gpu
+        first, second = gpu.current, gpu.model.stream()
+        small, large = torch.ones(1000), torch.ones(90_000)
+        gpu.model.record(first)
+        comm.all_reduce(small, ReduceOp.SUM, False)
+        graph = gpu.model.end_record(first)
+        gpu.settles = False
+        for _ in range(20):
+            gpu.model.hold(first, rank == 0)
+            gpu.model.replay(graph, first)
+            gpu.current = second
+            comm.all_reduce(large, ReduceOp.AVG, False)
+            gpu.current = first
+            gpu.model.hold(first, False)
+            for stream in (first, second):
+                gpu.model.drain(stream)
+        gpu.settles = True
+        comm.barrier(False).wait_blocking()
+        assert (small == SIZE**20).all() and (large == 1).all()
+        comm.finalize()
+
+
+def placed(rank: int, folder: str) -> None:
+    """Without a GPU's number ranks are dealt out to GPUs, and the thread uses its rank's."""
+    from unittest import mock
+
+    gpu, used = _torch_gpu.gpu, []
+    os.environ.update(TORCHCOMM_RANK=str(rank + 4), TORCHCOMM_SIZE="6")
+    for device, index in (("cuda", (rank + 4) % 3), ("cuda:0", 0)):
+        with mock.patch.object(gpu, "count", lambda: 3), mock.patch.object(gpu, "use", used.append):
+            comm = torchcomms.new_comm("ncclx", torch.device(device), name="placed", enable_reconfigure=True)
+        assert comm.get_device() == torch.device("cuda", index) and used.pop() == index
+
+
 def beside(rank: int, folder: str) -> None:
     comm, gpu = make("ncclx", rank, folder), _torch_gpu.gpu
     gpu.settles = False
@@ -162,7 +225,7 @@ def run(what, rank: int, folder: str) -> None:
     what(rank, folder)
 
 
-@pytest.mark.parametrize("what", [operations, beside, in_groups, windows, reconfigured, hooked], ids=lambda what: what.__name__)
+@pytest.mark.parametrize("what", [operations, beside, in_groups, windows, reconfigured, hooked, logged, replayed, placed], ids=lambda what: what.__name__)
 def test_ranks(what, tmp_path):
     if what is in_groups and not _torch_group.TAKES_BACKENDS:
         pytest.skip(f"torch {torch.__version__} takes no backend made in Python: 2.15 does")

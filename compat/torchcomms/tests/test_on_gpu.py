@@ -15,7 +15,7 @@ pytest.importorskip("torchcomms", reason="compat/torchcomms is not installed")
 
 import test_gpu_model as ranks_do  # noqa: E402
 import torchcomms  # noqa: E402
-from torchcomms import ReduceOp, objcol  # noqa: E402
+from torchcomms import ReduceOp, hooks, objcol  # noqa: E402
 
 
 def objects(rank: int, folder: str) -> None:
@@ -88,6 +88,26 @@ def recorded(rank: int, folder: str) -> None:
     torch.cuda.synchronize()
 
 
+def logged(rank: int, folder: str) -> None:
+    comm = ranks_do.make("ncclx", rank, folder)
+    log = hooks.clog(output=f"{folder}/log{rank}", events=["ALL"])
+    log.register_with_comm(comm)
+    tensor = torch.ones(3000)
+    comm.all_reduce(tensor, ReduceOp.AVG, False)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        comm.all_reduce(tensor, ReduceOp.AVG, False)
+    comm.barrier(False).wait_blocking()
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    graph.reset()
+    comm.finalize()
+    with open(f"{folder}/log{rank}") as file:
+        issued = [line for line in file if "|Q|" in line]
+    assert [line.startswith("G") for line in issued] == [False, True, False], issued
+
+
 def replayed(rank: int, folder: str) -> None:
     """Calls in one stream follow replays in another without a wait, as with NCCL, and replays follow calls and one another."""
     for name in ("ncclx", "nccl"):
@@ -127,7 +147,7 @@ def run(what: Callable[[int, str], None], rank: int, folder: str) -> None:
     torch.cuda.synchronize()
 
 
-SCENARIOS = [ranks_do.operations, ranks_do.reconfigured, objects, pooled, recorded, replayed]
+SCENARIOS = [ranks_do.operations, ranks_do.reconfigured, objects, pooled, recorded, logged, replayed]
 
 
 @pytest.mark.parametrize("what", SCENARIOS, ids=lambda what: what.__name__)

@@ -129,6 +129,7 @@ class Native:
     """A communicator of ours."""
 
     version = towline.__version__
+    device: torch.device | None = None  # where it chose one
 
     def __init__(self, name: str, options: CommOptions, comm: collectives.Communicator | None = None) -> None:
         self.name, self.options = name, options

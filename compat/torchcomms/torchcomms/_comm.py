@@ -64,7 +64,9 @@ class TorchComm:
     """One rank's end of a communicator."""
 
     def __init__(self, implementation: Any, device: torch.device, options: CommOptions) -> None:
-        self._implementation, self._device, self._options = implementation, device, options
+        self._implementation, self._options = implementation, options
+        placed = implementation.device if isinstance(implementation, _backends.Native) else None
+        self._device = placed or device
         self._finalized = False
         self._pre_hooks: dict[int, Callable] = {}
         self._post_hooks: dict[int, Callable] = {}

@@ -9,6 +9,7 @@ import torch
 from towline import _torch_gpu, collectives, gpu_memory
 
 from ._backends import Native, is_registered
+from ._ranks import rank_and_size
 from ._types import CommOptions
 
 # The names of torchcomms' own backends for GPUs; all are ours here.
@@ -137,8 +138,12 @@ class NativeOnGpu(Native):
     def __init__(
         self, name: str, options: CommOptions, device: torch.device, comm: collectives.Communicator | None = None
     ) -> None:
-        self.device = device
-        self.index = device.index if device.index is not None else _torch_gpu.gpu.current()
+        # As torchcomms' own backends: ranks are dealt out to GPUs where none is named, and the thread uses its rank's from now on.
+        gpus = _torch_gpu.gpu.count()
+        self.index = device.index if device.index is not None else rank_and_size()[0] % max(gpus, 1)
+        self.device = torch.device(device.type, self.index)
+        if gpus != 0:  # else opening the communicator says what is missing
+            _torch_gpu.gpu.use(self.index)
         self._calls: _Calls | None = None
         super().__init__(name, options, comm)
 

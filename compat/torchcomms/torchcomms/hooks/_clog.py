@@ -1,7 +1,7 @@
 """A text log of what communicators do, in torchcomms' format (version 1).
 
 One line for each kind of operation (its *signature*, with a number), one each time it is issued, and if asked one each for
-its start, its end and the wait for it. Lines of different operations interleave; those of one keep their order.
+its start, its end and the wait for it. An operation that a graph records has one line, with the graph's number, and replays have none. Lines of different operations interleave; those of one keep their order.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 import torch
+from towline import _torch_gpu
 
 _DTYPES = {torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.bool: "bool"}
 _DTYPES |= {torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8"}
@@ -64,6 +65,11 @@ def _signature(operation: str, told: Any, buffers: bool) -> str:
     return "|".join(fields + (pointers if buffers else []))
 
 
+def _graph_of(comm: Any) -> int:
+    device = comm.get_device()
+    return _torch_gpu.gpu.graph(device.index or 0) if device.type == "cuda" else 0
+
+
 class clog:  # the name that torchcomms has for it
     """Logs the communicators it is registered with, and what is split off them, to the file `output`.
 
@@ -79,7 +85,7 @@ class clog:  # the name that torchcomms has for it
         self._file = open(output, "w", buffering=1)  # closed with the hook
         self._signatures: dict[str, int] = {}
         self._works = itertools.count(1)
-        self._open: dict[int, tuple[int, int]] = {}  # by the operation's number, until its post hook: signature, work
+        self._open: dict[int, tuple[int, int, int]] = {}  # by the operation's number, until its post hook: signature, work, graph
         self._pending: dict[int, tuple[str, int, list[str]]] = {}  # by work: communicator, signature, what is still to come
         self._comms: list[Any] = []
         self._base = round(time.time(), 3)
@@ -104,6 +110,7 @@ class clog:  # the name that torchcomms has for it
             self._write(f"split|parent={name}|child={told.name}|ranks={_joined(told.ranks)}")
         if operation.name in ("split", "new_window", "finalize"):
             return
+        graph = _graph_of(comm)
         signature = f"{_signature(operation.name, told, self._buffers)}|comm={name}"
         with self._lock:
             number = self._signatures.get(signature)
@@ -111,10 +118,11 @@ class clog:  # the name that torchcomms has for it
                 number = self._signatures[signature] = len(self._signatures) + 1
                 self._file.write(f"C{number}|sig|{signature}\n")
             work = next(self._works)
-            self._open[op_id] = (number, work)
-            if self._lifecycle:
+            self._open[op_id] = (number, work, graph)
+            if self._lifecycle and graph == 0:
                 self._pending[work] = (name, number, ["S", "E", "W"] if told.async_op else ["S", "E"])
-            self._file.write(f"C{number}|Q|work_id={work}|{self._now()}\n")
+            place = f"G{graph}|C{number}" if graph != 0 else f"C{number}"
+            self._file.write(f"{place}|Q|work_id={work}|{self._now()}\n")
 
     def _issued(self, comm: Any, op_id: int, told: Any) -> None:
         if hasattr(told, "new_comm"):
@@ -123,10 +131,10 @@ class clog:  # the name that torchcomms has for it
             self._finalized(comm)
         elif getattr(told, "work", None) is not None:
             with self._lock:
-                number, work = self._open.pop(op_id, (0, 0))
+                number, work, graph = self._open.pop(op_id, (0, 0, 0))
             if work == 0:
                 self._write(f"WARN|post-hook missing work_id for op_id {op_id}")
-            elif self._lifecycle:
+            elif self._lifecycle and graph == 0:
                 told.work.register_work_start_hook(lambda: self._event(number, work, "S"))
                 told.work.register_work_end_hook(lambda: self._event(number, work, "E"))
                 told.work.register_work_wait_pre_hook(lambda: self._event(number, work, "W"))
