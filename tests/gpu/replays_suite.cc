@@ -121,6 +121,14 @@ class CollectivesReplays : public testing::TestWithParam<Shape> {
     player.finish();
   }
 
+  void SetUp() override {
+    std::string why_not;
+    Platform* const gpu = platform(why_not);
+    // Streams stand still here, and others must not be behind them in the driver's queues.
+    if (gpu != nullptr && GetParam().size > 2 && gpu->most_ranks() <= 16)
+      GTEST_SKIP() << "more than two ranks with streams that stand still need GPUs of their own";
+  }
+
   void run(const std::function<void(Player&, std::atomic<int>& turns)>& body) {
     Ranks ranks;
     ranks.size = GetParam().size;
