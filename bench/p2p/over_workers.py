@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""over_workers.py [--towline PROGRAM] [--workers 1,4] [--rounds 3] [--time 900ms] [--warmup 20] [--sizes 4KiB,1MiB] [--set KEY=VALUE]..
+
+How much more several workers move over tcp than one: `towline bench` between two network namespaces of this host, which a
+veth pair joins, with each number of workers in turns. Needs root. Prints GB/s and, for every number after the first, the
+ratio to the first one of the same round: median [least most]; and the processors' seconds a GB of both sides.
+
+Requests before measuring (--warmup) are those in which an agent tries whether to split its posts: two as `towline bench`
+has by default show a program's first second, 20 what it goes on with.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+ADDRESS = "10.213.77."
+PORT = 7800
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+class Namespaces:
+    """Two of this process's own, removed at the end."""
+
+    def __init__(self) -> None:
+        self.names = [f"towline-{os.getpid()}-{side}" for side in "ab"]
+
+    def __enter__(self) -> "Namespaces":
+        a, b = self.names
+        for name in self.names:
+            run("ip", "netns", "add", name)
+        run("ip", "link", "add", "veth0", "netns", a, "type", "veth", "peer", "name", "veth0", "netns", b)
+        for name, host in zip(self.names, "12", strict=True):
+            run("ip", "-n", name, "address", "add", f"{ADDRESS}{host}/24", "dev", "veth0")
+            for device in ("lo", "veth0"):
+                run("ip", "-n", name, "link", "set", device, "up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+    def command(self, side: int, *command: str) -> list[str]:
+        return ["ip", "netns", "exec", self.names[side], *command]
+
+
+def measure(namespaces: Namespaces, options: argparse.Namespace, workers: int) -> list[dict]:
+    listen = f"{ADDRESS}2:{PORT}"
+    environment = dict(os.environ, TOWLINE_LOG="error", **dict(one.split("=", 1) for one in options.set))
+    target = subprocess.Popen(
+        namespaces.command(1, options.towline, "bench", "--listen", listen, "--workers", str(workers)),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+    )
+    try:
+        for line in target.stdout:
+            if "serving" in line:
+                break
+        else:
+            sys.exit("the target did not start")
+        done = subprocess.run(
+            namespaces.command(
+                0, options.towline, "bench", "--connect", listen, "--backend", "tcp", "--workers", str(workers),
+                "--sizes", options.sizes, "--time", options.time, "--warmup", str(options.warmup), "--json",
+            ),
+            capture_output=True, text=True, env=environment,
+        )
+        if done.returncode != 0:
+            sys.exit(done.stderr)
+        return json.loads(done.stdout)["rows"]
+    finally:
+        target.terminate()
+        target.wait()
+
+
+def spread(values: list[float], digits: int) -> str:
+    return f"{statistics.median(values):.{digits}f} [{min(values):.{digits}f} {max(values):.{digits}f}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--towline", default="build/release/tools/towline/towline")
+    parser.add_argument("--workers", default="1,4")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--time", default="900ms")
+    parser.add_argument("--warmup", type=int, default=20)
+    parser.add_argument("--sizes", default="4KiB,1MiB")
+    parser.add_argument("--set", action="append", default=[], metavar="VARIABLE=VALUE", help="TOWLINE_TUNING_SPLIT=on, ..")
+    options = parser.parse_args()
+    counts = [int(one) for one in options.workers.split(",")]
+    rates: dict[tuple, dict[int, list[float]]] = {}
+    costs: dict[tuple, dict[int, list[float]]] = {}
+    with Namespaces() as namespaces:
+        for turn in range(options.rounds):
+            for workers in counts[turn % len(counts):] + counts[: turn % len(counts)]:
+                for row in measure(namespaces, options, workers):
+                    key = ("write" if row["from"] == "initiator" else "read", row["size"])
+                    rates.setdefault(key, {}).setdefault(workers, []).append(row["bytes_per_s"] / 1e9)
+                    cost = row["initiator_cpu_s_per_gb"] + row["target_cpu_s_per_gb"]
+                    costs.setdefault(key, {}).setdefault(workers, []).append(cost)
+    print(f"{'':6} {'bytes':>8} {'workers':>8}  {'GB/s':22} {'over the first':20} processors' s/GB")
+    for (name, size), by_workers in rates.items():
+        first = by_workers[counts[0]]
+        for workers, values in by_workers.items():
+            ratios = [value / one for value, one in zip(values, first, strict=True)]
+            print(f"{name:6} {size:8} {workers:8}  {spread(values, 2):22} {spread(ratios, 2):20} "
+                  f"{spread(costs[name, size][workers], 2)}")
+
+
+if __name__ == "__main__":
+    main()
