@@ -5,7 +5,7 @@
 // stays slower. A trial is kTrial samples, after kSettling that do not count; a method is judged by the best
 // of kBestOf consecutive trials, since the first ones may cost more. With kHasty trials of work that takes long end
 // early: the way that it begins with is judged by one trial, and a look at the other way ends when two samples that
-// count were each far above what the kept way costs.
+// count were each far above what the kept way costs. A later look at the way that it began with has nothing to settle.
 #pragma once
 
 #include <algorithm>
@@ -77,7 +77,8 @@ class QuickerWay {
   }
   void change() noexcept {
     second_ = !second_;
-    samples_ = judgements_ = tried_ = 0;
+    samples_ = kHasty && second_ && looking_ ? kSettling : 0;
+    judgements_ = tried_ = 0;
     spent_ = 0;
     best_ = UINT64_MAX;
     was_far_ = false;
