@@ -183,6 +183,42 @@ def test_a_process_that_dies_or_stops_is_named(how, said, tmp_path):
         assert ranks[0].exitcode == 0
 
 
+def _exchange_later(rank: int, folder: str, pipe) -> None:
+    model = gpu_model.Model()
+    with collectives.Communicator(
+        rank=rank, size=2, bootstrap=f"file:{folder}", backend=gpu_model.NAME, timeout=60
+    ) as made:
+        stream = model.stream()
+        array = np.ones(100_000, np.float32)
+        made.all_reduce(array, stream=stream)
+        pipe.send("ready")
+        pipe.recv()
+        works = [made.all_reduce(array, async_op=True, stream=stream) for _ in range(3)]
+        for work in works:
+            pipe.send("issued" if not work.done else "over")
+        for work in works:
+            work.wait()
+        made.barrier()
+        pipe.send((float(array.min()), float(array.max())))
+
+
+def test_a_process_that_stops_and_goes_on_in_time_is_only_late(tmp_path):
+    with _processes(_exchange_later, 2, tmp_path) as (pipes, ranks):
+        os.kill(ranks[1].pid, signal.SIGSTOP)
+        pipes[0].send("go on")
+        told = [pipes[0].recv() for _ in range(3) if pipes[0].poll(60)]
+        assert told == ["issued"] * 3  # it waits for the other
+        os.kill(ranks[1].pid, signal.SIGCONT)
+        pipes[1].send("go on")
+        for pipe in pipes:
+            while (last := pipe.recv() if pipe.poll(60) else "nothing") in ("issued", "over"):
+                pass
+            assert last == (16, 16)
+        for rank in ranks:
+            rank.join(60)
+        assert [rank.exitcode for rank in ranks] == [0, 0]
+
+
 def _exchange_between_hosts(rank: int, folder: str, pipe) -> None:
     model = gpu_model.Model()
     with collectives.Communicator(
