@@ -51,7 +51,8 @@ std::string in_json(const std::string& text) {
 Output::Output(const ConnectionOptions& options)
     : queue(options.queue_bytes),
       frame(kMaxSegments + 2),
-      preamble(std::make_unique<uint8_t[]>(kMaxPreambleBytes)),  // padding goes out as it lies
+      preamble(std::make_unique<uint8_t[]>(kMaxPreambleBytes +
+                                           kMostTogether * kHeaderBytes)),  // padding goes out as it lies
       pins(kMaxSegments),
       sent(options.most_uncounted_frames),
       refusals(kMostUncountedFrames),
@@ -236,6 +237,7 @@ void Connection::release_everything() noexcept {
     lane->out.pins.release(host_);
     lane->out.frame.clear();
     lane->out.frame_open = lane->out.apart = false;
+    lane->out.together.clear();
     lane->out.served = 0;
     lane->out.queue.clear();
   }
@@ -273,7 +275,8 @@ bool Connection::idle() const noexcept {
   if (parts_.live() != 0 || !settled()) return false;
   return std::all_of(lanes_.begin(), lanes_.end(), [this](const auto& lane) {
     return !has_output(*lane) && lane->in.state == InputState::kHeader && lane->in.begin == lane->in.end &&
-           lane->in.reads.empty() && lane->out.gathers.empty() && !lane->in.landing();
+           lane->in.together.count == 0 && lane->in.reads.empty() && lane->out.gathers.empty() &&
+           !lane->in.landing();
   });
 }
 

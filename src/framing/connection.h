@@ -228,12 +228,23 @@ class Connection {
   void take_slot(LaneState& lane, uint32_t index, Part* part) noexcept;
 
   // core_loans.cc
+  [[nodiscard]] static bool would_lend(const LaneState& lane, std::size_t payload,
+                                       std::size_t pieces) noexcept;
   [[nodiscard]] bool may_lend(const LaneState& lane, std::size_t payload) const noexcept;
   static void lend(LaneState& lane, Part& part) noexcept;
   IoResult write_lent_frame(LaneState& lane, std::span<const iovec> queued, std::size_t& offered) noexcept;
   static void keep_loan(LaneState& lane) noexcept;
   uint32_t take_back(LaneState& lane) noexcept;
   uint32_t take_all_back() noexcept;
+
+  // core_together.cc
+  [[nodiscard]] static bool may_join(const Part& part) noexcept;
+  [[nodiscard]] bool opens_together(const LaneState& lane, const PartList& from) const noexcept;
+  bool open_together(LaneState& lane, PartList& from) noexcept;
+  static void pass_frames(Output& out) noexcept;
+  [[nodiscard]] std::size_t most_written(const LaneState& lane) const noexcept;
+  bool begin_together(LaneState& lane, const uint8_t* preamble) noexcept;
+  static void next_together(LaneState& lane) noexcept;
 
   // core_unmapped.cc
   IoResult note_unmapped(Part* part, const IoResult& result) noexcept;

@@ -76,9 +76,10 @@ uint32_t Connection::attend_express(uint64_t now_ns) noexcept {
   return read;
 }
 
-// A piece of the payload alone.
+// A piece of the payload alone, of one frame if frames that came together have to be taken one by one.
 IoResult Connection::fill_piece(LaneState& lane, std::size_t& asked) noexcept {
-  const std::size_t count = lane.in.target.head(piece_bytes(lane), lane.pieces());
+  const std::size_t most = lane.in.together.one_by_one ? lane.in.target_left() : SIZE_MAX;
+  const std::size_t count = lane.in.target.head(std::min(most, piece_bytes(lane)), lane.pieces());
   asked = 0;
   for (std::size_t i = 0; i < count; ++i) asked += lane.pieces()[i].iov_len;
   const IoResult result = lane.lane->read(lane.pieces().first(count));

@@ -1,5 +1,6 @@
 // Writing what core_send.cc has made: lanes take turns.
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "framing/connection.h"
@@ -50,17 +51,24 @@ bool Connection::flush_stream(LaneState& lane, std::size_t& budget) noexcept {
     offered = 0;
     for (std::size_t i = 0; i < count; ++i) offered += head[i].iov_len;
     result = lane.lane->write({head.data(), count});
-  } else if (with_frame && ahead == 0 && out.frame.bytes() > piece_bytes(lane)) {
-    const std::size_t count = out.frame.head(piece_bytes(lane), lane.pieces());
+  } else if (with_frame && ahead == 0 && out.frame.bytes() > most_written(lane)) {
+    const std::size_t count = out.frame.head(most_written(lane), lane.pieces());
     offered = 0;
     for (std::size_t i = 0; i < count; ++i) offered += lane.pieces()[i].iov_len;
     result = lane.lane->write(lane.pieces().first(count));
+  } else if (with_frame && !(out.together.one_by_one && ahead != 0)) {
+    result = lane.lane->write(out.frame.with_front(queued));
   } else {
-    result = lane.lane->write(with_frame ? out.frame.with_front(queued) : queued);
+    offered = ahead;
+    result = lane.lane->write(queued);
   }
   if (result.status == Status::kAgain) {
     out.blocked = true;
     return false;
+  }
+  if (result.vendor_code == EFAULT && with_frame && out.together.count != 0 && !out.together.one_by_one) {
+    out.together.one_by_one = true;
+    return true;
   }
   if (result.status != Status::kOk) {
     lane.broken = note_unmapped(out.frame_part, result);
@@ -76,6 +84,7 @@ bool Connection::flush_stream(LaneState& lane, std::size_t& budget) noexcept {
     const std::size_t from_head = std::min(from_frame, out.head_left);
     out.head_left -= from_head;
     out.payload_left -= std::min(from_frame - from_head, out.payload_left);
+    pass_frames(out);
     out.frame.advance(from_frame);
     if (out.frame.empty()) finish_frame_out(lane);
   }
@@ -102,6 +111,7 @@ void Connection::finish_frame_out(LaneState& lane) noexcept {
   out.pins.release(host_);
   if (out.slot != kNoSlot) free_gather(std::exchange(out.slot, kNoSlot));
   out.frame_open = out.apart = false;
+  out.together.clear();
   if (out.served != 0) host_.served(peer_, TOWLINE_SERVED_READ, std::exchange(out.served, 0));
 }
 

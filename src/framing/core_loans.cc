@@ -15,10 +15,15 @@ constexpr std::size_t kLeastMeanPiece = 16u << 10;
 
 }  // namespace
 
+// Is payload like this lent, if loans are left?
+bool Connection::would_lend(const LaneState& lane, std::size_t payload, std::size_t pieces) noexcept {
+  return lane.loans != nullptr && payload >= kLeastPayload && payload >= kLeastMeanPiece * pieces &&
+         lane.lane->lends();
+}
+
 // `payload`: bytes of the frame that goes out next.
 bool Connection::may_lend(const LaneState& lane, std::size_t payload) const noexcept {
-  return lane.loans != nullptr && payload >= kLeastPayload && !lane.loans->full() &&
-         payload >= kLeastMeanPiece * lane.out.frame.pieces().size() && lane.lane->lends();
+  return would_lend(lane, payload, lane.out.frame.pieces().size()) && !lane.loans->full();
 }
 
 // The frame under way reads the memory of `part`.

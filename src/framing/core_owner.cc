@@ -46,6 +46,7 @@ bool Connection::begin_write(LaneState& lane, const uint8_t* preamble) noexcept 
   const std::size_t count = in.header.segment_count;
   std::memcpy(wire_segments_.data(), preamble + kHeaderBytes, count * sizeof(WireSegment));
   in.target.clear();
+  in.beyond = 0;
   in.refused = pin_segments({wire_segments_.data(), count}, TOWLINE_ACCESS_WRITE, in.target, in.pins);
   in.state = InputState::kPayload;
   if (in.refused == Status::kOk) return true;
@@ -66,7 +67,7 @@ bool Connection::begin_write(LaneState& lane, const uint8_t* preamble) noexcept 
 void Connection::end_write(LaneState& lane, bool good, std::span<const uint8_t> message) noexcept {
   Input& in = lane.in;
   if (in.slot != kNoSlot || in.landing()) return land_written(lane, good, message);
-  in.pins.release(host_);
+  if (in.together.count == 0) in.pins.release(host_);
   if (in.refused == Status::kOk && !good) in.refused = Status::kCorrupt;
   const bool chained = (in.header.flags & kFlagChained) != 0;
   if (in.refused != Status::kOk) {

@@ -52,7 +52,8 @@ uint32_t Connection::read_lane(LaneState& lane) noexcept {
     take_apart(lane);
     if (lane.in.stalled || (!lane.express && urgent_waits())) break;
     // The lane is empty. If polling is cheap, or more must follow, some bytes may have arrived meanwhile.
-    const bool more_follows = lane.in.state == InputState::kPayload || !lane.in.reads.empty();
+    const bool more_follows =
+        lane.in.state == InputState::kPayload || !lane.in.reads.empty() || lane.in.together.count != 0;
     if (result.bytes < asked && !lane.traits.calls_are_cheap && !more_follows) break;
   }
   if (!down_ && take_told(lane)) ++work;
@@ -83,8 +84,7 @@ IoResult Connection::fill(LaneState& lane, std::size_t& asked) noexcept {
       wanted = in.header.message_bytes - have + ahead;
       break;
     case InputState::kPayload:
-      wanted =
-          in.header.message_bytes + (in.header.payload_bytes >= kBulkBytes ? in.expected_preamble : ahead);
+      wanted = in.last_message_bytes() + ahead;
       break;
     case InputState::kDrain:
       wanted = in.payload_left + in.header.message_bytes + ahead;
@@ -96,7 +96,7 @@ IoResult Connection::fill(LaneState& lane, std::size_t& asked) noexcept {
     in.begin = 0;
     in.end = have;
   }
-  if (in.state == InputState::kPayload && in.target.bytes() > piece_bytes(lane))
+  if (in.state == InputState::kPayload && (in.target.bytes() > piece_bytes(lane) || in.together.one_by_one))
     return fill_piece(lane, asked);
   const iovec space = {in.staging.get() + in.end, std::min(wanted, kStagingBytes - in.end)};
   const std::size_t target_bytes = in.state == InputState::kPayload ? in.target.bytes() : 0;
@@ -134,11 +134,11 @@ void Connection::take_apart(LaneState& lane) noexcept {
           more = in.payload_to_come() == 0 && end_payload(lane);
           break;
         }
-        const std::size_t here = std::min(have, in.target.bytes());
+        const std::size_t here = std::min(have, in.target_left());
         in.target.copy_in({in.staging.get() + in.begin, here});
         account(in, here);
         in.begin += here;
-        more = in.target.empty() && end_payload(lane);
+        more = in.target_left() == 0 && end_payload(lane);
         break;
       }
       case InputState::kDrain: {
@@ -170,11 +170,13 @@ bool Connection::begin_frame(LaneState& lane) noexcept {
     return in.needed <= in.end - in.begin;
   }
   if (const char* wrong = check_preamble(data, in.header)) return protocol_error(lane, wrong);
-  if (in.header.sequence != in.received) return protocol_error(lane, "frame out of sequence");
+  if (in.header.sequence != in.received + in.together.count)
+    return protocol_error(lane, "frame out of sequence");
   if (!take_ack(lane, in.header.ack)) return protocol_error(lane, "more frames counted than were sent");
   if ((in.header.flags & kFlagUrgent) != 0) note_urgent();
   in.begin += preamble;
-  in.expected_preamble = preamble;
+  const bool together = (in.header.flags & kFlagTogether) != 0 || in.together.count != 0;
+  if (!together) in.expected_preamble = preamble;
   in.needed = kHeaderBytes;
   in.checksum = 0;
   in.refused = Status::kOk;
@@ -182,6 +184,7 @@ bool Connection::begin_frame(LaneState& lane) noexcept {
   in.bulk = in.header.payload_bytes >= kBulkBytes && !in.apart;
   if (in.apart && lane.lane->payload_flow() == nullptr)
     return protocol_error(lane, "payload on a flow that this lane does not have");
+  if (together) return begin_together(lane, data) || stall(in, preamble);
   switch (in.header.type) {
     case FrameType::kWrite:
       return begin_write(lane, data) || stall(in, preamble);
@@ -257,6 +260,7 @@ bool Connection::count_frame(LaneState& lane) noexcept {
   }
   in.counted = in.received;
   if (in.header.type == FrameType::kWrite) in.ack_due = true;
+  if (in.together.count != 0 && !down_) next_together(lane);
   return true;
 }
 
@@ -327,6 +331,7 @@ bool Connection::begin_data(LaneState& lane) noexcept {
   if (request.part->prepared->lands) return land_data(lane, request);
   const std::size_t count = request.cursor->next(segments_.data(), segments_.size(), in.header.payload_bytes);
   in.target.clear();
+  in.beyond = 0;
   for (std::size_t i = 0; i < count; ++i)
     in.target.append(reinterpret_cast<const void*>(segments_[i].local),
                      static_cast<std::size_t>(segments_[i].length));

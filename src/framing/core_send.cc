@@ -282,6 +282,7 @@ void Connection::open_frame(LaneState& lane) noexcept {
 bool Connection::open_write(LaneState& lane, PartList& from) noexcept {
   Output& out = lane.out;
   if (from.empty() || out.sent.size() >= options_.most_uncounted_frames) return false;
+  if (opens_together(lane, from) && open_together(lane, from)) return true;
   Part& part = *from.front();
   if (!may_emit_header(lane, &part)) return false;
   const uint64_t offset = part.cursor->position();

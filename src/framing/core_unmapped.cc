@@ -20,13 +20,18 @@ IoResult Connection::note_unmapped(Part* part, const IoResult& result) noexcept 
       "registered memory of this side is not mapped any more (deregister it before it is unmapped)");
 }
 
-// While payload was read: the rest of it is dropped, and the frame refused. False: that was not the reason.
+// While payload was read: the rest of it is dropped, and the frame refused; of frames that came together, the one whose
+// memory it is. False: that was not the reason.
 bool Connection::drop_unmapped(LaneState& lane) noexcept {
   Input& in = lane.in;
   if (in.state != InputState::kPayload || in.apart || in.slot != kNoSlot) return false;
-  in.payload_left = in.target.bytes();
-  in.target.clear();
-  in.pins.release(host_);
+  if (in.together.count != 0 && !in.together.one_by_one) {
+    in.together.one_by_one = true;
+    return true;
+  }
+  in.payload_left = in.target_left();
+  in.target.advance(in.payload_left);
+  if (in.together.count == 0) in.pins.release(host_);
   in.refused = Status::kStale;
   in.state = InputState::kDrain;
   return true;

@@ -48,6 +48,21 @@ class IovList {
   [[nodiscard]] bool empty() const noexcept { return bytes_ == 0; }
   [[nodiscard]] std::span<const iovec> pieces() const noexcept { return {&pieces_[begin_], end_ - begin_}; }
 
+  // Where the next append() begins; rewind() takes away what was appended since.
+  struct Mark {
+    std::size_t end;
+    std::size_t last_bytes;  // of the last piece
+    std::size_t bytes;
+  };
+  [[nodiscard]] Mark mark() const noexcept {
+    return {end_, end_ == begin_ ? 0 : pieces_[end_ - 1].iov_len, bytes_};
+  }
+  void rewind(const Mark& mark) noexcept {
+    end_ = mark.end;
+    bytes_ = mark.bytes;
+    if (end_ != begin_) pieces_[end_ - 1].iov_len = mark.last_bytes;
+  }
+
   // The pieces with up to kFront others before them, for one call.
   [[nodiscard]] std::span<const iovec> with_front(std::span<const iovec> front) noexcept {
     iovec* const start = &pieces_[begin_] - front.size();

@@ -106,6 +106,49 @@ inline constexpr std::size_t kStagingBytes = 160u << 10;
 inline constexpr uint32_t kBulkBytes =
     8u << 10;  // payload size from which on reads stop before the next payload
 
+// A row of WRITE frames whose headers go out before all their payload (kFlagTogether): the frame under way is then all
+// of them. count 0: it is one.
+struct FramesOut {
+  struct Frame {
+    Part* part = nullptr;
+    std::size_t end = 0;  // of its payload, counted from the beginning of the first one's
+  };
+
+  std::array<Frame, kMostTogether> frames;
+  uint32_t count = 0;
+  uint32_t next = 0;        // the one whose payload is being written
+  bool one_by_one = false;  // memory of one of them is missing: no write takes bytes of two
+
+  void clear() noexcept {
+    count = next = 0;
+    one_by_one = false;
+  }
+};
+
+// The same, coming in. Their headers have been checked; their regions are pinned until the last one's payload is here,
+// and the input's target has all of their memory. count 0: the frame under way is the last, or no such frame.
+struct FramesIn {
+  struct Frame {
+    FrameHeader header;
+    Status refused = Status::kOk;  // its memory is not in the target, and its payload is dropped
+    std::size_t beyond = 0;        // bytes of the target that belong to frames behind it
+  };
+
+  std::array<Frame, kMostTogether> frames;
+  uint32_t count = 0;
+  uint32_t next = 0;
+  std::size_t segments = 0;
+  std::size_t bytes = 0;
+  std::size_t preambles = 0;  // bytes of them
+  bool one_by_one = false;    // one is refused, or its memory is missing: no read places bytes of two
+
+  void clear() noexcept {
+    count = next = 0;
+    segments = bytes = preambles = 0;
+    one_by_one = false;
+  }
+};
+
 struct Output {
   explicit Output(const ConnectionOptions& options);
 
@@ -119,6 +162,7 @@ struct Output {
   std::size_t head_left = 0;     // of the frame under way, not written: before its payload,
   std::size_t payload_left = 0;  // and of that
   bool frame_open = false;
+  FramesOut together;
   uint32_t frame_sequence = 0;  // of the frame under way
   uint64_t served = 0;          // bytes of it, when it answers a read request
   uint32_t slot = kNoSlot;      // that its payload was gathered into
@@ -161,6 +205,8 @@ struct Input {
   FrameHeader header;
   IovList target;
   PinSet pins;
+  FramesIn together;
+  std::size_t beyond = 0;             // bytes of the target that belong to frames behind this one
   std::size_t payload_left = 0;       // to be drained, or collected from the payload flow
   bool apart = false;                 // the payload under way comes on the payload flow
   std::size_t needed = kHeaderBytes;  // bytes in staging before there is anything to do
@@ -182,13 +228,22 @@ struct Input {
   // True if a frame has begun and is incomplete, and does not wait for a slot; how many bytes of it are missing, as
   // far as known.
   [[nodiscard]] bool in_frame() const noexcept {
-    return (state != InputState::kHeader || begin != end) && !stalled;
+    return (state != InputState::kHeader || begin != end || together.count != 0) && !stalled;
   }
   // True if frames wait to be counted until bytes before them are placed.
   [[nodiscard]] bool landing() const noexcept { return landed != nullptr && !landed->empty(); }
   // Payload bytes of the current frame still to come, in kPayload.
   [[nodiscard]] uint64_t payload_to_come() const noexcept {
     return apart && slot != kNoSlot ? payload_left : target.bytes();
+  }
+  // Of the message that follows the target's last byte.
+  [[nodiscard]] uint32_t last_message_bytes() const noexcept {
+    return together.count == 0 ? header.message_bytes
+                               : together.frames[together.count - 1].header.message_bytes;
+  }
+  // Bytes of the target that the current frame, alone, still waits for.
+  [[nodiscard]] std::size_t target_left() const noexcept {
+    return target.bytes() > beyond ? target.bytes() - beyond : 0;
   }
   [[nodiscard]] uint64_t left_of_frame() const noexcept {
     const uint64_t here = end - begin;

@@ -221,6 +221,7 @@ class FdLane final : public Lane {
   explicit FdLane(int fd, uint32_t frame_bytes = 1u << 20) : fd_(fd), frame_bytes_(frame_bytes) {}
   ~FdLane() override { ::close(fd_); }
   IoResult write(std::span<const iovec> pieces) noexcept override {
+    ++writes;
     msghdr message{};
     message.msg_iov = const_cast<iovec*>(pieces.data());
     message.msg_iovlen = pieces.size();
@@ -230,7 +231,9 @@ class FdLane final : public Lane {
     msghdr message{};
     message.msg_iov = const_cast<iovec*>(pieces.data());
     message.msg_iovlen = pieces.size();
-    return outcome(::recvmsg(fd_, &message, MSG_DONTWAIT));
+    const IoResult result = outcome(::recvmsg(fd_, &message, MSG_DONTWAIT));
+    if (result.bytes != 0) ++reads;
+    return result;
   }
   bool arm(bool) noexcept override { return true; }
   void disarm() noexcept override {}
@@ -246,6 +249,12 @@ class FdLane final : public Lane {
     return traits;
   }
   static constexpr uint32_t kPayloadAlignment = 4096;
+
+  // Of what was sent and not read. The system rounds up.
+  void set_buffer(int bytes) noexcept { ::setsockopt(fd_, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes); }
+
+  uint64_t writes = 0;  // calls
+  uint64_t reads = 0;   // that brought something
 
  private:
   IoResult outcome(ssize_t moved) const noexcept {

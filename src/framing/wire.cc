@@ -6,7 +6,7 @@ namespace {
 constexpr uint16_t allowed_flags(FrameType type) noexcept {
   switch (type) {
     case FrameType::kWrite:
-      return kFlagChained | kFlagChecksum | kFlagUrgent | kFlagApart;
+      return kFlagChained | kFlagChecksum | kFlagUrgent | kFlagApart | kFlagTogether;
     case FrameType::kRead:
       return kFlagUrgent | kFlagApart;
     case FrameType::kData:
@@ -36,6 +36,8 @@ const char* check_fields(const FrameHeader& h) noexcept {
   if ((h.flags & kFlagChecksum) == 0 && h.payload_crc != 0) return "checksum without its flag";
   if (placed && (h.flags & kFlagApart) != 0 && (h.padding_bytes != 0 || (h.flags & kFlagChecksum) != 0))
     return "padding or a checksum of payload that goes apart";
+  if ((h.flags & kFlagTogether) != 0 && (h.padding_bytes != 0 || h.message_bytes != 0))
+    return "padding or a message of a frame that others follow";
   const uint64_t bytes = has_extent ? h.extent : h.payload_bytes;
   if (h.offset > UINT64_MAX - bytes) return "offset overflows";
   return nullptr;

@@ -19,6 +19,10 @@
 //
 // If a lane has a payload flow (payload_flow.h), a frame that says so has its payload there, without padding.
 //
+// A WRITE may say that the header and segments of another one follow at once. The payloads then follow the last of
+// these and its padding, in the order of their headers, and the last one's message follows them. Such frames are not
+// chained and have no checksum of their payload; the sums of their segments and payloads keep a frame's limits.
+//
 // Instead of an ACK, a lane may carry a count beside its bytes (lane.h); it is valid once everything written
 // before it has been handled.
 //
@@ -42,12 +46,14 @@ namespace towline::framing {
 inline constexpr uint16_t kMagic = 0x5754;  // "TW"
 inline constexpr uint8_t kWireVersion = 2;
 
-enum : uint32_t {             // what an end understands
-  kFeatureUrgent = 1u << 0,   // kFlagUrgent
-  kFeatureApart = 1u << 1,    // kFlagApart
-  kFeatureExpress = 1u << 2,  // one more lane for urgent parts alone
+enum : uint32_t {              // what an end understands
+  kFeatureUrgent = 1u << 0,    // kFlagUrgent
+  kFeatureApart = 1u << 1,     // kFlagApart
+  kFeatureExpress = 1u << 2,   // one more lane for urgent parts alone
+  kFeatureTogether = 1u << 3,  // kFlagTogether
 };
-inline constexpr uint32_t kFeatures = kFeatureUrgent | kFeatureApart | kFeatureExpress;  // of this release
+inline constexpr uint32_t kFeatures =
+    kFeatureUrgent | kFeatureApart | kFeatureExpress | kFeatureTogether;  // of this release
 
 // Limits that both ends hold each other to.
 inline constexpr uint32_t kMaxSegments = 1000;  // of a frame; with header and message within one writev
@@ -56,6 +62,7 @@ inline constexpr uint32_t kMaxPaddingBytes = 4096;       // before a WRITE's or 
 inline constexpr uint64_t kMaxReadBytes = 1ull << 30;    // of a read request
 inline constexpr uint32_t kMaxMessageBytes = TOWLINE_MAX_MESSAGE_BYTES;
 inline constexpr uint32_t kReadCredits = 64;            // read requests outstanding on a connection
+inline constexpr uint32_t kMostTogether = 32;           // frames whose headers precede all their payloads
 inline constexpr uint32_t kMostUncountedFrames = 1024;  // WRITE frames on a lane that are not counted yet
 
 enum class FrameType : uint8_t {
@@ -71,10 +78,11 @@ enum class FrameType : uint8_t {
 enum : uint16_t {
   kFlagChained =
       1,  // WRITE: one of several frames of a part that all use this lane, with no other such part between
-  kFlagChecksum = 2,  // payload_crc holds the CRC-32C of payload and message
-  kFlagUrgent = 4,    // READ: to be answered before requests without it, as far as the owner likes;
-                      // WRITE: of an urgent part
-  kFlagApart = 8,     // WRITE, DATA: the payload comes on the lane's payload flow; READ: its answers may
+  kFlagChecksum = 2,   // payload_crc holds the CRC-32C of payload and message
+  kFlagUrgent = 4,     // READ: to be answered before requests without it, as far as the owner likes;
+                       // WRITE: of an urgent part
+  kFlagApart = 8,      // WRITE, DATA: the payload comes on the lane's payload flow; READ: its answers may
+  kFlagTogether = 16,  // WRITE: another one's header follows, and the payload after the last such header
 };
 
 // As it lies on the wire. Decoded values are in a private copy, checked.

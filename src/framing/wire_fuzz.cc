@@ -56,6 +56,7 @@ constexpr std::size_t kRegionBytes = 4096;
 std::vector<uint8_t> repair(const uint8_t* data, std::size_t size, uint8_t* region) {
   std::vector<uint8_t> script{data, data + size};
   uint32_t sequence = 0;
+  std::size_t payloads = 0;  // of frames whose payload follows the next header
   for (std::size_t at = 0; script.size() - at >= kHeaderBytes;) {
     FrameHeader header;
     std::memcpy(&header, script.data() + at, kHeaderBytes);
@@ -68,6 +69,8 @@ std::vector<uint8_t> repair(const uint8_t* data, std::size_t size, uint8_t* regi
     header.payload_bytes %= 9000;
     header.message_bytes %= 1000;
     header.padding_bytes = header.payload_bytes == 0 ? 0 : header.padding_bytes % 200;
+    const bool together = header.type == FrameType::kWrite && (header.flags & kFlagTogether) != 0;
+    if (together) header.message_bytes = header.padding_bytes = 0;
     header.ack %= 8;
     header.part = uint64_t{1} << 32 | header.part % 4;
     if (header.type == FrameType::kAck || header.type == FrameType::kMessage ||
@@ -88,7 +91,10 @@ std::vector<uint8_t> repair(const uint8_t* data, std::size_t size, uint8_t* regi
     if (header.type == FrameType::kRead) header.extent = sum;
     encode_header(header, script.data() + at);
     at += preamble;
-    at += std::min<std::size_t>(script.size() - at, std::size_t{header.payload_bytes} + header.message_bytes);
+    payloads += header.payload_bytes;
+    if (together) continue;
+    at += std::min<std::size_t>(script.size() - at, payloads + header.message_bytes);
+    payloads = 0;
   }
   return script;
 }
