@@ -518,11 +518,30 @@ class Cursor {
   bool short_rows_ = false;  // the last row was short: take a batch before trying the next row
 };
 
+namespace detail {
+
+struct BlockPlace {
+  uint64_t address;
+  uint32_t region;
+};
+
+// Where one block lies, for callers that ask for no other: most lists are one extent of one dimension, and need no
+// reader's state.
+[[nodiscard]] inline BlockPlace place_of(const towline_list& list, uint64_t block) noexcept {
+  if (list.flat != nullptr) return {list.flat[block].address, list.flat[block].region};
+  if (list.extent_count == 1 && list.extents->dimensions <= 1)
+    return {list.extents->address + block * list.extents->stride[0], list.extents->region};
+  const Row row = ListReader{list}.row(block, 1);
+  return {row.address, row.region};
+}
+
+}  // namespace detail
+
 // Whether the whole plan is one segment, and which.
 inline bool one_segment(const towline_plan& plan, towline_segment& segment) noexcept {
-  if (plan.blocks == 1) {  // most such plans; this takes a fifth of the time
-    const detail::Row local = detail::ListReader{*plan.local}.row(plan.runs->local_block, 1);
-    const detail::Row remote = detail::ListReader{*plan.remote}.row(plan.runs->remote_block, 1);
+  if (plan.blocks == 1) {  // most such plans
+    const detail::BlockPlace local = detail::place_of(*plan.local, plan.runs->local_block);
+    const detail::BlockPlace remote = detail::place_of(*plan.remote, plan.runs->remote_block);
     segment = {local.address, remote.address, plan.bytes, local.region, remote.region};
     return true;
   }
