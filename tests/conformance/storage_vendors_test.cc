@@ -1,7 +1,10 @@
 // Backends over vendors' libraries on bad days: the library refuses, comes short, fails, or is not there.
 #include <dlfcn.h>
+#include <sys/mount.h>
 
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <string>
 #include <thread>
 
@@ -41,6 +44,7 @@ struct Vendor {
   const char* fake;
   std::vector<const char*> refusals;  // calls without which a file can't be opened
   std::vector<const char*> breaks;    // calls whose failure ends a transfer
+  Status full = Status::kNoSpace;     // the outcome on a full disk, as far as the library tells
 };
 
 const Vendor kVendors[] = {
@@ -56,7 +60,26 @@ const Vendor kVendors[] = {
      TOWLINE_FAKE_NIXL,
      "fake_nixl",
      {"register", "local"},
-     {"prepare", "post", "check", "throw"}},
+     {"prepare", "post", "check", "throw"},
+     Status::kIo},
+};
+
+// A file system of 1 MiB.
+class SmallDisk {
+ public:
+  SmallDisk() : mounted_(::mount("none", folder_.path().c_str(), "tmpfs", 0, "size=1m") == 0) {}
+  ~SmallDisk() {
+    if (mounted_) (void)::umount2(folder_.path().c_str(), MNT_DETACH);
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  SmallDisk& operator=(const SmallDisk&) = delete;
+
+  [[nodiscard]] bool mounted() const noexcept { return mounted_; }
+  [[nodiscard]] std::string path() const { return folder_.path(); }
+
+ private:
+  const support::TemporaryFolder folder_;
+  const bool mounted_;
 };
 
 void PrintTo(const Vendor& vendor, std::ostream* out) { *out << vendor.name; }
@@ -132,6 +155,29 @@ TEST_P(VendorTest, AFailureIsTheTransfersAndTheNextOneWorks) {
     std::fill(memory_.begin(), memory_.end(), std::byte{});
     EXPECT_EQ(run(read), Status::kOk) << what;
     EXPECT_TRUE(memory_ == contents_) << what;
+  }
+}
+
+TEST_P(VendorTest, AFullDiskIsAnErrorOfThatTransferOnly) {
+  const SmallDisk small;
+  if (!small.mounted()) GTEST_SKIP() << "needs the right to mount a tmpfs: " << std::strerror(errno);
+  for (const char* more : {"", "batch = 1\n"}) {
+    SCOPED_TRACE(more);
+    const auto agent = make_agent(more);
+    const Region memory =
+        agent->register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll});
+    const Region full = agent->register_storage(std::string(GetParam().name) + ":" + small.path() + "/file",
+                                                {.create = true, .truncate = true, .bytes = kBytes});
+    const Region fine = agent->register_storage(place_.uri("fine"), {.create = true, .bytes = kBytes});
+    memory_ = contents_;
+    const Transfer write = transfer(*agent, Op::write, full);
+    const Transfer other = transfer(*agent, Op::write, fine);
+    const Status posted = other.post();
+    EXPECT_EQ(run(write), GetParam().full);
+    EXPECT_EQ(posted == Status::kInProgress ? other.wait(30s) : posted, Status::kOk);
+    EXPECT_TRUE(place_.get("fine") == contents_);
+    ASSERT_FALSE(write.result().failures().empty());
+    EXPECT_LT(write.result().bytes, kBytes);
   }
 }
 

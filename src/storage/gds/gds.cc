@@ -17,6 +17,7 @@ namespace {
 constexpr const char* kLibrary = "libcufile.so.0";
 // cuFile's batches have at most 128 entries, and a list of pieces up to twice a batch.
 constexpr uint32_t kMostBatch = 64;
+constexpr int64_t kMostErrno = 4095;
 
 Mode read_mode(const plugin::Host& host) {
   const std::string value = host.config("tuning.gds.mode", "auto");
@@ -225,7 +226,9 @@ void GdsCaller::collect(std::span<calls::Piece> pieces) noexcept {
       const bool ours = piece >= pieces.data() && piece < pieces.data() + pieces.size();
       if (!ours || piece->result != -EINPROGRESS || event.status == kPending) continue;
       const auto moved = static_cast<int64_t>(event.bytes);
-      piece->result = event.status == kComplete && moved >= 0 ? moved : -EIO;
+      // A failure comes with cuFile's own number or with an errno; -1 is neither.
+      const bool complete = event.status == kComplete && moved >= 0;
+      piece->result = complete || (moved < -1 && moved >= -kMostErrno) ? moved : -EIO;
       if (event.status != kComplete && -moved > kBaseError) piece->code = static_cast<int32_t>(-moved);
       --left;
     }

@@ -203,7 +203,7 @@ FAKE_API Error cuFileBatchIOGetStatus(void* handle, unsigned least, unsigned* co
     const Request& request = ended[i];
     const ssize_t moved = move(request.handle, static_cast<char*>(request.of.base) + request.of.base_offset,
                                request.of.bytes, request.of.file_offset, request.operation == 1);
-    events[i] = {request.cookie, moved < 0 ? 0x40 : 0x10, static_cast<size_t>(moved)};
+    events[i] = {request.cookie, moved < 0 ? 0x40 : 0x10, static_cast<size_t>(moved == -1 ? -errno : moved)};
   }
   *count = static_cast<unsigned>(ended.size());
   return {0, 0};

@@ -167,7 +167,7 @@ FAKE_API int hf3fs_wait_for_ios(const Ior* ior, Completion* completions, int cou
     const ssize_t moved = broken         ? -1
                           : request.read ? ::pread(request.fd, request.memory, bytes, offset)
                                          : ::pwrite(request.fd, request.memory, bytes, offset);
-    completions[i] = {request.index, 0, moved < 0 ? -EIO : moved, request.userdata};
+    completions[i] = {request.index, 0, broken ? -EIO : moved < 0 ? -errno : moved, request.userdata};
   }
   return static_cast<int>(some);
 }
