@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <stdexcept>
 #include <string_view>
@@ -45,6 +46,25 @@ nixl_b_params_t tcpx_parameters() {
 
 namespace {
 
+// A number of milliseconds; 0: the default.
+uint64_t timeout_ns_of(const std::string& text) {
+  constexpr uint64_t kNsPerMs = 1'000'000;
+  uint64_t ms = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), ms);
+  if (error != std::errc{} || end != text.data() + text.size() || ms > INT64_MAX / kNsPerMs)
+    throw towline::Error{
+        Status::kInvalidArgument,
+        "timeout_ms is '" + text + "', and should be a number of milliseconds such as 30000"};
+  return ms == 0 ? kDefaultTimeoutNs : ms * kNsPerMs;
+}
+
+bool yes_or_no(const char* key, const std::string& text) {
+  if (text != "true" && text != "false")
+    throw towline::Error{Status::kInvalidArgument,
+                         std::string(key) + " is '" + text + "', and should be true or false"};
+  return text == "true";
+}
+
 constexpr const char* kAnywhere = "*:0";  // as NIXL's own transports: reached from every network
 
 template <class Given>
@@ -67,7 +87,7 @@ towline_tcpx::Settings tcpx_settings(const Given& given) {
   options.source = source.c_str();
   options.interface = interface.c_str();
   options.queues = queues.c_str();
-  options.gpus = given("gpus") == "true" ? 1 : 0;
+  options.gpus = yes_or_no("gpus", given("gpus")) ? 1 : 0;
   return towline_tcpx::read_settings(options);
 }
 
@@ -85,8 +105,7 @@ Engine::Engine(const nixlBackendInitParams* init, const nixl_b_params_t& known) 
   towline::AgentOptions options;
   options.backends = settings.backends;
   options.config = settings.config + given("config");  // whose tables follow
-  timeout_ns_ = std::stoull(given("timeout_ms")) * 1'000'000;
-  if (timeout_ns_ == 0) timeout_ns_ = kDefaultTimeoutNs;
+  timeout_ns_ = timeout_ns_of(given("timeout_ms"));
   options.default_timeout = std::chrono::nanoseconds{timeout_ns_};
   splits_ = options.config.find("workers") == std::string::npos && std::thread::hardware_concurrency() > 1;
   if (splits_) options.config.insert(0, towline::nixl::kSplitConfig);

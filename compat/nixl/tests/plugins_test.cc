@@ -435,6 +435,31 @@ TEST_F(Plugins, TowlineIsOneForTheRealAgent) {
   EXPECT_EQ(here.agent->getXferStatus(made), NIXL_ERR_REMOTE_DISCONNECT);
 }
 
+TEST_F(Plugins, TowlinesParametersThatAreWrongAreNamed) {
+  struct Case {
+    const char* key;
+    const char* value;
+    const char* named;
+  };
+  nixlPluginManager::getInstance().addPluginDirectory(TOWLINE_FOR_NIXL);
+  for (const Case& wrong : {Case{"timeout_ms", "soon", "timeout_ms is 'soon'"},
+                            {"timeout_ms", "-1", "timeout_ms is '-1'"},
+                            {"timeout_ms", "5s", "timeout_ms is '5s'"},
+                            {"timeout_ms", "18446744073709551615", "timeout_ms is '18446744073709551615'"},
+                            {"transports", "none-such", "none-such"},
+                            {"listen", "nowhere:-1", "nowhere:-1"},
+                            {"config", "tuning.no_such = 1", "tuning.no_such"}}) {
+    nixlAgent agent("towline-wrong", nixlAgentConfig{});
+    nixlBackendH* backend = nullptr;
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(agent.createBackend("TOWLINE", {{wrong.key, wrong.value}}, backend), NIXL_ERR_BACKEND)
+        << wrong.value;
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(backend, nullptr);
+    EXPECT_NE(said.find(wrong.named), std::string::npos) << said;
+  }
+}
+
 // And tcpx alone, under the name of the plugin that was planned for it.
 TEST_F(Plugins, TcpxIsOneForTheRealAgent) {
   nixlPluginManager::getInstance().addPluginDirectory(TOWLINE_FOR_NIXL);
@@ -483,6 +508,7 @@ TEST_F(Plugins, TcpxsParametersAreSettingsOfTcpx) {
   EXPECT_EQ(make_tcpx("b", {{"config", "[tuning.tcpx]\nleast_bytes = \"many\"\n"}}), NIXL_ERR_BACKEND);
   EXPECT_EQ(make_tcpx("c", {{"source", "none"}}), NIXL_ERR_BACKEND);
   EXPECT_EQ(make_tcpx("d", {{"queues", "first"}}), NIXL_ERR_BACKEND);
+  EXPECT_EQ(make_tcpx("d", {{"gpus", "some"}}), NIXL_ERR_BACKEND);
   EXPECT_EQ(make_tcpx("e", {{"num_cpus", "4"}, {"in_python", "1"}}), NIXL_SUCCESS);  // of NIXL's plugin UCCL
 }
 
