@@ -21,11 +21,15 @@ class Fake {
       : prefix_(prefix), handle_(::dlopen(file, RTLD_NOW | RTLD_LOCAL)) {
     EXPECT_NE(handle_, nullptr) << ::dlerror();  // NOLINT(concurrency-mt-unsafe)
   }
-  ~Fake() { limit(SIZE_MAX); }
+  ~Fake() {
+    limit(SIZE_MAX);
+    hold(false);
+  }
   Fake(const Fake&) = delete;
   Fake& operator=(const Fake&) = delete;
 
   void fail(const char* what, int times) const { get<void(const char*, int)>("_fail")(what, times); }
+  void hold(bool held) const { get<void(bool)>("_hold")(held); }
   void limit(size_t bytes) const { get<void(size_t)>("_limit")(bytes); }
   template <class Function>
   [[nodiscard]] Function* get(const std::string& name) const {
@@ -103,14 +107,15 @@ class VendorTest : public ::testing::TestWithParam<Vendor> {
     return std::make_unique<Agent>("vendor", options);
   }
   // Every second block, backwards, so that pieces do not merge.
-  [[nodiscard]] Transfer transfer(const Agent& agent, Op op, const Region& file) const {
+  [[nodiscard]] Transfer transfer(const Agent& agent, Op op, const Region& file,
+                                  const TransferOptions& options = {}) const {
     std::vector<uint64_t> picks;
     for (uint64_t block = kBytes / kBlock; block-- > 0;) picks.push_back(block);
     const BlockList mine = agent.block_list(
         Blocks::at(memory_.data(), kBlock).repeat(kBytes / kBlock, static_cast<int64_t>(kBlock)));
     const BlockList theirs =
         agent.block_list(file.blocks(0, kBlock).repeat(kBytes / kBlock, static_cast<int64_t>(kBlock)));
-    return directed(agent, op, mine[picks], theirs[picks]);
+    return directed(agent, op, mine[picks], theirs[picks], options);
   }
   // Until its memory is its own again: a failure is told before all parts have ended.
   static Status run(const Transfer& transfer) {
@@ -156,6 +161,25 @@ TEST_P(VendorTest, AFailureIsTheTransfersAndTheNextOneWorks) {
     EXPECT_EQ(run(read), Status::kOk) << what;
     EXPECT_TRUE(memory_ == contents_) << what;
   }
+}
+
+TEST_P(VendorTest, ALibraryThatStallsEndsTransfersByTheirDeadlineAndServesAgain) {
+  const auto agent = make_agent();
+  const Region memory =
+      agent->register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll});
+  const Region file = agent->register_storage(place_.uri("file"));
+  const Transfer read = transfer(*agent, Op::read, file, {.timeout = 200ms});
+  fake_.hold(true);
+  const auto begin = std::chrono::steady_clock::now();
+  ASSERT_EQ(read.post(), Status::kInProgress);
+  EXPECT_EQ(read.wait(30s), Status::kTimedOut);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+  EXPECT_NE(read.wait_fenced(Fence::kBoth, 10ms), Status::kOk) << "the library still has the memory";
+  fake_.hold(false);
+  EXPECT_EQ(read.wait_fenced(Fence::kBoth, 30s), Status::kOk);
+  std::fill(memory_.begin(), memory_.end(), std::byte{});
+  EXPECT_EQ(run(transfer(*agent, Op::read, file)), Status::kOk);
+  EXPECT_TRUE(memory_ == contents_);
 }
 
 TEST_P(VendorTest, AFullDiskIsAnErrorOfThatTransferOnly) {

@@ -74,6 +74,7 @@ size_t wrong_deregistrations = 0;
 std::map<std::string, int> failures;  // calls that are to fail, by name: how many
 std::atomic<size_t> most_bytes{SIZE_MAX};
 std::atomic<unsigned> batches_submitted{0};
+std::atomic<bool> held{false};
 
 bool fails(const char* what) {
   const auto found = failures.find(what);
@@ -92,6 +93,7 @@ ssize_t move(void* handle, void* base, size_t bytes, off_t offset, bool write) {
       return -1;
     }
   }
+  held.wait(true);
   const int fd = static_cast<File*>(handle)->fd;
   bytes = std::min(bytes, most_bytes.load());
   return write ? ::pwrite(fd, base, bytes, offset) : ::pread(fd, base, bytes, offset);
@@ -106,6 +108,11 @@ FAKE_API void fake_cufile_fail(const char* what, int times) {
 }
 // No call moves more at once.
 FAKE_API void fake_cufile_limit(size_t bytes) { most_bytes = bytes; }
+// Nothing moves meanwhile.
+FAKE_API void fake_cufile_hold(bool hold) {
+  held = hold;
+  held.notify_all();
+}
 FAKE_API unsigned fake_cufile_batches() { return batches_submitted; }
 FAKE_API size_t fake_cufile_open_files() {
   const std::lock_guard lock(mutex);

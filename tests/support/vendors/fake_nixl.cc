@@ -25,7 +25,8 @@ constexpr int kChecks = 3;
 
 std::mutex failures_mutex;
 std::map<std::string, int> failures;
-std::atomic<int> alive{0};            // engines, metadata, requests
+std::atomic<int> alive{0};  // engines, metadata, requests
+std::atomic<bool> held_up{false};
 std::atomic<int> asked_after_end{0};  // requests that had told their end
 
 bool fails(const char* what) {
@@ -116,7 +117,7 @@ class Fake final : public nixlBackendEngine {
       ++asked_after_end;
       return request.twice ? NIXL_ERR_BACKEND : NIXL_SUCCESS;
     }
-    if (request.never || request.held || --request.checks > 0) return NIXL_IN_PROG;
+    if (request.never || request.held || held_up || --request.checks > 0) return NIXL_IN_PROG;
     return end(request);
   }
   nixl_status_t releaseReqH(nixlBackendReqH* handle) const override {
@@ -157,6 +158,8 @@ FAKE_API void fake_nixl_fail(const char* what, int times) {
   failures[what] = times;
 }
 FAKE_API void fake_nixl_limit(size_t) {}  // engines move all of a request or fail
+// No request ends meanwhile.
+FAKE_API void fake_nixl_hold(bool hold) { held_up = hold; }
 FAKE_API int fake_nixl_alive() { return alive.load(); }
 FAKE_API int fake_nixl_asked_after_end() { return asked_after_end.load(); }
 

@@ -68,6 +68,7 @@ std::mutex mutex;
 std::set<int> registered;
 std::map<std::string, int> failures;
 std::atomic<uint64_t> most_bytes{UINT64_MAX};
+std::atomic<bool> held{false};
 
 bool fails(const char* what) {
   const auto found = failures.find(what);
@@ -86,6 +87,12 @@ FAKE_API void fake_usrbio_fail(const char* what, int times) {
   failures[what] = times;
 }
 FAKE_API void fake_usrbio_limit(uint64_t bytes) { most_bytes = bytes; }
+
+// Nothing moves meanwhile.
+FAKE_API void fake_usrbio_hold(bool hold) {
+  held = hold;
+  held.notify_all();
+}
 
 FAKE_API int hf3fs_iovcreate(Iov* iov, const char* mount_point, size_t size, size_t block_size, int numa) {
   const std::lock_guard lock(mutex);
@@ -151,6 +158,7 @@ FAKE_API int hf3fs_wait_for_ios(const Ior* ior, Completion* completions, int cou
                                 const timespec*) {
   Ring& ring = *ring_of(ior);
   bool broken = false;
+  held.wait(true);
   {
     const std::lock_guard lock(mutex);
     if (fails("wait")) return -EIO;
