@@ -70,6 +70,16 @@ std::string failure_text(const char* call, const nixlXferReqH& request, int32_t 
   return fmt::format("{}: {}{}{}", call, with, towline::status_text(towline::Status{status}), more);
 }
 
+// A request of objects fails for a reason that only their server knows.
+std::string server_said(const nixlXferReqH& request) noexcept try {
+  std::string route;
+  if (xfer_route(&request, route) != NIXL_SUCCESS) return {};
+  const std::string said = last_failure_of_route(route);
+  return said.empty() ? said : "; the last failure there: " + said;
+} catch (const std::exception&) {  // the status says enough
+  return {};
+}
+
 // Towline keeps the outcome of the previous run; NIXL's interface returns that of this post.
 void refuse(nixlXferReqH& request, int32_t status) noexcept {
   request.refused.store(status, std::memory_order_relaxed);
@@ -125,6 +135,7 @@ nixl_status_t failed_status(nixlXferReqH& request, int32_t status) {
   const bool told = request.told.exchange(true, std::memory_order_relaxed);
   const nixl_status_t mapped = status_of(request, status, !told);
   std::string text = failure_text("getXferStatus", request, status);
+  if (!told && request.with == nullptr) text += server_said(request);
   return told ? quiet_text(mapped, std::move(text)) : fail_text(mapped, std::move(text));
 }
 

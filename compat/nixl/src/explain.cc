@@ -27,6 +27,16 @@ RoutePrice price_of_route(const std::string& route) {
           std::chrono::nanoseconds{price.value("error_ns", int64_t{0})}, price.value("samples", 0) > 0};
 }
 
+std::string last_failure_of_route(const std::string& route) {
+  const auto parsed = nlohmann::json::parse(route);
+  for (const auto& part : parsed.value("parts", nlohmann::json::array())) {
+    const auto flat = part.flatten();
+    for (const auto& [key, value] : flat.items())
+      if (key.ends_with("/last_failure") && value.is_string()) return value;
+  }
+  return {};
+}
+
 bool is_host_copy(const std::string& route) {
   return nlohmann::json::parse(route).value("backend", "") == "shm";
 }

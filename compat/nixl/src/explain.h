@@ -23,6 +23,9 @@ struct RoutePrice {
 };
 [[nodiscard]] RoutePrice price_of_route(const std::string& route);
 
+// What a server of objects last answered to the backend that the transfer takes, if it was a failure; else empty.
+[[nodiscard]] std::string last_failure_of_route(const std::string& route);
+
 // Whether that backend copies between memories of one host.
 [[nodiscard]] bool is_host_copy(const std::string& route);
 
