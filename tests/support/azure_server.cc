@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <csignal>
 #include <ctime>
 #include <stdexcept>
 
@@ -51,9 +52,20 @@ std::string AzureServer::program() {
 #endif
 }
 
-AzureServer::AzureServer() : port_(free_port()) {
-  start();
-  make_container();
+// It takes seconds to start, in which another process may get the port that was free.
+AzureServer::AzureServer() {
+  constexpr int kTries = 3;
+  for (int attempt = 1;; ++attempt) {
+    port_ = free_port();
+    try {
+      start();
+      make_container();
+      return;
+    } catch (const std::runtime_error&) {
+      if (attempt == kTries) throw;
+      stop(SIGKILL);
+    }
+  }
 }
 
 void AzureServer::start() {

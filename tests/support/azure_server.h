@@ -32,7 +32,7 @@ class AzureServer {
   void make_container() const;
 
   TemporaryFolder folder_;
-  const uint16_t port_;
+  uint16_t port_ = 0;
   ServerProcess process_;
 };
 
