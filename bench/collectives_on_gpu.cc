@@ -2,8 +2,9 @@
 // many operations. Prints microseconds an operation, the cost of issuing one, and the memory traffic that the largest
 // reach, beside a copy on the same GPU.
 //
-//   collectives_on_gpu [PLUGIN [norms]]     a libtowline_collectives_gpu.so; without it the one beside the library.
+//   collectives_on_gpu [PLUGIN [norms | replays]]     a libtowline_collectives_gpu.so; without it the one beside the library.
 //                                           norms: all_reduces of rows beside those fused with RMSNorm
+//                                           replays: of graphs, beside those that are ordered with calls in other streams
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <towline/collectives_gpu.h>
@@ -142,6 +143,93 @@ void run_rank(int rank, int size, const char* backend, const char* config, bench
   towline_communicator_destroy(world);
 }
 
+constexpr int kInGraph[] = {1, 20, 400};
+
+// What replays cost that are ordered with calls in other streams, beside replays that are not: microseconds of one, in turns.
+// `times`: of each number of operations in a graph, without and with order.
+void time_replays(int rank, int size, bench::RankStore& store, std::barrier<>& together,
+                  std::vector<std::vector<double>>& times) {
+  void* context = nullptr;
+  driver("cuDevicePrimaryCtxRetain", &context, 0);
+  driver("cuCtxSetCurrent", context);
+  const auto table = store.table();
+  void* stream = nullptr;
+  driver("cuStreamCreate", &stream, 1u);
+  Pointer memory = 0;
+  driver("cuMemAlloc_v2", &memory, size_t{4096});
+  driver("cuMemsetD8_v2", memory, static_cast<unsigned char>(0), size_t{4096});
+  std::vector<towline_communicator_t*> worlds;
+  std::vector<void*> graphs;
+  for (const char* const ordered : {"0", "1"}) {
+    const std::string name = fmt::format("order {}", ordered);
+    const std::string config = fmt::format("[tuning.collectives]\ngpu_order_replays = {}\n", ordered);
+    towline_communicator_options_t options = {};
+    options.struct_size = sizeof options;
+    options.name = name.c_str();
+    options.backend = "gpu";
+    options.rank = rank;
+    options.size = size;
+    options.store = &table;
+    options.config = config.c_str();
+    options.timeout_ns = 20'000'000'000;
+    need(towline_communicator_create(&options, &worlds.emplace_back()), "communicator");
+    towline_collective_t call = {};
+    call.struct_size = sizeof call;
+    call.op = TOWLINE_COLLECTIVE_ALL_REDUCE;
+    call.count = 1024;
+    call.input = call.output = reinterpret_cast<void*>(memory);
+    for (const int operations : kInGraph) {
+      void* graph = nullptr;
+      driver("cuStreamBeginCapture_v2", stream, 2);
+      for (int i = 0; i < operations; ++i)
+        need(towline_collective_issue(worlds.back(), &call, nullptr, stream), "issue");
+      driver("cuStreamEndCapture", stream, &graph);
+      driver("cuGraphInstantiateWithFlags", &graphs.emplace_back(), graph, 0ull);
+      driver("cuGraphUpload", graphs.back(), stream);
+    }
+  }
+  driver("cuStreamSynchronize", stream);
+  for (int round = 0; round < 30; ++round) {
+    for (size_t i = 0; i < graphs.size(); ++i) {
+      const int launches = 400 / kInGraph[i % std::size(kInGraph)];
+      together.arrive_and_wait();
+      const auto began = Clock::now();
+      for (int launch = 0; launch < launches; ++launch) driver("cuGraphLaunch", graphs[i], stream);
+      driver("cuStreamSynchronize", stream);
+      if (rank == 0 && round >= 3) times[i].push_back(microseconds(began) / launches);
+    }
+  }
+  together.arrive_and_wait();
+  for (void* const graph : graphs) driver("cuGraphExecDestroy", graph);
+  for (towline_communicator_t* const world : worlds) {
+    need(towline_communicator_error(world, nullptr, 0, nullptr), "the communicator broke");
+    towline_communicator_destroy(world);
+  }
+}
+
+void print_replays() {
+  for (const int size : {2, 4}) {
+    bench::RankStore store;
+    std::barrier<> together(size);
+    std::vector<std::vector<double>> times(2 * std::size(kInGraph));
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < size; ++rank)
+      ranks.emplace_back([&, rank] { time_replays(rank, size, store, together, times); });
+    for (std::thread& rank : ranks) rank.join();
+    fmt::print("{} ranks: us a replay of all_reduces of 4 KiB, median (min, max), without and with order\n",
+               size);
+    for (size_t which = 0; which < std::size(kInGraph); ++which) {
+      fmt::print("{:>10}", kInGraph[which]);
+      for (const size_t column : {which, which + std::size(kInGraph)}) {
+        const auto [least, most] = std::minmax_element(times[column].begin(), times[column].end());
+        fmt::print("   {:>8.2f} ({:.2f}, {:.2f})", median(times[column]), *least, *most);
+      }
+      fmt::print("\n");
+    }
+    std::fflush(stdout);
+  }
+}
+
 // An all_reduce of rows of 4096 bfloat16 alone, and with a residual and RMSNorm: microseconds in a graph.
 constexpr uint64_t kWidth = 4096;
 constexpr uint64_t kRows[] = {1, 2, 4, 8, 16, 32, 64, 256};
@@ -247,6 +335,10 @@ int main(int argc, char** argv) {
   if (argc > 1) need(towline_collective_backend_load("gpu", argv[1]), "backend");
   if (argc > 2 && std::string_view(argv[2]) == "norms") {
     print_norms();
+    return 0;
+  }
+  if (argc > 2 && std::string_view(argv[2]) == "replays") {
+    print_replays();
     return 0;
   }
   const std::pair<const char*, const char*> settings[] = {
