@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "base/check.h"
+#include "base/coarse_clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/sync/spin.h"
@@ -504,6 +505,13 @@ void Communicator::check_call(const towline_collective_t& call) const {
     fail(Status::kUnsupported, "recv: backend {} can't receive from any rank; name one", options_.backend);
 }
 
+// A long time is counted from the kernel's next tick, so that it is never too short.
+Deadline Communicator::deadline_in(uint64_t timeout_ns) noexcept {
+  constexpr uint64_t kLongNs = 1000 * kCoarseNs;
+  return timeout_ns < kLongNs ? Deadline::after(monotonic_now_ns(), timeout_ns)
+                              : Deadline::after(coarse_now_ns() + kCoarseNs, timeout_ns);
+}
+
 uint64_t Communicator::next_op_id() noexcept { return op_ids.fetch_add(1, std::memory_order_relaxed) + 1; }
 
 uint64_t Communicator::timeout_of(const towline_collective_options_t* options) const noexcept {
@@ -585,8 +593,7 @@ Status Communicator::run(const towline_collective_t& call, const towline_collect
     return usable(text);
   check_call(call);
   const uint64_t timeout_ns = timeout_of(options);
-  const uint64_t now = monotonic_now_ns();
-  const Deadline deadline = Deadline::after(now, timeout_ns);
+  const Deadline deadline = deadline_in(timeout_ns);
   const uint64_t op_id = next_op_id();
   const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
   const Interrupt interrupt(options);
@@ -597,7 +604,7 @@ Status Communicator::run(const towline_collective_t& call, const towline_collect
     calls.push_back(std::make_unique<OwnedCall>(call, options_.size));
     status = run_messages(std::move(calls), call.op, timeout_ns, deadline, op_id, text);
   } else {
-    status = perform_now(call, timeout_ns, deadline, op_id, now, text);
+    status = perform_now(call, timeout_ns, deadline, op_id, text);
   }
   if (hooked)
     call_hooks(TOWLINE_HOOK_POST, &call, call.op, options, op_id, static_cast<int32_t>(status), nullptr,
@@ -606,7 +613,7 @@ Status Communicator::run(const towline_collective_t& call, const towline_collect
 }
 
 Status Communicator::perform_now(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline,
-                                 uint64_t op_id, uint64_t now, std::string& text) {
+                                 uint64_t op_id, std::string& text) {
   const bool finishing = finishes_here();
   if (!finishing && queued_.load(std::memory_order_acquire) != 0) {
     // Others are before it.
@@ -616,14 +623,14 @@ Status Communicator::perform_now(const towline_collective_t& call, uint64_t time
     work->release();
     return status;
   }
-  const uint64_t record = recorder_.issue(&call, call.op, op_id, timeout_ns, now);
+  const uint64_t record = recorder_.issue(&call, call.op, op_id, timeout_ns);
   Status status = Status::kOk;
   {
     std::unique_lock lock(perform_mutex_, std::defer_lock);
     if (!finishing) lock.lock();
     status = perform(call, deadline, text);
   }
-  recorder_.end(record, status, monotonic_now_ns());
+  recorder_.end(record, status);
   if (is_error(status)) after_failure(status, text);
   return status;
 }
@@ -655,7 +662,7 @@ Work* Communicator::enqueue(const towline_collective_t& call, uint64_t timeout_n
                             uint64_t op_id) {
   auto* work = new Work(shared_from_this(), call.op, timeout_ns, deadline);
   work->batch.push_back(std::make_unique<OwnedCall>(call, options_.size));
-  work->record = recorder_.issue(&call, call.op, op_id, timeout_ns, monotonic_now_ns());
+  work->record = recorder_.issue(&call, call.op, op_id, timeout_ns);
   if (finishes_here()) {
     run_one(*work);
     return work;
@@ -691,7 +698,7 @@ bool Communicator::run_front() {
 void Communicator::run_one(Work& work) {
   const std::thread::id outer = finisher_.exchange(std::this_thread::get_id(), std::memory_order_relaxed);
   work.begin();
-  recorder_.start(work.record, monotonic_now_ns());
+  recorder_.start(work.record);
   std::string text;
   Status status = usable_fast();
   if (status == Status::kClosed && broken_ == 0) status = Status::kOk;  // it was issued before the close
@@ -699,7 +706,7 @@ void Communicator::run_one(Work& work) {
     usable(text);
   else
     status = perform(work.batch.front()->get(), work.deadline(), text);
-  recorder_.end(work.record, status, monotonic_now_ns());
+  recorder_.end(work.record, status);
   if (is_error(status)) after_failure(status, text);
   work.finish(status, std::move(text));
   finisher_.store(outer, std::memory_order_relaxed);

@@ -136,9 +136,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void check_not_inside() const;  // throws Error
   static uint64_t next_op_id() noexcept;
   uint64_t timeout_of(const towline_collective_options_t* options) const noexcept;
+  static Deadline deadline_in(uint64_t timeout_ns) noexcept;
   Status perform(const towline_collective_t& call, Deadline deadline, std::string& text);
   Status perform_now(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline, uint64_t op_id,
-                     uint64_t now, std::string& text);
+                     std::string& text);
   static void begin_backend_call() noexcept;  // forgets what a call on this thread said before
   Status failure(int32_t status, std::string& text) const;
   void after_failure(Status status, const std::string& text) noexcept;
@@ -154,7 +155,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool run_front();  // runs the first of the queue, if any; perform_mutex_ is held
   // True if this thread runs a queued work or calls its functions, and so holds perform_mutex_.
   bool finishes_here() const noexcept {
-    return finisher_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+    const std::thread::id finisher = finisher_.load(std::memory_order_relaxed);
+    return finisher != std::thread::id() && finisher == std::this_thread::get_id();
   }
   void interrupt(const std::string& what);
   bool drain_for(Work& work);

@@ -29,12 +29,10 @@ std::string describe(const towline_collective_t& call) {
 Work* Communicator::begin_messages(uint32_t op, std::vector<std::unique_ptr<OwnedCall>> calls,
                                    uint64_t timeout_ns, Deadline deadline, uint64_t op_id) {
   auto* work = new Work(shared_from_this(), op, timeout_ns, deadline);
-  const uint64_t now = monotonic_now_ns();
-  work->record =
-      recorder_.issue(calls.size() == 1 ? &calls.front()->get() : nullptr, op, op_id, timeout_ns, now);
+  work->record = recorder_.issue(calls.size() == 1 ? &calls.front()->get() : nullptr, op, op_id, timeout_ns);
   work->batch = std::move(calls);
   work->begin();
-  recorder_.start(work->record, now);
+  recorder_.start(work->record);
   {
     const std::lock_guard lock(work->messages_mutex);
     const bool together = work->batch.size() > 1 && table_->messages_together != nullptr;
@@ -98,7 +96,7 @@ bool Communicator::move_messages(Work& work) {
   }
   work.messages_settled = true;
   lock.unlock();
-  recorder_.end(work.record, outcome, monotonic_now_ns());
+  recorder_.end(work.record, outcome);
   if (is_error(outcome)) after_failure(outcome, text);
   work.finish(outcome, std::move(text));
   return true;

@@ -28,7 +28,7 @@ void Communicator::issue_on(const towline_collective_t& call, const towline_coll
     std::unique_lock lock(queue_mutex_);
     queue_changed_.wait(lock, [&] { return queued_.load() == 0; });
   }
-  const uint64_t record = recorder_.issue(&call, call.op, op_id, timeout_ns, monotonic_now_ns());
+  const uint64_t record = recorder_.issue(&call, call.op, op_id, timeout_ns);
   int32_t status = TOWLINE_OK;
   towline_collective_message* message = nullptr;
   {
@@ -41,9 +41,9 @@ void Communicator::issue_on(const towline_collective_t& call, const towline_coll
                                : table_->issue_beside(backend_, &call, number_, timeout_ns, stream, &message);
     if (status >= 0 && call.op != TOWLINE_COLLECTIVE_SEND && call.op != TOWLINE_COLLECTIVE_RECV) ++number_;
   }
-  if (status < 0) recorder_.end(record, Status{status}, monotonic_now_ns());
+  if (status < 0) recorder_.end(record, Status{status});
   check_backend(status, op_name(call.op));
-  recorder_.start(record, monotonic_now_ns());
+  recorder_.start(record);
   if (work != nullptr) {
     // The kernels' waits are bounded, so the host sets no time of its own.
     auto* const made = new Work(shared_from_this(), call.op, timeout_ns, Deadline::never());

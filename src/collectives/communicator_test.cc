@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <ctime>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -591,6 +592,41 @@ TEST(FlightRecorder, KeepsTheLastOperationsInTorchsFormat) {
     ranks.recorder().reset();
     EXPECT_TRUE(nlohmann::json::parse(ranks.recorder().dump("", 0, 2))["entries"].empty());
   });
+}
+
+TEST(FlightRecorder, TellsAsManyAsAskedForWithTheirTimes) {
+  const auto wall_ns = [] {
+    timespec now = {};
+    clock_gettime(CLOCK_REALTIME, &now);
+    return now.tv_sec * static_cast<int64_t>(kSecondNs) + now.tv_nsec;
+  };
+  const int64_t began = wall_ns();
+  FlightRecorder recorder(3);
+  const auto call = call_of(TOWLINE_COLLECTIVE_BARRIER);
+  for (uint64_t id = 1; id <= 5; ++id) {
+    const uint64_t record = recorder.issue(&call, call.op, id, kSecondNs);
+    for (const uint64_t until = monotonic_now_ns() + 2 * kMillisecondNs; monotonic_now_ns() < until;) {
+    }
+    if (id != 5) recorder.end(record, Status::kOk);
+    recorder.end(record - std::min<uint64_t>(record, 3), Status::kInternal);  // no longer told
+  }
+  const auto dump = nlohmann::json::parse(recorder.dump("", 0, 1));
+  const int64_t ended = wall_ns();
+  ASSERT_EQ(dump["entries"].size(), 3u);
+  for (uint64_t i = 0; i < 3; ++i) {
+    const auto& entry = dump["entries"][i];
+    EXPECT_EQ(entry["record_id"], i + 3);
+    EXPECT_EQ(entry["state"], i == 2 ? "scheduled" : "completed");
+    const int64_t created = entry["time_created_ns"];
+    constexpr int64_t kExactNs = 1'000'000;
+    EXPECT_GE(created, began - kExactNs);
+    EXPECT_LE(created, ended + kExactNs);
+    if (i == 2) continue;
+    EXPECT_GE(static_cast<int64_t>(entry["time_discovered_completed_ns"]) - created,
+              2'000'000 - kExactNs / 10);
+    EXPECT_GE(entry["duration_ms"], 1.9);
+    EXPECT_LE(entry["time_discovered_completed_ns"], dump["entries"][i + 1]["time_created_ns"]);
+  }
 }
 
 TEST(Info, SaysWhoIsReachedHow) {

@@ -25,36 +25,36 @@ bool is_message(uint32_t op) {
 }  // namespace
 
 uint64_t FlightRecorder::issue(const towline_collective_t* call, uint32_t op, uint64_t op_id,
-                               uint64_t timeout_ns, uint64_t now_ns) noexcept {
+                               uint64_t timeout_ns) noexcept {
   if (entries_.empty()) return 0;
+  const uint64_t now = clock_.now();
   const Guard guard(lock_);
-  Entry& entry = entries_[recorded_ % entries_.size()];
-  entry = {};
-  entry.record = ++recorded_;
-  entry.op_id = op_id;
-  entry.sequence = is_message(op) ? ++messages_ : ++collectives_;
-  entry.timeout_ns = timeout_ns;
-  entry.created_ns = now_ns;
-  entry.op = op;
-  if (call != nullptr) {
-    entry.count = call->count;
-    entry.datatype = call->datatype;
-    entry.reduction = call->reduction;
-    entry.root = call->root;
-  }
-  return entry.record;
+  const uint64_t record = ++recorded_;
+  place_of(record) = {.record = record,
+                      .op_id = op_id,
+                      .sequence = is_message(op) ? ++messages_ : ++collectives_,
+                      .count = call != nullptr ? call->count : 0,
+                      .timeout_ns = timeout_ns,
+                      .created = now,
+                      .op = op,
+                      .datatype = call != nullptr ? call->datatype : 0,
+                      .reduction = call != nullptr ? call->reduction : 0,
+                      .root = call != nullptr ? call->root : 0};
+  return record;
 }
 
-void FlightRecorder::start(uint64_t record, uint64_t now_ns) noexcept {
+void FlightRecorder::start(uint64_t record) noexcept {
+  const uint64_t now = clock_.now();
   const Guard guard(lock_);
-  if (Entry* entry = find(record)) entry->started_ns = now_ns;
+  if (Entry* entry = find(record)) entry->started = now;
 }
 
-void FlightRecorder::end(uint64_t record, Status status, uint64_t now_ns) noexcept {
+void FlightRecorder::end(uint64_t record, Status status) noexcept {
+  const uint64_t now = clock_.now();
   const Guard guard(lock_);
   if (Entry* entry = find(record)) {
-    if (entry->started_ns == 0) entry->started_ns = entry->created_ns;
-    entry->ended_ns = now_ns;
+    if (entry->started == 0) entry->started = entry->created;
+    entry->ended = now;
     entry->status = status;
   }
 }
@@ -66,19 +66,23 @@ void FlightRecorder::reset() noexcept {
 
 std::string FlightRecorder::dump(const std::string& name, int rank, int size) const {
   std::vector<Entry> entries;
+  uint64_t recorded = 0;
   {
     const Guard guard(lock_);
     entries = entries_;
+    recorded = recorded_;
   }
-  std::erase_if(entries, [](const Entry& entry) { return entry.record == 0; });
+  std::erase_if(
+      entries, [&](const Entry& entry) { return entry.record == 0 || entry.record + capacity_ <= recorded; });
   std::ranges::sort(entries, {}, &Entry::record);
 
   timespec wall = {};
   clock_gettime(CLOCK_REALTIME, &wall);
   const auto offset = static_cast<int64_t>(static_cast<uint64_t>(wall.tv_sec) * kSecondNs +
                                            static_cast<uint64_t>(wall.tv_nsec) - monotonic_now_ns());
-  const auto wall_ns = [&](uint64_t ns) {
-    return ns == 0 ? nlohmann::json() : nlohmann::json(static_cast<int64_t>(ns) + offset);
+  const TickClock::Scale scale = clock_.scale();
+  const auto wall_ns = [&](uint64_t when) {
+    return when == 0 ? nlohmann::json() : nlohmann::json(static_cast<int64_t>(scale.to_ns(when)) + offset);
   };
 
   nlohmann::json dump;
@@ -92,13 +96,13 @@ std::string FlightRecorder::dump(const std::string& name, int rank, int size) co
   dump["entries"] = nlohmann::json::array();
   for (const Entry& entry : entries) {
     const bool message = is_message(entry.op);
-    const bool ended = entry.ended_ns != 0;
-    const char* state = ended                   ? (entry.status == Status::kOk ? "completed" : "failed")
-                        : entry.started_ns != 0 ? "started"
-                                                : "scheduled";
+    const bool ended = entry.ended != 0;
+    const char* state = ended                ? (entry.status == Status::kOk ? "completed" : "failed")
+                        : entry.started != 0 ? "started"
+                                             : "scheduled";
     if (!message) {
       issued = entry.sequence;
-      if (entry.started_ns != 0) started = entry.sequence;
+      if (entry.started != 0) started = entry.sequence;
       if (ended && entry.status == Status::kOk) completed = entry.sequence;
     }
     nlohmann::json one = {{"record_id", entry.record},
@@ -108,9 +112,9 @@ std::string FlightRecorder::dump(const std::string& name, int rank, int size) co
                           {"p2p_seq_id", message ? entry.sequence : 0},
                           {"op_id", entry.op_id},
                           {"profiling_name", std::string("towline:") + op_name(entry.op)},
-                          {"time_created_ns", wall_ns(entry.created_ns)},
-                          {"time_discovered_started_ns", wall_ns(entry.started_ns)},
-                          {"time_discovered_completed_ns", wall_ns(entry.ended_ns)},
+                          {"time_created_ns", wall_ns(entry.created)},
+                          {"time_discovered_started_ns", wall_ns(entry.started)},
+                          {"time_discovered_completed_ns", wall_ns(entry.ended)},
                           {"state", state},
                           {"input_sizes", {{entry.count}}},
                           {"input_dtypes", {scalar_name(entry.datatype)}},
@@ -122,7 +126,8 @@ std::string FlightRecorder::dump(const std::string& name, int rank, int size) co
                           {"frames", nlohmann::json::array()}};
     if (has_root(entry.op)) one["root"] = entry.root;
     if (reduces(entry.op)) one["reduction"] = reduction_name(entry.reduction);
-    if (ended) one["duration_ms"] = static_cast<double>(entry.ended_ns - entry.started_ns) / 1e6;
+    if (ended)
+      one["duration_ms"] = static_cast<double>(scale.to_ns(entry.ended) - scale.to_ns(entry.started)) / 1e6;
     if (ended && entry.status != Status::kOk) one["status"] = status_name(entry.status);
     dump["entries"].push_back(std::move(one));
   }

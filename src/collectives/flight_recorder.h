@@ -1,13 +1,15 @@
 // Records the last operations of a communicator, to find out later which one hung.
 #pragma once
 
+#include <sched.h>
+
 #include <atomic>
+#include <bit>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <vector>
 
-#include "base/sync/spin.h"
+#include "base/tick_clock.h"
 #include "towline/collectives.h"
 #include "towline/status.h"
 
@@ -16,13 +18,13 @@ namespace towline::collectives {
 // Any thread. Recording takes a lock for a few stores.
 class FlightRecorder {
  public:
-  explicit FlightRecorder(uint32_t capacity) : entries_(capacity) {}
+  explicit FlightRecorder(uint32_t capacity)
+      : capacity_(capacity), entries_(capacity == 0 ? 0 : std::bit_ceil(capacity)) {}
 
   // Returns the number of the record for later calls; 0 if recording is off.
-  uint64_t issue(const towline_collective_t* call, uint32_t op, uint64_t op_id, uint64_t timeout_ns,
-                 uint64_t now_ns) noexcept;
-  void start(uint64_t record, uint64_t now_ns) noexcept;
-  void end(uint64_t record, Status status, uint64_t now_ns) noexcept;
+  uint64_t issue(const towline_collective_t* call, uint32_t op, uint64_t op_id, uint64_t timeout_ns) noexcept;
+  void start(uint64_t record) noexcept;
+  void end(uint64_t record, Status status) noexcept;
   void reset() noexcept;
 
   // JSON in the format of torch's flight recorder. Times are those of the wall clock.
@@ -35,9 +37,9 @@ class FlightRecorder {
     uint64_t sequence = 0;  // counted among collectives, or among messages
     uint64_t count = 0;
     uint64_t timeout_ns = 0;
-    uint64_t created_ns = 0;
-    uint64_t started_ns = 0;
-    uint64_t ended_ns = 0;
+    uint64_t created = 0;  // by clock_; 0: not yet
+    uint64_t started = 0;
+    uint64_t ended = 0;
     uint32_t op = 0;
     uint32_t datatype = 0;
     uint32_t reduction = 0;
@@ -55,14 +57,17 @@ class FlightRecorder {
     std::atomic_flag& flag_;
   };
 
+  Entry& place_of(uint64_t record) noexcept { return entries_[record & (entries_.size() - 1)]; }
   Entry* find(uint64_t record) noexcept {
     if (record == 0) return nullptr;
-    Entry& entry = entries_[(record - 1) % entries_.size()];
+    Entry& entry = place_of(record);
     return entry.record == record ? &entry : nullptr;
   }
 
   mutable std::atomic_flag lock_;
-  std::vector<Entry> entries_;
+  const TickClock clock_;
+  const uint64_t capacity_;
+  std::vector<Entry> entries_;  // a power of two, of which the last `capacity_` are told
   uint64_t recorded_ = 0;
   uint64_t collectives_ = 0;
   uint64_t messages_ = 0;
