@@ -136,11 +136,23 @@ void divide(T* values, uint64_t count, uint32_t divisor) {
   }
 }
 
+// Element by element: for so few that the blocks and passes below take longer than the elements.
+constexpr uint64_t kFewBytes = 32;
+template <class T, class Op>
+void few(T* to, const T* const* from, const ReduceArgs& args) {
+  for (uint64_t i = 0; i < args.count; ++i) {
+    T sum = from[0][i];
+    for (uint32_t source = 1; source < args.sources; ++source) sum = Op::apply(sum, from[source][i]);
+    to[i] = sum;
+  }
+}
+
 template <class T, class Op>
 void plain(const ReduceArgs& args) {
   T* to = static_cast<T*>(args.to);
   const auto* const* from = reinterpret_cast<const T* const*>(args.from);
   const bool average = args.reduction == TOWLINE_REDUCE_AVG;
+  if (args.count <= kFewBytes / sizeof(T) && !average) return few<T, Op>(to, from, args);
   if (args.sources == 2 && !average) {
     if (args.streaming)
       two_streaming<T, Op>(to, from[0], from[1], args.count);

@@ -262,6 +262,15 @@ class ShmGroup {
   template <typename First>
   Status reduce_staged(const Call& call, int root, const First& first);
   bool reduce_given(const Call& call);
+  // What each rank's line of the phase that was posted last has from `from` on, into the output.
+  void reduce_lines(const Call& call, uint64_t from, uint64_t bytes);
+  // This rank's parts for all ranks, if they fit its line together. False on every rank or on none, if counts agree.
+  struct Lined {
+    uint8_t bytes[sizeof(Posted::inlined)];
+    uint64_t size = 0;
+    uint64_t mine = 0;  // where the part for this rank begins in every rank's line
+  };
+  bool put_in_line(const Parts& parts, Lined& lined) const noexcept;
   template <typename First>
   Status reduce_flat(const Call& call, int root, const First& first);
   template <typename First>

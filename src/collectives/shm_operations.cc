@@ -10,6 +10,21 @@
 namespace towline::collectives {
 Status ShmGroup::barrier(const Call& call) { return first_phase(call); }
 
+bool ShmGroup::put_in_line(const Parts& parts, Lined& lined) const noexcept {
+  uint64_t size = 0;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!fits_line(parts.bytes[rank])) return false;
+    size += parts.bytes[rank];
+  }
+  if (!fits_line(size)) return false;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (rank == static_cast<size_t>(index_)) lined.mine = lined.size;
+    if (parts.bytes[rank] != 0) std::memcpy(lined.bytes + lined.size, parts.at[rank], parts.bytes[rank]);
+    lined.size += parts.bytes[rank];
+  }
+  return true;
+}
+
 // ---- broadcast, scatter
 
 Status ShmGroup::broadcast(const Call& call) {
@@ -74,6 +89,12 @@ Status ShmGroup::all_gather(const Call& call) {
   const uint64_t piece = settings_.stage_bytes;
   const auto me = static_cast<size_t>(index_);
   const uint64_t largest = *std::ranges::max_element(call.out.bytes);
+  if (fits_line(largest)) {
+    const Status status = first_phase(call, call.input, call.out.bytes[me]);
+    for (size_t rank = 0; rank < ranks_.size() && !is_error(status); ++rank)
+      copy(call.out.at[rank], line(static_cast<int>(rank), phase_).inlined, call.out.bytes[rank]);
+    return status;
+  }
   const bool streaming = largest * static_cast<uint64_t>(size()) >= settings_.streaming_bytes;
   const uint64_t steps = pieces(largest, piece);
   const auto give = [&](uint64_t) { return call.input; };
@@ -131,6 +152,14 @@ Status ShmGroup::gather(const Call& call) {
 // ---- all_to_all
 
 Status ShmGroup::all_to_all(const Call& call) {
+  Lined lined;
+  if (put_in_line(call.in, lined)) {
+    const Status status = first_phase(call, lined.bytes, lined.size);
+    for (size_t rank = 0; rank < ranks_.size() && !is_error(status); ++rank)
+      copy(call.out.at[rank], line(static_cast<int>(rank), phase_).inlined + lined.mine,
+           call.out.bytes[rank]);
+    return status;
+  }
   const uint64_t bytes = *std::ranges::max_element(call.in.bytes);
   const auto give = [&](uint64_t rank) { return call.in.at[rank]; };
   const auto take = [&](uint64_t rank) -> Taken { return {call.out.at[rank], call.out.bytes[rank]}; };

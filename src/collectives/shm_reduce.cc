@@ -24,7 +24,7 @@ Status ShmGroup::all_reduce(const Call& call) {
   if (!fits_line(call.bytes)) return reduce_staged(call, -1, [&] { return first_phase(call); });
   // The data is in the lines with which ranks report their arrival.
   const Status status = first_phase(call, call.input, call.bytes);
-  if (!is_error(status)) static_cast<void>(reduce_given(call));  // in the lines, so it can't fail
+  if (!is_error(status)) reduce_lines(call, 0, call.bytes);
   return status;
 }
 
@@ -89,26 +89,30 @@ Status ShmGroup::reduce_directly(const Call& call, bool& good, uint64_t& reduced
 
 // Reduces the data of all ranks in the phase that was posted last. False: a rank's line is invalid.
 bool ShmGroup::reduce_given(const Call& call) {
+  if (fits_line(call.bytes)) {
+    reduce_lines(call, 0, call.bytes);
+    return true;
+  }
   for (int other = 0; other < size(); ++other) {
     sources_[static_cast<size_t>(other)] = given(other, phase_, call.bytes);
     if (sources_[static_cast<size_t>(other)] == nullptr) return false;
   }
-  if (!fits_line(call.bytes)) {
-    collectives::reduce(reduce_args(call, call.output, sources_, call.bytes));
-    return true;
-  }
-  alignas(8) uint8_t values[64][sizeof(Posted::inlined)];
-  alignas(8) uint8_t result[sizeof(Posted::inlined)];
-  if (size() <= 64) {
-    // Copied out first, so that the kernel's vector loads do not touch lines that others write.
-    for (size_t other = 0; other < ranks_.size(); ++other) {
-      std::memcpy(values[other], sources_[other], sizeof *values);
-      sources_[other] = values[other];
-    }
-  }
-  collectives::reduce(reduce_args(call, result, sources_, call.bytes));
-  copy(call.output, result, call.bytes);
+  collectives::reduce(reduce_args(call, call.output, sources_, call.bytes));
   return true;
+}
+
+void ShmGroup::reduce_lines(const Call& call, uint64_t from, uint64_t bytes) {
+  alignas(8) uint8_t values[64][sizeof(Posted::inlined)];
+  const bool few = size() <= 64;
+  for (int other = 0; other < size(); ++other) {
+    const auto i = static_cast<size_t>(other);
+    sources_[i] = line(other, phase_).inlined + from;
+    if (!few) continue;
+    // Copied out first, so that the kernel's vector loads do not touch lines that others write.
+    std::memcpy(values[i], line(other, phase_).inlined, sizeof *values);
+    sources_[i] = values[i] + from;
+  }
+  collectives::reduce(reduce_args(call, call.output, sources_, bytes));
 }
 
 // Every rank gives all its data, and each rank that wants the result reduces all: one phase.
@@ -197,6 +201,12 @@ Status ShmGroup::reduce_in_slices(const Call& call, int root, const First& first
 
 Status ShmGroup::reduce_scatter(const Call& call) {
   const auto n = static_cast<uint64_t>(size());
+  Lined lined;
+  if (put_in_line(call.in, lined)) {
+    const Status status = first_phase(call, lined.bytes, lined.size);
+    if (!is_error(status)) reduce_lines(call, lined.mine, call.in.bytes[static_cast<size_t>(index_)]);
+    return status;
+  }
   const auto me = static_cast<uint64_t>(index_);
   const uint64_t piece = settings_.stage_bytes / n / kLine * kLine;
   const uint64_t largest = *std::ranges::max_element(call.in.bytes);
