@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string_view>
 #include <vector>
 
@@ -25,7 +26,7 @@ class DriverPlatform final : public Platform {
         << towline_last_error();
     for (uint32_t each = 0; each < cuda_.gpus(); ++each) {
       cuda_.use(each);
-      for (int i = 0; i < kMostRanks; ++i) idle_[each].push_back(new_stream());
+      for (int i = 0; i < kKeptStreams; ++i) kept_.insert(idle_[each].emplace_back(new_stream()));
     }
   }
   [[nodiscard]] const char* backend() const override { return "gpu"; }
@@ -50,9 +51,9 @@ class DriverPlatform final : public Platform {
   void release(void*) override {}
   void put(void* to, const void* from, uint64_t bytes) override { move(to, from, bytes); }
   void get(void* to, const void* from, uint64_t bytes) override { move(to, from, bytes); }
-  // Made together, before any other, and kept: the driver gives a new stream a queue that another may have, once streams
-  // have come and gone. Then 8 ranks with 12 operations in a row each stood still in 5 of 40 runs on an H200, two ranks' first
-  // behind the later ones of others.
+  // The first ones are made together, before any other stream, and kept: the driver gives a new stream a queue that another
+  // may have, once streams have come and gone. Then 8 ranks with 12 operations in a row each stood still in 5 of 40 runs on an
+  // H200, the first of two ranks behind later ones of others; with these in none of 150.
   void* make_stream() override {
     const std::lock_guard lock(streams_mutex_);
     std::vector<driver::Stream>& idle = idle_[gpu];
@@ -67,8 +68,13 @@ class DriverPlatform final : public Platform {
     api_.check(api_.stream_synchronize(static_cast<driver::Stream>(stream)), "cuStreamSynchronize");
   }
   void free_stream(void* stream) override {
+    cuda_.use(gpu);
+    auto* const native = static_cast<driver::Stream>(stream);
     const std::lock_guard lock(streams_mutex_);
-    idle_[gpu].push_back(static_cast<driver::Stream>(stream));
+    if (kept_.count(native) != 0 && api_.stream_query(native) == 0)
+      idle_[gpu].push_back(native);
+    else
+      api_.stream_destroy(native);  // one of many, or a test has left work in it
   }
   void record(void* stream) override {
     cuda_.use(gpu);
@@ -114,6 +120,8 @@ class DriverPlatform final : public Platform {
 
  private:
   static constexpr int kMostRanks = 16;  // of one GPU
+  static constexpr int kKeptStreams =
+      8;  // of each GPU: with those of 8 ranks' communicators fewer than there are queues
 
   [[nodiscard]] driver::Stream new_stream() const {
     driver::Stream stream = nullptr;
@@ -141,7 +149,8 @@ class DriverPlatform final : public Platform {
   const driver::Api& api_;
   DynamicLibrary plugin_{TOWLINE_COLLECTIVES_GPU_PLUGIN};
   std::mutex streams_mutex_;
-  std::map<uint32_t, std::vector<driver::Stream>> idle_;  // of each GPU
+  std::set<driver::Stream> kept_;
+  std::map<uint32_t, std::vector<driver::Stream>> idle_;  // of those kept, of each GPU
   std::mutex mutex_;
   std::map<uint32_t, std::unique_ptr<Stream>> copies_;  // of each GPU
 };
