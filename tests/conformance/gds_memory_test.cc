@@ -9,7 +9,7 @@ namespace {
 
 class GdsMemoryTest : public ::testing::Test {
  protected:
-  static constexpr uint64_t kBytes = 1 << 20;
+  static constexpr uint64_t kBytes = 8 << 20;
 
   void SetUp() override {
     ASSERT_NE(::dlopen(TOWLINE_DMA_DRIVER, RTLD_NOW), nullptr)
@@ -80,6 +80,16 @@ TEST_F(GdsMemoryTest, ThatIsRegisteredTwiceStaysUntilTheFirstRegionEnds) {
   }
   EXPECT_EQ(number("fake_cufile_buffers"), 0u);
   EXPECT_EQ(number("fake_cufile_wrong_deregistrations"), 0u);
+}
+
+TEST_F(GdsMemoryTest, OneLargeReadIsSharedByTheThreads) {
+  const Agent agent = make_agent();
+  const Region memory = add(agent);
+  const auto slow = reinterpret_cast<void (*)(unsigned)>(::dlsym(library_, "fake_cufile_slow"));
+  slow(50);
+  read_back(agent);
+  EXPECT_GT(number("fake_cufile_callers"), 1u);
+  slow(0);
 }
 
 }  // namespace

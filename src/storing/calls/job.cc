@@ -38,7 +38,7 @@ bool Job::take(const PoolSettings& settings, std::vector<Piece>& pieces) noexcep
     const std::lock_guard lock(mutex_);
     if (stopped_) return false;
     position = cursor_.position();
-    count = cursor_.next(segments, most, settings.piece_bytes * most);
+    count = cursor_.next(segments, most, settings.turn_bytes(end - begin));
   }
   pieces.clear();  // its capacity is twice the batch: a segment is cut at most once a piece's size
   const towline_plan& plan = *prepared.plan;

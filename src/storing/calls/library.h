@@ -2,6 +2,7 @@
 // has it move pieces. The rest (cutting plans, threads, outcomes) is the same for all such libraries: see backend.h.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -57,6 +58,14 @@ struct PoolSettings {
   uint32_t threads = 0;
   uint32_t batch = 0;        // pieces that a caller gets at once
   uint64_t piece_bytes = 0;  // at most, of one piece
+
+  // What a thread takes at once of a job of so many bytes: little enough that all threads have some, and no less than what is
+  // worth waking one for.
+  [[nodiscard]] uint64_t turn_bytes(uint64_t bytes) const noexcept {
+    constexpr uint64_t kLeast = uint64_t{1} << 20;  // and cuts stay aligned
+    const uint64_t even = (bytes / threads + kLeast - 1) / kLeast * kLeast;
+    return std::min(std::max(even, kLeast), piece_bytes * batch);
+  }
 };
 
 }  // namespace towline::calls

@@ -30,7 +30,8 @@ void Pool::start() {
 }
 
 void Pool::add(Job& job) {
-  const uint64_t worth = (job.end - job.begin + settings_.piece_bytes - 1) / settings_.piece_bytes;
+  const uint64_t turn = settings_.turn_bytes(job.end - job.begin);
+  const uint64_t worth = (job.end - job.begin + turn - 1) / turn;
   const auto shares = static_cast<size_t>(std::clamp<uint64_t>(worth, 1, settings_.threads));
   {
     const std::lock_guard lock(mutex_);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <ctime>
@@ -13,6 +14,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #define FAKE_API extern "C" __attribute__((visibility("default")))
@@ -73,6 +75,18 @@ std::set<const void*> buffers;
 size_t wrong_deregistrations = 0;
 std::map<std::string, int> failures;  // calls that are to fail, by name: how many
 std::atomic<size_t> most_bytes{SIZE_MAX};
+std::atomic<unsigned> slow_ms{0};
+std::set<std::thread::id> callers;
+
+void be_slow() {
+  const unsigned milliseconds = slow_ms;
+  if (milliseconds == 0) return;
+  {
+    const std::lock_guard lock(mutex);
+    callers.insert(std::this_thread::get_id());
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+}
 std::atomic<unsigned> batches_submitted{0};
 std::atomic<bool> held{false};
 
@@ -112,6 +126,16 @@ FAKE_API void fake_cufile_limit(size_t bytes) { most_bytes = bytes; }
 FAKE_API void fake_cufile_hold(bool hold) {
   held = hold;
   held.notify_all();
+}
+// Reads and writes by their own calls take so long from now on; the threads that made any are counted anew.
+FAKE_API void fake_cufile_slow(unsigned milliseconds) {
+  const std::lock_guard lock(mutex);
+  slow_ms = milliseconds;
+  callers.clear();
+}
+FAKE_API size_t fake_cufile_callers() {
+  const std::lock_guard lock(mutex);
+  return callers.size();
 }
 FAKE_API unsigned fake_cufile_batches() { return batches_submitted; }
 FAKE_API size_t fake_cufile_open_files() {
@@ -163,9 +187,11 @@ FAKE_API Error cuFileBufDeregister(const void* base) {
   return {kMemoryNotRegistered, 0};
 }
 FAKE_API ssize_t cuFileRead(void* handle, void* base, size_t bytes, off_t offset, off_t base_offset) {
+  be_slow();
   return move(handle, static_cast<char*>(base) + base_offset, bytes, offset, false);
 }
 FAKE_API ssize_t cuFileWrite(void* handle, const void* base, size_t bytes, off_t offset, off_t base_offset) {
+  be_slow();
   return move(handle, const_cast<char*>(static_cast<const char*>(base)) + base_offset, bytes, offset, true);
 }
 
