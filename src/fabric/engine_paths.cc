@@ -120,7 +120,8 @@ void Engine::State::prepare(Connection& connection) {
     const uint64_t bytes = uint64_t{connection.receives + sends} * options.record_bytes;
     const int32_t node = rail.domain->traits().numa_node;
     const PreferNode beside(node < 0 ? std::nullopt : std::optional(static_cast<uint32_t>(node)));
-    auto block = std::make_unique<uint8_t[]>(bytes);
+    // Not cleared: only what was written is sent. Rails that know their node pin it, and so touch it, below.
+    auto block = std::make_unique_for_overwrite<uint8_t[]>(bytes);
     connection.ring.resize(std::bit_ceil(rail.send_depth));
     connection.block_key = rail.domain->register_memory({block.get(), bytes});
     connection.block = std::move(block);
