@@ -85,11 +85,11 @@ TEST_F(GdsMemoryTest, ThatIsRegisteredTwiceStaysUntilTheFirstRegionEnds) {
 TEST_F(GdsMemoryTest, OneLargeReadIsSharedByTheThreads) {
   const Agent agent = make_agent();
   const Region memory = add(agent);
-  const auto slow = reinterpret_cast<void (*)(unsigned)>(::dlsym(library_, "fake_cufile_slow"));
-  slow(50);
+  const auto meet = reinterpret_cast<void (*)(bool)>(::dlsym(library_, "fake_cufile_meet"));
+  meet(true);
   read_back(agent);
   EXPECT_GT(number("fake_cufile_callers"), 1u);
-  slow(0);
+  meet(false);
 }
 
 }  // namespace

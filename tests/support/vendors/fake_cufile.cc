@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstring>
 #include <ctime>
@@ -75,17 +76,16 @@ std::set<const void*> buffers;
 size_t wrong_deregistrations = 0;
 std::map<std::string, int> failures;  // calls that are to fail, by name: how many
 std::atomic<size_t> most_bytes{SIZE_MAX};
-std::atomic<unsigned> slow_ms{0};
+bool meet = false;  // guarded by mutex, as the callers are
 std::set<std::thread::id> callers;
+std::condition_variable callers_changed;
 
-void be_slow() {
-  const unsigned milliseconds = slow_ms;
-  if (milliseconds == 0) return;
-  {
-    const std::lock_guard lock(mutex);
-    callers.insert(std::this_thread::get_id());
-  }
-  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+void meet_another() {
+  std::unique_lock lock(mutex);
+  if (!meet) return;
+  callers.insert(std::this_thread::get_id());
+  callers_changed.notify_all();
+  callers_changed.wait_for(lock, std::chrono::seconds(10), [] { return callers.size() > 1; });
 }
 std::atomic<unsigned> batches_submitted{0};
 std::atomic<bool> held{false};
@@ -127,10 +127,10 @@ FAKE_API void fake_cufile_hold(bool hold) {
   held = hold;
   held.notify_all();
 }
-// Reads and writes by their own calls take so long from now on; the threads that made any are counted anew.
-FAKE_API void fake_cufile_slow(unsigned milliseconds) {
+// From now on reads and writes by their own calls wait until another thread makes one, and those threads are counted anew.
+FAKE_API void fake_cufile_meet(bool now) {
   const std::lock_guard lock(mutex);
-  slow_ms = milliseconds;
+  meet = now;
   callers.clear();
 }
 FAKE_API size_t fake_cufile_callers() {
@@ -187,11 +187,11 @@ FAKE_API Error cuFileBufDeregister(const void* base) {
   return {kMemoryNotRegistered, 0};
 }
 FAKE_API ssize_t cuFileRead(void* handle, void* base, size_t bytes, off_t offset, off_t base_offset) {
-  be_slow();
+  meet_another();
   return move(handle, static_cast<char*>(base) + base_offset, bytes, offset, false);
 }
 FAKE_API ssize_t cuFileWrite(void* handle, const void* base, size_t bytes, off_t offset, off_t base_offset) {
-  be_slow();
+  meet_another();
   return move(handle, const_cast<char*>(static_cast<const char*>(base)) + base_offset, bytes, offset, true);
 }
 
