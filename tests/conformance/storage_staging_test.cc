@@ -243,23 +243,27 @@ TEST_P(StagingTest, MoreTransfersThanThePoolHasRoomForTakeTurns) {
   constexpr uint64_t kEach = kBytes / kThreads / kPage * kPage;
   make_file("turns", kBytes, 12);
   const Region file = open("turns");
-  std::vector<std::thread> threads;
-  std::vector<Status> outcomes(kThreads, Status::kInternal);
-  for (uint64_t t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&, t] {
-      const Transfer load = agent_->transfer(in_file(file, t * kEach, kEach), in_peer(t * kEach, kEach));
-      for (int i = 0; i < 4; ++i) {
-        outcomes[t] = run(load);
-        if (outcomes[t] != Status::kOk) return;
-      }
-    });
+  const auto two_sets = [&] {  // below the limit
+    return agent_->info().find("\"staging\":{\"bytes\":393216") != std::string::npos;
+  };
+  // On a busy machine a round's transfers may come one after the other.
+  for (int round = 0; round < 20 && !two_sets(); ++round) {
+    std::vector<std::thread> threads;
+    std::vector<Status> outcomes(kThreads, Status::kInternal);
+    for (uint64_t t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&, t] {
+        const Transfer load = agent_->transfer(in_file(file, t * kEach, kEach), in_peer(t * kEach, kEach));
+        for (int i = 0; i < 4; ++i) {
+          outcomes[t] = run(load);
+          if (outcomes[t] != Status::kOk) return;
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const Status outcome : outcomes) ASSERT_EQ(outcome, Status::kOk);
+    ASSERT_EQ(first_difference(memory_->data(), kThreads * kEach, 12), kThreads * kEach);
   }
-  for (std::thread& thread : threads) thread.join();
-  for (const Status outcome : outcomes) EXPECT_EQ(outcome, Status::kOk);
-  EXPECT_EQ(first_difference(memory_->data(), kThreads * kEach, 12), kThreads * kEach);
-  const std::string info = agent_->info();
-  EXPECT_NE(info.find("\"staging\":{\"bytes\":393216"), std::string::npos)
-      << info;  // two sets, below the limit
+  EXPECT_TRUE(two_sets()) << agent_->info();
   static_assert(393216 <= kLimit);
 }
 
