@@ -371,6 +371,25 @@ TEST(CollectivesOnGpuFail, AFailureIsToldAsSoonAsTheStreamHasEnded) {
   }
 }
 
+TEST(CollectivesOnGpu, ARankMayLeaveAsSoonAsItHasItsResult) {
+  for (int turn = 0; turn < 40 && !testing::Test::HasFailure(); ++turn) {
+    run_on_gpus({3, "", 60'000'000'000}, false, [&](Rank& rank) {
+      Buffer buffer(rank.gpu, 400);
+      const std::vector<float> ones(100, 1.0f);
+      rank.gpu.put(buffer.at(), ones.data(), 400);
+      void* const stream = rank.gpu.make_stream();
+      const towline_collective_t call = reduce_call(buffer, buffer, 100);
+      ASSERT_EQ(towline_collective_issue(rank.on_gpu, &call, nullptr, stream), TOWLINE_OK);
+      rank.gpu.drain(stream);
+      EXPECT_EQ(communicator_error(rank.on_gpu), "");
+      float got = 0;
+      rank.gpu.get(&got, buffer.at(), sizeof got);
+      EXPECT_EQ(got, 3.0f) << turn;
+      rank.gpu.free_stream(stream);
+    });
+  }
+}
+
 TEST(CollectivesOnGpuFail, RanksThatDisagreeAreNamedWithTheirOperations) {
   struct Pair {
     uint64_t counts[2];

@@ -57,6 +57,7 @@ TOWLINE_DEVICE_CALL bool check_broken(const Job& job) {
 
 struct Waiter {
   uint32_t turns = 0;
+  uint32_t gone = 0;  // 1 + a rank that is gone: one more look is due at what it gave before
   uint64_t began = 0;
 };
 
@@ -74,12 +75,17 @@ TOWLINE_DEVICE_CALL bool look_around(const Job& job, Waiter& waiter, uint32_t pe
   const uint64_t now = device::now_ns();
   if (waiter.began == 0) waiter.began = now;
   if (failure == Failure::kNone && now - waiter.began >= job.timeout_ns) failure = Failure::kTimedOut;
-  if (failure == Failure::kNone && (waiter.turns & 1023) == 0) {
+  if (failure == Failure::kNone && ((waiter.turns & 1023) == 0 || waiter.gone != 0)) {
     if (device::load_acquire(&control_of(job, job.rank).left[peer]) != 0) failure = Failure::kLeft;
     const auto* const orders = reinterpret_cast<const Orders*>(job.orders);
     if (const uint64_t stop = device::load_acquire(&orders->stop); stop != 0) {
       failure = static_cast<Failure>(stop);
       peer = static_cast<uint32_t>(device::load_relaxed(&orders->peer));
+    }
+    // It may have given all that is waited for, after the caller's last look, and then gone.
+    if ((failure == Failure::kLeft || failure == Failure::kLost) && waiter.gone != peer + 1) {
+      waiter.gone = peer + 1;
+      return false;
     }
   }
   if (failure == Failure::kNone) return false;
