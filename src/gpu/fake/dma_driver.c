@@ -37,6 +37,10 @@ enum { kUnit = 2 << 20 };
 
 static int outcome(const char* name) { return strcmp(dma_driver_fails, name) == 0 ? 801 : 0; }
 
+static void count(int change) {
+  __atomic_fetch_add(&dma_driver_live, change, __ATOMIC_RELAXED);
+}  // any thread
+
 static int nothing(void) { return 0; }
 
 static int one_gpu(int* count) {
@@ -73,13 +77,13 @@ static int get_attribute(int* value, int which, int gpu) {
 
 static int push(void* context) {
   (void)context;
-  ++dma_driver_live;
+  count(1);
   return 0;
 }
 
 static int pop(void** context) {
   *context = NULL;
-  --dma_driver_live;
+  count(-1);
   return 0;
 }
 
@@ -99,14 +103,14 @@ static int reserve(unsigned long long* address, size_t bytes, size_t alignment, 
   const int failed = outcome("cuMemAddressReserve");
   if (failed != 0) return failed;
   *address = 0x700000000000;
-  ++dma_driver_live;
+  count(1);
   return 0;
 }
 
 static int unreserve(unsigned long long address, size_t bytes) {
   (void)address;
   (void)bytes;
-  --dma_driver_live;
+  count(-1);
   return 0;
 }
 
@@ -119,13 +123,13 @@ static int create(unsigned long long* handle, size_t bytes, const struct propert
   dma_driver_bytes = bytes;
   dma_driver_for_devices = wish->flags[1];
   dma_driver_gpu = wish->location;
-  ++dma_driver_live;
+  count(1);
   return 0;
 }
 
 static int release(unsigned long long handle) {
   (void)handle;
-  --dma_driver_live;
+  count(-1);
   return 0;
 }
 
@@ -137,14 +141,14 @@ static int map(unsigned long long address, size_t bytes, size_t offset, unsigned
   (void)handle;
   (void)flags;
   const int failed = outcome("cuMemMap");
-  if (failed == 0) ++dma_driver_live;
+  if (failed == 0) count(1);
   return failed;
 }
 
 static int unmap(unsigned long long address, size_t bytes) {
   (void)address;
   (void)bytes;
-  --dma_driver_live;
+  count(-1);
   return 0;
 }
 
