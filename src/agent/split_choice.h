@@ -38,8 +38,8 @@ class SplitChoice {
   [[nodiscard]] bool splits() const noexcept { return !way_.second(); }
 
   mutable std::mutex mutex_;
-  // The first split posts prepare their parts at the other workers; a whole post finds all as it was. Posts take long, and trying the slower way more often
-  // than needed would be seen: a post of 64 MiB by one core takes as long as three by four.
+  // The first split posts prepare their parts at the other workers; a whole post finds all as it was. Posts take long, and
+  // trying the slower way more often than needed would be seen: a post of 64 MiB by one core takes as long as three by four.
   QuickerWay<2, 3, 2, true> way_;
   uint64_t last_end_ns_ = 0;
 };

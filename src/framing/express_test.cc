@@ -30,18 +30,6 @@ struct ExpressCase {
 
 void PrintTo(const ExpressCase& one, std::ostream* out) { *out << one.name; }
 
-// Socket buffers take megabytes, as buffers that the system tunes do.
-LanePair deep_sockets() {
-  int fds[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) != 0) std::abort();
-  for (const int fd : fds) {
-    const int bytes = 8 << 20;
-    setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof bytes);
-    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
-  }
-  return {std::make_unique<FdLane>(fds[0]), std::make_unique<FdLane>(fds[1])};
-}
-
 class ExpressTest : public ::testing::TestWithParam<ExpressCase> {
  protected:
   void SetUp() override {
@@ -62,7 +50,7 @@ class ExpressTest : public ::testing::TestWithParam<ExpressCase> {
       rings_.push_back(std::make_unique<RingPair>(express ? 64 << 10 : 1 << 20));
       lanes = rings_.back()->lanes();
     } else {
-      lanes = deep_sockets();
+      lanes = testing::deep_socket_lanes();
     }
     const auto add = [express](Side& side, std::unique_ptr<Lane> lane) {
       express ? side.connection.add_express_lane(std::move(lane)) : side.connection.add_lane(std::move(lane));

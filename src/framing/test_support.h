@@ -277,6 +277,18 @@ inline LanePair socket_lanes(uint32_t frame_bytes = 1u << 20) {
   return {std::make_unique<FdLane>(fds[0], frame_bytes), std::make_unique<FdLane>(fds[1], frame_bytes)};
 }
 
+// Their buffers take megabytes, as buffers that the system tunes do.
+inline LanePair deep_socket_lanes() {
+  int fds[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) != 0) std::abort();
+  for (const int fd : fds) {
+    const int bytes = 8 << 20;
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof bytes);
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+  }
+  return {std::make_unique<FdLane>(fds[0]), std::make_unique<FdLane>(fds[1])};
+}
+
 // Two rings on the heap, which outlive the lanes made of them.
 class RingPair {
  public:

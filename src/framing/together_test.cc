@@ -27,17 +27,9 @@ class TogetherTest : public ::testing::Test {
   void join(const ConnectionOptions& options = {}) {
     a_ = std::make_unique<Side>(options);
     b_ = std::make_unique<Side>(options);
-    int fds[2];
-    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) != 0) std::abort();
-    for (const int fd : fds) {
-      const int bytes = 8 << 20;
-      setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof bytes);
-      setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
-    }
-    auto first = std::make_unique<FdLane>(fds[0]);
-    auto second = std::make_unique<FdLane>(fds[1]);
-    sender_ = first.get();
-    receiver_ = second.get();
+    auto [first, second] = testing::deep_socket_lanes();
+    sender_ = static_cast<FdLane*>(first.get());
+    receiver_ = static_cast<FdLane*>(second.get());
     a_->connection.add_lane(std::move(first));
     b_->connection.add_lane(std::move(second));
     local_.resize(kParts * kPartBytes);

@@ -37,9 +37,8 @@ enum { kUnit = 2 << 20 };
 
 static int outcome(const char* name) { return strcmp(dma_driver_fails, name) == 0 ? 801 : 0; }
 
-static void count(int change) {
-  __atomic_fetch_add(&dma_driver_live, change, __ATOMIC_RELAXED);
-}  // any thread
+// Any thread.
+static void add_live(int change) { __atomic_fetch_add(&dma_driver_live, change, __ATOMIC_RELAXED); }
 
 static int nothing(void) { return 0; }
 
@@ -77,13 +76,13 @@ static int get_attribute(int* value, int which, int gpu) {
 
 static int push(void* context) {
   (void)context;
-  count(1);
+  add_live(1);
   return 0;
 }
 
 static int pop(void** context) {
   *context = NULL;
-  count(-1);
+  add_live(-1);
   return 0;
 }
 
@@ -103,14 +102,14 @@ static int reserve(unsigned long long* address, size_t bytes, size_t alignment, 
   const int failed = outcome("cuMemAddressReserve");
   if (failed != 0) return failed;
   *address = 0x700000000000;
-  count(1);
+  add_live(1);
   return 0;
 }
 
 static int unreserve(unsigned long long address, size_t bytes) {
   (void)address;
   (void)bytes;
-  count(-1);
+  add_live(-1);
   return 0;
 }
 
@@ -123,13 +122,13 @@ static int create(unsigned long long* handle, size_t bytes, const struct propert
   dma_driver_bytes = bytes;
   dma_driver_for_devices = wish->flags[1];
   dma_driver_gpu = wish->location;
-  count(1);
+  add_live(1);
   return 0;
 }
 
 static int release(unsigned long long handle) {
   (void)handle;
-  count(-1);
+  add_live(-1);
   return 0;
 }
 
@@ -141,14 +140,14 @@ static int map(unsigned long long address, size_t bytes, size_t offset, unsigned
   (void)handle;
   (void)flags;
   const int failed = outcome("cuMemMap");
-  if (failed == 0) count(1);
+  if (failed == 0) add_live(1);
   return failed;
 }
 
 static int unmap(unsigned long long address, size_t bytes) {
   (void)address;
   (void)bytes;
-  count(-1);
+  add_live(-1);
   return 0;
 }
 
