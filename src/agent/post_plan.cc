@@ -200,9 +200,10 @@ Status PostPlan::post(const PickPair& picks, const PostOptions& options, void* c
     return Status::kStale;
   PlannedPost* const post = take();
   if (post == nullptr) return Status::kAgain;
-  const uint32_t holders =
-      out != nullptr ? PlannedPost::kFlight | PlannedPost::kHandle : PlannedPost::kFlight;
-  post->holders_.store(holders, std::memory_order_relaxed);
+  // This call reads the post after it has begun, when a run that nobody holds may be over: the pool would give it to
+  // the next one meanwhile.
+  const uint32_t holder = out != nullptr ? PlannedPost::kHandle : PlannedPost::kWatcher;
+  post->holders_.store(PlannedPost::kFlight | holder, std::memory_order_relaxed);
   Status status = Status::kOk;
   try {
     status = start(*post, picks, options, stream);
@@ -218,6 +219,7 @@ Status PostPlan::post(const PickPair& picks, const PostOptions& options, void* c
   if (status != Status::kOk || !post->was_immediate()) {  // is_over() is called, or was
     // The group may have looked for members to be cancelled before this one had begun.
     if (options.group != nullptr && options.group->over()) options.group->cancel_members();
+    if (out == nullptr) post->unwatch();
     return status;
   }
   post->count_run();

@@ -41,7 +41,7 @@ class PlannedPost final : public Post {
   [[nodiscard]] PostPlan& its_plan() noexcept { return its_plan_; }
   // The application needs it no more. Any thread, at any time.
   void release() noexcept;
-  // While the application waits for its fence: it stays out of the pool meanwhile.
+  // It stays out of the pool meanwhile: the application waits for its fence, or a call has just posted it.
   void watch() noexcept { holders_.fetch_add(kWatcher, std::memory_order_acq_rel); }
   void unwatch() noexcept;
   // Picks for the route to try backends with. Throws Error.
