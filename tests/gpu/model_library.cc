@@ -1,5 +1,6 @@
 // GPUs made of host memory, for the Python packages' tests: the table of the backend over them, and streams. A program
 // registers the table under a name and gives a stream's address where it would give a GPU's.
+#include "collectives/experts/table.h"
 #include "collectives/gpu/gpu_table.h"
 #include "collectives/gpu/memory_pool.h"
 #include "gpu/fake/fake_device.h"
@@ -12,6 +13,10 @@ extern "C" {
 
 TOWLINE_API const void* towline_gpu_model_table() {
   return &towline::collectives::gpu::table_over(towline::cuda::fake::fake_kernel_device);
+}
+// As towline_experts_v1.
+TOWLINE_API const void* towline_gpu_model_experts() {
+  return &towline::collectives::experts::table_over(towline::cuda::fake::fake_kernel_device);
 }
 TOWLINE_API void* towline_gpu_model_stream() { return new FakeStream(0); }
 // The pool: as towline_gpu_malloc and towline_gpu_free.

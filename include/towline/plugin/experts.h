@@ -1,0 +1,110 @@
+// The exchange of experts' tokens (docs/experts.md): the table of the library libtowline_experts.so, which exports
+// `towline_experts_v1`, a function without arguments that returns it. Its caller is a package for one engine's interface; nixl_ep
+// is the first.
+//
+// A member is this process's rank in a group: memory on a GPU that the other ranks of the host map, and kernels in the
+// application's streams. Functions return a status (towline/status.h); `error` has the text of the calling thread's last failure.
+// One thread at a time uses a member. Structs begin with their size (towline/plugin/sized.h).
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <towline/export.h>
+#include <towline/plugin/sized.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct towline_experts towline_experts;
+
+typedef struct towline_experts_options {
+  size_t struct_size;
+  uint32_t gpu;         // as this process counts them
+  uint32_t rank;        // of `capacity` at most
+  uint32_t capacity;    // ranks that there may be; at most 64
+  uint32_t local;       // experts of each rank
+  uint64_t bytes;       // for exchanges: as `bytes_for` says
+  uint64_t timeout_ns;  // of every wait in a kernel. A rank that is later is masked
+} towline_experts_options;
+#define TOWLINE_EXPERTS_OPTIONS_MINIMUM TOWLINE_BYTES_THROUGH(towline_experts_options, timeout_ns)
+
+enum {  // towline_experts_call.op
+  TOWLINE_EXPERTS_DISPATCH = 0,
+  TOWLINE_EXPERTS_COMBINE = 1,
+  TOWLINE_EXPERTS_BARRIER = 2,  // of all ranks that are not masked
+  TOWLINE_EXPERTS_MASK = 3,     // `peer`
+  TOWLINE_EXPERTS_UNMASK = 4,   // `peer`
+  TOWLINE_EXPERTS_CLEAN = 5,    // unmasks the connected ranks, and masks the others
+  TOWLINE_EXPERTS_QUERY = 6,    // to `out`, as int32: 1 for each masked rank of `capacity`
+};
+enum {  // towline_experts_call.phases
+  TOWLINE_EXPERTS_SEND = 1,
+  TOWLINE_EXPERTS_RECEIVE = 2,
+};
+enum {  // towline_experts_call.format: of a dispatch
+  TOWLINE_EXPERTS_BFLOAT16 = 0,
+  TOWLINE_EXPERTS_FP8 = 1,          // e4m3, with a float32 scale for each 128 elements
+  TOWLINE_EXPERTS_ROUND_SCALE = 2,  // with FP8: scales are powers of two
+  TOWLINE_EXPERTS_UE8M0 = 4,        // with ROUND_SCALE: the scales' exponents, four to an int32
+};
+
+// Addresses are on the member's GPU, contiguous, and 16-byte aligned where they hold elements. places: ranks * max_tokens.
+typedef struct towline_experts_call {
+  size_t struct_size;
+  uint32_t op;
+  uint32_t phases;
+  uint32_t format;
+  uint32_t peer;
+  uint32_t ranks;       // the exchange is among the first so many
+  uint32_t tokens;      // of this rank
+  uint32_t max_tokens;  // of any rank
+  uint32_t hidden;      // elements of a token; a multiple of 128, with FP8 of 512; at most 16384
+  uint32_t topk;        // at most 32
+  uint32_t reserved;
+  uint64_t ticket;          // RECEIVE without SEND: what the SEND set
+  const void* x;            // dispatch: bfloat16 [tokens][hidden]; combine: bfloat16 [local][places][hidden]
+  const int64_t* topk_idx;  // [tokens][topk]; -1: none
+  const float* topk_weights;  // combine: [tokens][topk]
+  void* out;  // dispatch: [local][places][hidden], bfloat16 or e4m3; combine: bfloat16 [tokens][hidden]
+  void*
+      scales;  // dispatch with FP8: [local][hidden / 128][places] float, or [local][hidden / 512][places] int32
+  int32_t* src_info;      // [local][places]: each token's number at its source
+  int64_t* layout_range;  // [local][ranks]: where a rank's tokens begin << 32 | how many
+  int32_t* count;         // dispatch: [local]
+  int32_t* stats;         // dispatch: [local], to which counts are added; may be null
+  int64_t* wait_ns;       // [ranks], to which each rank's wait is added; may be null
+} towline_experts_call;
+#define TOWLINE_EXPERTS_CALL_MINIMUM TOWLINE_BYTES_THROUGH(towline_experts_call, wait_ns)
+
+typedef struct towline_experts_table_v1 {
+  size_t struct_size;
+  const char* (*error)(void);
+  // The `bytes` that exchanges of at most such a shape need.
+  uint64_t (*bytes_for)(uint32_t capacity, uint32_t local, uint32_t max_tokens, uint32_t hidden);
+  int32_t (*open)(const towline_experts_options* options, towline_experts** member);
+  // Waits for the member's kernels in the last stream that it was used in, and, once a graph has recorded it, for all that this process
+  // has put onto the GPU. Nothing may use the member any more.
+  void (*close)(towline_experts* member);
+  // What another rank needs to connect to this one. *bytes: the room at `to`, then what was needed.
+  int32_t (*describe)(towline_experts* member, uint8_t* to, size_t* bytes);
+  // Maps another rank's memory. The rank stays masked. Both sides must connect.
+  int32_t (*connect)(towline_experts* member, uint32_t rank, const uint8_t* description, size_t bytes,
+                     uint64_t timeout_ns);
+  // Masks the rank and lets its memory go. Waits as `close` does.
+  int32_t (*disconnect)(towline_experts* member, uint32_t rank);
+  // Puts kernels into a stream of the member's GPU and returns; graphs record them. call->ticket is set by a SEND that is not
+  // received at once; at most two such are open, and they are received in their order.
+  int32_t (*issue)(towline_experts* member, towline_experts_call* call, void* stream);
+  // A combine without a copy: memory of the member for [local][ranks * max_tokens][hidden] results, to be given as its `x`.
+  int32_t (*results)(towline_experts* member, uint32_t max_tokens, uint32_t hidden, void** address);
+  // The memory of `bytes`.
+  int32_t (*memory)(towline_experts* member, void** address, uint64_t* bytes);
+} towline_experts_table_v1;
+#define TOWLINE_EXPERTS_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_experts_table_v1, memory)
+
+typedef const towline_experts_table_v1* (*towline_experts_v1_fn)(void);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif

@@ -1,0 +1,148 @@
+// Combine: the experts' results to the ranks that the tokens came from, and their sum with the tokens' weights. Three kernels:
+//
+//   send    blocks share the results. The last block publishes how many there are for each rank
+//   await   one block waits for all ranks. A rank that returns another number than was sent to it is masked, and not used
+//   reduce  blocks share the tokens: each sum is in float32, in the order of the token's routes, and is rounded once
+#pragma once
+
+#include "collectives/experts/dispatch.h"
+
+namespace towline::collectives::experts {
+
+TOWLINE_DEVICE uint64_t range_of(const Job& job, uint32_t expert, uint32_t rank) {
+  return static_cast<uint64_t>(
+      reinterpret_cast<const int64_t*>(job.layout_range)[uint64_t{expert} * job.ranks + rank]);
+}
+
+// All threads.
+TOWLINE_DEVICE void return_token(const Job& job, const Control& me, uint32_t rank, uint32_t expert,
+                                 uint64_t at) {
+  const uint64_t place = uint64_t{expert} * job.ranks * job.layout.max_tokens + at;
+  const auto token = static_cast<uint32_t>(reinterpret_cast<const int32_t*>(job.src_info)[place]);
+  if (token >= job.layout.max_tokens) return;  // it would be another's memory
+  const auto half = static_cast<uint32_t>((me.sent[rank] + 1) & 1);
+  const uint64_t row = uint64_t{2} * job.hidden;
+  const uint64_t to = me.peer[rank] + job.layout.slot_at(half, job.rank, expert, token) + kHeaderBytes;
+  for (uint64_t byte = uint64_t{16} * device::thread(); byte < row; byte += uint64_t{16} * device::threads())
+    device::store_pack(to + byte, device::load_pack(job.x + place * row + byte));
+}
+
+TOWLINE_DEVICE void publish_returned(const Job& job, Control& me) {
+  for (uint32_t rank = device::thread(); rank < job.ranks; rank += device::threads()) {
+    if (me.peer[rank] == 0 || is_masked(me, rank)) continue;
+    join_session(me, rank);
+    const uint64_t number = ++me.sent[rank];
+    uint64_t count = 0;
+    for (uint32_t expert = 0; expert < job.layout.local; ++expert)
+      count += range_of(job, expert, rank) & 0xffffffff;
+    Control& there = peer_control(me, rank);
+    device::store_relaxed(&there.shape[number & 1][job.rank], shape_of(job, true));
+    device::store_release(&there.returned[number & 1][job.rank], make_flag(me.theirs[rank], number, count));
+  }
+}
+
+TOWLINE_DEVICE void run_combine_send(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
+  Control& me = own(job);
+  await_rooms(job, me, scratch);
+  const uint32_t pairs = job.layout.local * job.ranks;
+  const uint32_t parts = blocks / pairs > 1 ? blocks / pairs : 1;
+  for (uint32_t item = block; item < pairs * parts; item += blocks) {
+    const uint32_t expert = item / parts / job.ranks;
+    const uint32_t rank = item / parts % job.ranks;
+    if (scratch.rank[rank] == 0) continue;
+    const uint64_t range = range_of(job, expert, rank);
+    for (uint64_t token = item % parts; token < (range & 0xffffffff); token += parts)
+      return_token(job, me, rank, expert, (range >> 32) + token);
+  }
+  if (last_block(job, blocks)) publish_returned(job, me);
+}
+
+TOWLINE_DEVICE void run_combine_await(const Job& job, Scratch& scratch) {
+  Control& me = own(job);
+  for (uint32_t rank = device::thread(); rank < job.ranks; rank += device::threads()) {
+    scratch.rank[rank] = 0;  // a stop for await_flag: none
+    scratch.routes[rank] = 0;
+  }
+  device::sync();
+  for (uint32_t i = device::thread(); i < job.tokens * job.topk; i += device::threads()) {
+    const uint32_t expert = expert_of(job, i / job.topk, i % job.topk);
+    if (expert != kNoExpert) add_in_block(&scratch.routes[expert / job.layout.local], 1);
+  }
+  device::sync();
+  const uint64_t began = device::now_ns();
+  for (uint32_t rank = device::thread(); rank < job.ranks; rank += device::threads()) {
+    bool came = false;
+    if (takes_part(me, rank)) {
+      const auto half = static_cast<uint32_t>((me.got[rank] + 1) & 1);
+      const uint64_t* const flag = &me.returned[half][rank];
+      came = await_flag(job, me, rank, flag, &scratch.rank[rank]) &&
+             flag_count(device::load_relaxed(flag)) == scratch.routes[rank] &&
+             device::load_relaxed(&me.shape[half][rank]) == shape_of(job, true);
+      if (came)
+        ++me.got[rank];
+      else
+        give_up_on(me, rank);
+      if (job.wait_ns != 0)
+        reinterpret_cast<int64_t*>(job.wait_ns)[rank] += static_cast<int64_t>(device::now_ns() - began);
+    }
+    me.usable[rank] = came ? 1 : 0;
+  }
+}
+
+struct Sums {
+  float of[8];
+};
+
+TOWLINE_DEVICE void add_weighted(Sums& sums, const device::Pack& pack, float weight) {
+  TOWLINE_UNROLL
+  for (uint32_t i = 0; i < 4; ++i) {
+    sums.of[2 * i] += low_of(pack.word[i]) * weight;
+    sums.of[2 * i + 1] += high_of(pack.word[i]) * weight;
+  }
+}
+
+TOWLINE_DEVICE device::Pack rounded(const Sums& sums) {
+  device::Pack made;
+  TOWLINE_UNROLL
+  for (uint32_t i = 0; i < 4; ++i)
+    made.word[i] =
+        Bfloat16::narrow(sums.of[2 * i]) | static_cast<uint32_t>(Bfloat16::narrow(sums.of[2 * i + 1])) << 16;
+  return made;
+}
+
+// Where the result of each of the token's routes lies (scratch.to), 0 for those that count as nothing.
+TOWLINE_DEVICE void find_results(const Job& job, const Control& me, uint32_t token, Scratch& scratch) {
+  for (uint32_t k = device::thread(); k < job.topk; k += device::threads()) {
+    scratch.to[k] = 0;
+    const int64_t named = reinterpret_cast<const int64_t*>(job.topk_idx)[uint64_t{token} * job.topk + k];
+    if (named < 0 || named >= static_cast<int64_t>(uint64_t{job.ranks} * job.layout.local)) continue;
+    const auto expert = static_cast<uint32_t>(named);
+    const uint32_t rank = expert / job.layout.local;
+    if (me.usable[rank] == 0) continue;
+    scratch.to[k] =
+        job.segment +
+        job.layout.slot_at(static_cast<uint32_t>(me.got[rank] & 1), rank, expert % job.layout.local, token) +
+        kHeaderBytes;
+  }
+  device::sync();
+}
+
+TOWLINE_DEVICE void run_combine_reduce(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
+  Control& me = own(job);
+  const uint64_t row = uint64_t{2} * job.hidden;
+  for (uint32_t token = block; token < job.tokens; token += blocks) {
+    find_results(job, me, token, scratch);
+    const auto* const weights = reinterpret_cast<const float*>(job.topk_weights) + uint64_t{token} * job.topk;
+    for (uint64_t byte = uint64_t{16} * device::thread(); byte < row;
+         byte += uint64_t{16} * device::threads()) {
+      Sums sums = {};
+      for (uint32_t k = 0; k < job.topk; ++k)
+        if (scratch.to[k] != 0) add_weighted(sums, device::load_pack(scratch.to[k] + byte), weights[k]);
+      device::store_pack(job.out + token * row + byte, rounded(sums));
+    }
+    device::sync();
+  }
+  if (last_block(job, blocks)) tell_taken(job, me);
+}
+
+}  // namespace towline::collectives::experts

@@ -1,0 +1,182 @@
+#include "collectives/experts/handover.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <map>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/id.h"
+#include "base/os/host_identity.h"
+#include "base/os/packets.h"
+#include "base/wire.h"
+
+namespace towline::collectives::experts {
+namespace {
+
+constexpr uint64_t kMagic = 0x746578706572'0001;
+constexpr std::size_t kHeadBytes = sizeof(uint64_t) + 3 * sizeof(uint32_t);
+constexpr auto kPause = std::chrono::milliseconds(1);
+
+// The pieces of this process.
+struct Local {
+  std::mutex mutex;
+  std::map<uint64_t, std::weak_ptr<cuda::SharedPiece>> pieces;
+};
+Local& local() {
+  static Local of_process;
+  return of_process;
+}
+
+int poll_ms(Deadline deadline) {
+  return static_cast<int>(
+      std::min<uint64_t>(deadline.remaining_ns(monotonic_now_ns()) / kMillisecondNs + 1, 1000));
+}
+
+bool of_this_user(int socket) noexcept try {
+  return packets::peer_user(socket) == geteuid();
+} catch (const core::Error&) {
+  return false;
+}
+
+UniqueFd connect_to(const Description& from, Deadline deadline) {
+  UniqueFd socket = packets::make_socket();
+  // Its queue may be full: nothing tells when it is not.
+  for (;;) {
+    const int error = packets::connect_to(socket.get(), {true, from.piece.socket});
+    if (error == 0) break;
+    if (error != EAGAIN && error != EINTR)
+      fail_errno(error, "experts: cannot reach rank {}: its process is gone, or in another network namespace",
+                 from.rank);
+    if (deadline.passed(monotonic_now_ns()))
+      fail(Status::kTimedOut, "experts: timed out reaching rank {}", from.rank);
+    std::this_thread::sleep_for(kPause);
+  }
+  if (const uid_t user = packets::peer_user(socket.get()); user != geteuid())
+    fail(Status::kPermissionDenied, "experts: the process of rank {} belongs to user {}, this one to {}",
+         from.rank, user, geteuid());
+  return socket;
+}
+
+UniqueFd ask(const Description& from, Deadline deadline) {
+  const UniqueFd socket = connect_to(from, deadline);
+  packets::Packet packet;
+  for (;;) {
+    pollfd polled{socket.get(), POLLIN, 0};
+    (void)::poll(&polled, 1, poll_ms(deadline));
+    const Status status = packets::receive_packet(socket.get(), packet);
+    if (status == Status::kOk) break;
+    if (status != Status::kAgain)
+      fail(Status::kPeerLost, "experts: rank {} went away before it handed over its memory: {}", from.rank,
+           status_text(status));
+    if (deadline.passed(monotonic_now_ns()))
+      fail(Status::kTimedOut, "experts: timed out waiting for the memory of rank {}", from.rank);
+  }
+  const auto hello = cuda::decode_piece_hello(packet.span());
+  if (!hello || packet.fd_count != 1 || hello->key != from.piece.key)
+    fail(Status::kStale, "experts: the description of rank {} is of an earlier run", from.rank);
+  return std::move(packet.fds[0]);
+}
+
+std::shared_ptr<cuda::SharedPiece> find_local(const Description& from) {
+  Local& all = local();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.pieces.find(from.piece.key);
+  std::shared_ptr<cuda::SharedPiece> piece = found == all.pieces.end() ? nullptr : found->second.lock();
+  if (piece == nullptr)
+    fail(Status::kPeerLost, "experts: rank {} of this process has freed its memory already", from.rank);
+  return piece;
+}
+
+}  // namespace
+
+std::vector<uint8_t> encode(const Description& description) {
+  std::vector<uint8_t> bytes;
+  WireWriter out{bytes};
+  out.u64(kMagic);
+  out.u32(description.rank);
+  out.u32(description.capacity);
+  out.u32(description.local);
+  const std::vector<uint8_t> piece = cuda::encode(description.piece);
+  bytes.insert(bytes.end(), piece.begin(), piece.end());
+  return bytes;
+}
+
+std::optional<Description> decode_description(std::span<const uint8_t> bytes) {
+  if (bytes.size() < kHeadBytes) return std::nullopt;
+  WireReader in{bytes.first(kHeadBytes)};
+  if (in.u64() != kMagic) return std::nullopt;
+  Description description;
+  description.rank = in.u32();
+  description.capacity = in.u32();
+  description.local = in.u32();
+  auto piece = cuda::decode_piece_notice(bytes.subspan(kHeadBytes));
+  if (!piece) return std::nullopt;
+  description.piece = std::move(*piece);
+  return description;
+}
+
+PieceServer::PieceServer(std::shared_ptr<cuda::SharedPiece> piece)
+    : piece_(std::move(piece)),
+      key_(random_u64()),
+      name_("towline-experts-" + Id::random().to_hex()),
+      listener_(packets::listen_on({true, name_})),
+      descriptor_(piece_->descriptor()),
+      spare_(packets::open_spare()) {
+  {
+    Local& all = local();
+    const std::lock_guard lock(all.mutex);
+    std::erase_if(all.pieces, [](const auto& entry) { return entry.second.expired(); });
+    all.pieces[key_] = piece_;
+  }
+  thread_ = std::thread([this] { serve(); });
+}
+
+PieceServer::~PieceServer() {
+  stop_.signal();
+  thread_.join();
+  Local& all = local();
+  const std::lock_guard lock(all.mutex);
+  all.pieces.erase(key_);
+}
+
+// A visitor says nothing: its user is what counts.
+void PieceServer::serve() noexcept {
+  const std::vector<uint8_t> hello = cuda::encode(cuda::PieceHello{key_, 0});
+  const int fds[] = {descriptor_.get()};
+  for (;;) {
+    pollfd polled[] = {{stop_.fd(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+    (void)::poll(polled, 2, -1);
+    if (polled[0].revents != 0) return;
+    if (polled[1].revents == 0) continue;
+    int error = 0;
+    const UniqueFd visitor = packets::accept_visitor(listener_.get(), spare_, error);
+    // What can't be sent the visitor sees as the end of the connection.
+    if (visitor && of_this_user(visitor.get())) (void)packets::send_packet(visitor.get(), hello, fds);
+  }
+}
+
+std::shared_ptr<cuda::SharedPiece> take_piece(cuda::KernelDevice& device, uint32_t gpu,
+                                              const Description& from, Deadline deadline) {
+  const HostIdentity here = read_host_identity();
+  if (!from.piece.host.same_host(here))
+    fail(Status::kUnsupported,
+         "experts: rank {} is on another host: tokens are exchanged within one host only", from.rank);
+  const cuda::Gpu& mine = device.gpus()[gpu];
+  const bool same_gpu = mine.uuid == from.piece.gpu;
+  if (!same_gpu && (mine.partitioned || from.piece.partitioned))
+    fail(Status::kUnsupported,
+         "experts: rank {} is on {}, this one on {}: an instance of MIG reaches no other GPU's memory",
+         from.rank, cuda::uuid_text(from.piece.gpu, from.piece.partitioned),
+         cuda::uuid_text(mine.uuid, mine.partitioned));
+  if (!from.piece.host.same_process(here)) return device.import(gpu, ask(from, deadline), from.piece.bytes);
+  std::shared_ptr<cuda::SharedPiece> piece = find_local(from);
+  if (!same_gpu) piece->let_reach(gpu);
+  return piece;
+}
+
+}  // namespace towline::collectives::experts

@@ -1,0 +1,146 @@
+// The exchange of experts' tokens within one host: what ranks share, and the argument of its kernels. Shared by host and
+// device.
+//
+// A rank has `local` experts; expert e belongs to rank e / local. Dispatch sends each token to the ranks of its top-k experts;
+// combine sends the experts' results back, and sums them with the token's weights. docs/experts.md explains the whole.
+//
+// A rank's segment, which every connected rank maps:
+//
+//   Control      words of pairs: some are written by the peer, some are the rank's own
+//   counts       [2][capacity][local]: by each source, how many tokens it sent to each expert
+//   routed       [capacity * local]: the rank's own tally while it sends
+//   slots        [2][capacity][local][max_tokens]: one message each, by the source rank
+//   results      [local][capacity * max_tokens][hidden]: the rank's own buffer for combine without a copy
+//
+// A slot of a dispatch holds 16 bytes with the token's number at its source, the payload, and the scales if it is FP8. A slot of
+// a combine is indexed by the token's number; its first 16 bytes are unused.
+//
+// Sessions. Each pair of ranks counts its exchanges by itself, in each direction (`sent`, `got`), so that ranks can join and leave
+// while others go on. Both sides begin at 0 when they open a session. The receiver gives the sender a nonce (`opened`, in
+// the sender's memory), and the sender repeats it in every flag. So a flag of an earlier session, of whatever age, never
+// matches. The first exchange of a session waits for the other side to open it, too. A pair that missed anything (a
+// timeout, an exchange while one masked the other) is `broken`: only a new session, which both open, makes it whole.
+//
+// Two buffers. Exchange n of a pair uses half n % 2. A rank sends exchange n only when the peer has taken n - 2 (`taken`).
+#pragma once
+
+#include <cstdint>
+
+#include "towline/device/symmetric.cuh"
+
+namespace towline::collectives::experts {
+
+inline constexpr uint32_t kMostRanks = 64;
+inline constexpr uint32_t kMostTopk = 32;
+inline constexpr uint32_t kMostHidden = 16384;
+inline constexpr uint32_t kThreads = 512;
+inline constexpr uint32_t kHeaderBytes = 16;
+inline constexpr uint32_t kScaled = 128;  // elements that share a scale
+inline constexpr uint32_t kCountBits = 20;
+
+struct Control {
+  // Written by the peer of that number.
+  uint64_t opened[kMostRanks];       // the nonce that flags for it repeat
+  uint64_t taken[kMostRanks];        // this rank's nonce << 32 | the exchanges that the peer has taken
+  uint64_t shape[2][kMostRanks];     // of the exchange in that half
+  uint64_t returned[2][kMostRanks];  // the flag of a combine
+  uint64_t met[kMostRanks];          // this rank's nonce << 32 | barriers that the peer came to
+  // The rank's own.
+  uint64_t peer[kMostRanks];    // its segment as this rank reaches it; 0: not connected
+  uint64_t mine[kMostRanks];    // the nonce that this rank gave it
+  uint64_t theirs[kMostRanks];  // the nonce that it gave, in this session or, if fresh, in the one before
+  uint64_t fresh[kMostRanks];   // its nonce of this session is not known yet
+  uint64_t sent[kMostRanks];
+  uint64_t got[kMostRanks];
+  uint64_t barriers[kMostRanks];
+  uint64_t masked[kMostRanks];
+  uint64_t broken[kMostRanks];
+  uint64_t usable[kMostRanks];  // its results of the combine that is received
+  uint64_t arrived;             // blocks of the running kernel that are through
+  uint64_t dropped;             // routes to experts that do not exist
+};
+
+// Where parts of a segment lie.
+struct Layout {
+  uint32_t capacity = 0;  // ranks
+  uint32_t local = 0;     // experts of a rank
+  uint64_t slot_bytes = 0;
+  uint64_t max_tokens = 0;
+
+  static constexpr uint64_t slot_bytes_of(uint64_t hidden) { return kHeaderBytes + 2 * hidden; }
+  [[nodiscard]] constexpr uint64_t counts_at() const { return (sizeof(Control) + 255) / 256 * 256; }
+  [[nodiscard]] constexpr uint64_t routed_at() const {
+    return counts_at() + uint64_t{2} * capacity * local * sizeof(uint64_t);
+  }
+  // What does not depend on an exchange's shape ends here.
+  [[nodiscard]] constexpr uint64_t slots_at() const {
+    return (routed_at() + uint64_t{capacity} * local * sizeof(uint64_t) + 255) / 256 * 256;
+  }
+  [[nodiscard]] constexpr uint64_t half_bytes() const {
+    return uint64_t{capacity} * local * max_tokens * slot_bytes;
+  }
+  [[nodiscard]] constexpr uint64_t results_at() const {
+    return (slots_at() + 2 * half_bytes() + 255) / 256 * 256;
+  }
+  // Of slots and results.
+  [[nodiscard]] constexpr uint64_t bytes(uint64_t hidden) const {
+    return results_at() - slots_at() + uint64_t{local} * capacity * max_tokens * hidden * 2;
+  }
+
+  [[nodiscard]] constexpr uint64_t count_at(uint32_t half, uint32_t source, uint32_t expert) const {
+    return counts_at() + ((uint64_t{half} * capacity + source) * local + expert) * sizeof(uint64_t);
+  }
+  [[nodiscard]] constexpr uint64_t slot_at(uint32_t half, uint32_t source, uint32_t expert,
+                                           uint64_t slot) const {
+    return slots_at() + half * half_bytes() +
+           ((uint64_t{source} * local + expert) * max_tokens + slot) * slot_bytes;
+  }
+};
+
+enum class Command : uint32_t {
+  kMask = 0,
+  kUnmask = 1,
+  kClean = 2,    // unmasks those that are connected, and masks the others
+  kQuery = 3,    // writes `masked` to `out`, as int32
+  kConnect = 4,  // `x` is the peer's segment. It is masked
+  kDisconnect = 5,
+};
+
+enum Format : uint32_t { kBfloat16 = 0, kFp8 = 1, kRoundScale = 2, kUe8m0 = 4 };
+
+struct Job {
+  uint64_t segment;  // this rank's
+  uint64_t x;
+  uint64_t topk_idx;      // int64
+  uint64_t topk_weights;  // float
+  uint64_t out;
+  uint64_t scales;
+  uint64_t src_info;      // int32 [local][ranks * max_tokens]
+  uint64_t layout_range;  // int64 [local][ranks]: begin << 32 | count
+  uint64_t count;         // int32 [local]
+  uint64_t stats;         // int32 [local], added to; 0: none
+  uint64_t wait_ns;       // int64 [ranks], added to; 0: none
+  uint64_t timeout_ns;
+  Layout layout;
+  uint32_t rank;
+  uint32_t ranks;  // that this exchange is among: the first ones
+  uint32_t tokens;
+  uint32_t hidden;
+  uint32_t topk;
+  uint32_t format;
+  uint32_t peer;
+  Command command;
+};
+static_assert(sizeof(Job) <= 4096);
+
+// What threads of a block share.
+struct Scratch {
+  uint32_t rank[kMostRanks];    // a verdict on each
+  uint32_t routes[kMostRanks];  // to each
+  uint32_t slot[kMostTopk];
+  uint32_t expert[kMostTopk];
+  uint64_t to[kMostTopk];
+  float largest[kMostHidden / 16];
+};
+
+}  // namespace towline::collectives::experts

@@ -1,0 +1,350 @@
+#include "collectives/experts/member.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "base/error.h"
+#include "base/os/host_identity.h"
+
+namespace towline::collectives::experts {
+namespace {
+
+constexpr uint32_t kMostBlocks = 256;
+constexpr uint64_t kMostCount = (uint64_t{1} << kCountBits) - 1;
+constexpr size_t kMostOpen = 2;
+constexpr auto kLook = std::chrono::microseconds(50);
+
+const towline_experts_options& checked(const towline_experts_options& options, size_t gpus) {
+  if (options.gpu >= gpus)
+    fail(Status::kInvalidArgument, "experts: there is no GPU {}: this process sees {}", options.gpu, gpus);
+  if (options.capacity == 0 || options.capacity > kMostRanks)
+    fail(Status::kInvalidArgument, "experts: a group has 1 to {} ranks, not {}", kMostRanks,
+         options.capacity);
+  if (options.rank >= options.capacity)
+    fail(Status::kInvalidArgument, "experts: rank {} is out of range for a group of {}", options.rank,
+         options.capacity);
+  if (options.local == 0 || options.local > 1024)
+    fail(Status::kInvalidArgument, "experts: a rank has 1 to 1024 experts, not {}", options.local);
+  if (options.timeout_ns == 0)
+    fail(Status::kInvalidArgument, "experts: the timeout is 0: give at least 1 ms");
+  return options;
+}
+
+Command command_of(uint32_t op) {
+  switch (op) {
+    case TOWLINE_EXPERTS_MASK:
+      return Command::kMask;
+    case TOWLINE_EXPERTS_UNMASK:
+      return Command::kUnmask;
+    case TOWLINE_EXPERTS_CLEAN:
+      return Command::kClean;
+    default:
+      return Command::kQuery;
+  }
+}
+
+}  // namespace
+
+Member::Member(cuda::KernelDevice& device, const cuda::KernelSet& kernels,
+               const towline_experts_options& options)
+    : device_(device),
+      gpu_(checked(options, device.gpus().size()).gpu),
+      rank_(options.rank),
+      bytes_((options.bytes + 255) / 256 * 256),
+      timeout_ns_(options.timeout_ns) {
+  layout_.capacity = options.capacity;
+  layout_.local = options.local;
+  kernels_ = device_.load(gpu_, kernels);
+  stream_ = device_.make_stream(gpu_);
+  done_ = device_.make_moment(gpu_);
+  last_ = device_.make_moment(gpu_);
+  piece_ = device_.allocate(gpu_, segment_bytes());
+  server_ = std::make_unique<PieceServer>(piece_);
+  // A rank's tokens for itself take the same way.
+  for (uint32_t peer = 0; peer < layout_.capacity; ++peer)
+    if (peer != rank_) command_now(Command::kMask, peer, 0);
+  command_now(Command::kConnect, rank_, piece_->address());
+  command_now(Command::kUnmask, rank_, 0);
+  peers_[rank_] = {piece_, true};
+}
+
+Member::~Member() { end_work(); }
+
+// Waits for this member's kernels alone: those of other ranks of the process may be waiting for it. Replays of graphs can't be told
+// from other work.
+void Member::end_work() noexcept {
+  if (in_graphs_) device_.settle(gpu_);
+  while (last_->state() == cuda::Moment::kBusy) std::this_thread::sleep_for(kLook);
+}
+
+uint64_t Member::bytes_for(uint32_t capacity, uint32_t local, uint32_t max_tokens, uint32_t hidden) noexcept {
+  const Layout layout{capacity, local, Layout::slot_bytes_of(hidden), max_tokens};
+  return (layout.bytes(hidden) + 255) / 256 * 256;
+}
+
+uint32_t Member::blocks() const noexcept {
+  const auto sharing = static_cast<uint32_t>(
+      std::count_if(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.on_this_gpu; }));
+  return std::clamp(device_.gpus()[gpu_].multiprocessors / std::max(sharing, 1u), 1u, kMostBlocks);
+}
+
+// ---- Connections
+
+std::vector<uint8_t> Member::describe() const {
+  Description mine;
+  mine.rank = rank_;
+  mine.capacity = layout_.capacity;
+  mine.local = layout_.local;
+  mine.piece.key = server_->key();
+  mine.piece.bytes = piece_->bytes();
+  mine.piece.length = segment_bytes();
+  mine.piece.host = read_host_identity();
+  mine.piece.gpu = device_.gpus()[gpu_].uuid;
+  mine.piece.partitioned = device_.gpus()[gpu_].partitioned;
+  mine.piece.socket = server_->socket();
+  return encode(mine);
+}
+
+void Member::connect(uint32_t rank, std::span<const uint8_t> description, uint64_t timeout_ns) {
+  if (rank >= layout_.capacity || rank == rank_)
+    fail(Status::kInvalidArgument, "experts: rank {} of {} can't connect to rank {}", rank_, layout_.capacity,
+         rank);
+  if (peers_[rank].piece != nullptr)
+    fail(Status::kAlreadyExists, "experts: rank {} is connected already: disconnect it first", rank);
+  const auto from = decode_description(description);
+  if (!from) fail(Status::kMismatch, "experts: rank {} runs another build of Towline", rank);
+  if (from->rank != rank)
+    fail(Status::kInvalidArgument, "experts: the description of rank {} is rank {}'s", rank, from->rank);
+  if (from->capacity != layout_.capacity || from->local != layout_.local ||
+      from->piece.length != segment_bytes())
+    fail(Status::kMismatch,
+         "experts: rank {} has room for {} ranks of {} experts in {} bytes, this one for {} of {} in {}: "
+         "give all ranks the same sizes",
+         rank, from->capacity, from->local, from->piece.length, layout_.capacity, layout_.local,
+         segment_bytes());
+  Peer peer{take_piece(device_, gpu_, *from, Deadline::after(monotonic_now_ns(), timeout_ns)),
+            from->piece.gpu == device_.gpus()[gpu_].uuid};
+  command_now(Command::kConnect, rank, peer.piece->address());
+  peers_[rank] = std::move(peer);
+}
+
+void Member::disconnect(uint32_t rank) {
+  if (rank >= layout_.capacity || rank == rank_ || peers_[rank].piece == nullptr)
+    fail(Status::kInvalidArgument, "experts: rank {} is not connected to rank {}", rank, rank_);
+  end_work();
+  command_now(Command::kDisconnect, rank, 0);
+  peers_[rank] = {};
+}
+
+// In the member's own stream, and waits for it alone: other kernels may wait for what comes of this.
+void Member::command_now(Command command, uint32_t peer, uint64_t address) {
+  Job job = {};
+  job.segment = piece_->address();
+  job.layout = layout_;
+  job.rank = rank_;
+  job.command = command;
+  job.peer = peer;
+  job.x = address;
+  run(Kernel::kCommand, job, 1, stream_->native());
+  if (const cuda::Code code = done_->record(stream_->native()); code != 0)
+    fail(Status::kIo, "experts: the GPU refused an event: {}", device_.code_text(code));
+  cuda::Code state = 0;
+  while ((state = done_->state()) == cuda::Moment::kBusy) std::this_thread::sleep_for(kLook);
+  if (state != 0) fail(Status::kIo, "experts: a kernel failed: {}", device_.code_text(state));
+}
+
+// ---- Exchanges
+
+Layout Member::layout_of(uint32_t max_tokens, uint32_t hidden) const {
+  Layout layout = layout_;
+  layout.slot_bytes = Layout::slot_bytes_of(hidden);
+  layout.max_tokens = max_tokens;
+  if (layout.bytes(hidden) > bytes_)
+    fail(Status::kInvalidArgument,
+         "experts: {} tokens of {} elements for {} ranks of {} experts need {} bytes; this rank has {}: "
+         "open it with more, on every rank",
+         max_tokens, hidden, layout_.capacity, layout_.local, layout.bytes(hidden), bytes_);
+  return layout;
+}
+
+uint64_t Member::results(uint32_t max_tokens, uint32_t hidden) const {
+  return piece_->address() + layout_of(max_tokens, hidden).results_at();
+}
+
+void Member::check_shape(const towline_experts_call& call) const {
+  const uint32_t grain = (call.format & kFp8) != 0 ? 512 : kScaled;
+  if (call.hidden == 0 || call.hidden > kMostHidden || call.hidden % grain != 0)
+    fail(Status::kInvalidArgument, "experts: a token has a multiple of {} elements up to {}, not {}", grain,
+         kMostHidden, call.hidden);
+  if (call.topk == 0 || call.topk > kMostTopk)
+    fail(Status::kInvalidArgument, "experts: a token has 1 to {} routes, not {}", kMostTopk, call.topk);
+  if (call.ranks <= rank_ || call.ranks > layout_.capacity)
+    fail(Status::kInvalidArgument, "experts: an exchange among {} ranks, of {}, at rank {}", call.ranks,
+         layout_.capacity, rank_);
+  if (call.max_tokens == 0 || uint64_t{call.max_tokens} * layout_.local > kMostCount)
+    fail(Status::kInvalidArgument, "experts: at most {} tokens of a rank for {} experts, not {}",
+         kMostCount / layout_.local, layout_.local, call.max_tokens);
+  if (call.tokens > call.max_tokens)
+    fail(Status::kInvalidArgument, "experts: {} tokens are more than the {} that ranks agreed on",
+         call.tokens, call.max_tokens);
+  const bool fp8 = (call.format & kFp8) != 0;
+  const bool rounds = (call.format & kRoundScale) != 0;
+  if (call.format > (kFp8 | kRoundScale | kUe8m0) || (rounds && !fp8) ||
+      ((call.format & kUe8m0) != 0 && !rounds))
+    fail(Status::kInvalidArgument, "experts: format {}: UE8M0 needs rounded scales, and these need FP8",
+         call.format);
+  if (call.op == TOWLINE_EXPERTS_COMBINE && call.format != kBfloat16)
+    fail(Status::kUnsupported, "experts: combine takes bfloat16 only");
+}
+
+void Member::check_addresses(const towline_experts_call& call) const {
+  const bool dispatch = call.op == TOWLINE_EXPERTS_DISPATCH;
+  const bool tokens = call.tokens != 0;
+  const bool scales = dispatch && (call.format & kFp8) != 0;
+  const struct {
+    const void* address;
+    bool needed;
+    uint64_t aligned;
+    const char* name;
+  } all[] = {{call.x, dispatch ? tokens : true, 16, "x"},
+             {call.topk_idx, tokens, 8, "topk_idx"},
+             {call.topk_weights, !dispatch && tokens, 4, "topk_weights"},
+             {call.out, dispatch ? true : tokens, 16, "out"},
+             {call.scales, scales, 4, "scales"},
+             {call.src_info, true, 4, "src_info"},
+             {call.layout_range, true, 8, "layout_range"},
+             {call.count, dispatch, 4, "count"},
+             {call.stats, false, 4, "stats"},
+             {call.wait_ns, false, 8, "wait_ns"}};
+  for (const auto& [pointer, needed, aligned, name] : all) {
+    const auto address = reinterpret_cast<uint64_t>(pointer);
+    if (address == 0 && !needed) continue;
+    if (address == 0) fail(Status::kInvalidArgument, "experts: {} is null", name);
+    if (address % aligned != 0)
+      fail(Status::kInvalidArgument, "experts: {} is not aligned to {} bytes", name, aligned);
+    if (address - piece_->address() >= piece_->bytes() && !device_.usable(gpu_, address))
+      fail(Status::kInvalidArgument, "experts: {} is not memory of GPU {}", name, gpu_);
+  }
+}
+
+// Returns whether it records a graph.
+bool Member::check_stream(void* stream) const {
+  uint64_t graph = 0;
+  if (device_.stream_state(gpu_, stream, graph) == cuda::StreamState::kForeign)
+    fail(Status::kInvalidArgument, "experts: the stream is not of GPU {}", gpu_);
+  return graph != 0;
+}
+
+// Exchanges are numbered by their sends, and received in that order.
+void Member::check_order(const towline_experts_call& call) const {
+  if (call.phases == 0 || call.phases > (TOWLINE_EXPERTS_SEND | TOWLINE_EXPERTS_RECEIVE))
+    fail(Status::kInvalidArgument, "experts: phases {}: give SEND, RECEIVE or both", call.phases);
+  if (call.phases == TOWLINE_EXPERTS_RECEIVE) {
+    if (open_.empty() || open_.front().ticket != call.ticket || open_.front().op != call.op)
+      fail(Status::kInvalidArgument,
+           "experts: exchanges are received in the order in which they were sent, and once each: call the "
+           "hook of the oldest one");
+  } else if (call.phases == TOWLINE_EXPERTS_SEND) {
+    if (open_.size() >= kMostOpen)
+      fail(Status::kInvalidArgument,
+           "experts: {} exchanges were sent and not received: call their hooks first", open_.size());
+  } else if (!open_.empty()) {
+    fail(Status::kInvalidArgument,
+         "experts: an exchange was sent before this one and not received: call its hook first");
+  }
+}
+
+Job Member::job_of(const towline_experts_call& call) const {
+  Job job = {};
+  job.segment = piece_->address();
+  job.x = reinterpret_cast<uint64_t>(call.x);
+  job.topk_idx = reinterpret_cast<uint64_t>(call.topk_idx);
+  job.topk_weights = reinterpret_cast<uint64_t>(call.topk_weights);
+  job.out = reinterpret_cast<uint64_t>(call.out);
+  job.scales = reinterpret_cast<uint64_t>(call.scales);
+  job.src_info = reinterpret_cast<uint64_t>(call.src_info);
+  job.layout_range = reinterpret_cast<uint64_t>(call.layout_range);
+  job.count = reinterpret_cast<uint64_t>(call.count);
+  job.stats = reinterpret_cast<uint64_t>(call.stats);
+  job.wait_ns = reinterpret_cast<uint64_t>(call.wait_ns);
+  job.timeout_ns = timeout_ns_;
+  job.layout = layout_;
+  job.rank = rank_;
+  job.ranks = call.ranks;
+  job.tokens = call.tokens;
+  job.hidden = call.hidden;
+  job.topk = call.topk;
+  job.format = call.format;
+  job.peer = call.peer;
+  return job;
+}
+
+void Member::run(Kernel kernel, const Job& job, uint64_t blocks, void* stream) {
+  const auto most = std::clamp<uint64_t>(blocks, 1, this->blocks());
+  if (const cuda::Code code =
+          kernels_->launch(static_cast<uint32_t>(kernel), &job, static_cast<uint32_t>(most), stream);
+      code != 0)
+    fail(Status::kIo, "experts: the GPU refused a kernel: {}", device_.code_text(code));
+}
+
+void Member::exchange(towline_experts_call& call, void* stream) {
+  check_shape(call);
+  check_order(call);
+  check_addresses(call);
+  Job job = job_of(call);
+  job.layout = layout_of(call.max_tokens, call.hidden);
+  const bool dispatch = call.op == TOWLINE_EXPERTS_DISPATCH;
+  const uint64_t arrived = uint64_t{layout_.local} * call.ranks * call.max_tokens;
+  if ((call.phases & TOWLINE_EXPERTS_SEND) != 0) {
+    run(dispatch ? Kernel::kDispatchSend : Kernel::kCombineSend, job, dispatch ? call.tokens : arrived,
+        stream);
+    if ((call.phases & TOWLINE_EXPERTS_RECEIVE) == 0) {
+      call.ticket = ++last_ticket_;
+      open_.push_back({call.ticket, call.op});
+      return;
+    }
+  }
+  run(dispatch ? Kernel::kDispatchAwait : Kernel::kCombineAwait, job, 1, stream);
+  run(dispatch ? Kernel::kDispatchPack : Kernel::kCombineReduce, job, dispatch ? arrived : call.tokens,
+      stream);
+  if (call.phases == TOWLINE_EXPERTS_RECEIVE) open_.pop_front();
+}
+
+void Member::check_peer(const towline_experts_call& call) const {
+  if (call.op != TOWLINE_EXPERTS_MASK && call.op != TOWLINE_EXPERTS_UNMASK) return;
+  if (call.peer >= layout_.capacity)
+    fail(Status::kInvalidArgument, "experts: rank {} is out of range for a group of {}", call.peer,
+         layout_.capacity);
+  if (call.op == TOWLINE_EXPERTS_MASK && call.peer == rank_)
+    fail(Status::kInvalidArgument, "experts: rank {} can't mask itself", rank_);
+  if (call.op == TOWLINE_EXPERTS_UNMASK && peers_[call.peer].piece == nullptr)
+    fail(Status::kInvalidArgument, "experts: rank {} can't be unmasked before it is connected", call.peer);
+}
+
+void Member::issue(towline_experts_call& call, void* stream) {
+  const bool records = check_stream(stream);
+  if (call.op <= TOWLINE_EXPERTS_COMBINE)
+    exchange(call, stream);
+  else
+    small(call, stream);
+  in_graphs_ = in_graphs_ || records;
+  if (records) return;
+  if (const cuda::Code code = last_->record(stream); code != 0)
+    fail(Status::kIo, "experts: the GPU refused an event: {}", device_.code_text(code));
+}
+
+void Member::small(const towline_experts_call& call, void* stream) {
+  if (call.op > TOWLINE_EXPERTS_QUERY)
+    fail(Status::kInvalidArgument, "experts: there is no call {}", call.op);
+  check_peer(call);
+  Job job = job_of(call);
+  if (call.op == TOWLINE_EXPERTS_BARRIER) return run(Kernel::kBarrier, job, 1, stream);
+  job.command = command_of(call.op);
+  if (job.command == Command::kQuery &&
+      (call.out == nullptr || job.out % 4 != 0 || !device_.usable(gpu_, job.out)))
+    fail(Status::kInvalidArgument, "experts: the mask's place is not aligned memory of GPU {}", gpu_);
+  run(Kernel::kCommand, job, 1, stream);
+}
+
+}  // namespace towline::collectives::experts

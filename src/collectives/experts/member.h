@@ -1,0 +1,80 @@
+// A rank of a group that exchanges experts' tokens: its memory, those of the ranks that it is connected to, and the kernels
+// that it puts into streams. include/towline/plugin/experts.h has the contracts.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "collectives/experts/handover.h"
+#include "collectives/experts/kernels.h"
+#include "gpu/kernel_device.h"
+#include "towline/plugin/experts.h"
+
+namespace towline::collectives::experts {
+
+class Member {
+ public:
+  // Throws Error, as everything here.
+  Member(cuda::KernelDevice& device, const cuda::KernelSet& kernels, const towline_experts_options& options);
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+  ~Member();
+
+  static uint64_t bytes_for(uint32_t capacity, uint32_t local, uint32_t max_tokens, uint32_t hidden) noexcept;
+  [[nodiscard]] std::vector<uint8_t> describe() const;
+  void connect(uint32_t rank, std::span<const uint8_t> description, uint64_t timeout_ns);
+  void disconnect(uint32_t rank);
+  void issue(towline_experts_call& call, void* stream);
+  [[nodiscard]] uint64_t results(uint32_t max_tokens, uint32_t hidden) const;
+  [[nodiscard]] uint64_t memory() const noexcept { return piece_->address() + layout_.slots_at(); }
+  [[nodiscard]] uint64_t bytes() const noexcept { return bytes_; }
+
+ private:
+  // An exchange that was sent and is still to be received.
+  struct Open {
+    uint64_t ticket;
+    uint32_t op;
+  };
+
+  [[nodiscard]] uint64_t segment_bytes() const noexcept { return layout_.slots_at() + bytes_; }
+  [[nodiscard]] Layout layout_of(uint32_t max_tokens, uint32_t hidden) const;
+  [[nodiscard]] Job job_of(const towline_experts_call& call) const;
+  void check_shape(const towline_experts_call& call) const;
+  void check_addresses(const towline_experts_call& call) const;
+  [[nodiscard]] bool check_stream(void* stream) const;
+  void check_order(const towline_experts_call& call) const;
+  void check_peer(const towline_experts_call& call) const;
+  void exchange(towline_experts_call& call, void* stream);
+  void small(const towline_experts_call& call, void* stream);
+  void end_work() noexcept;
+  void run(Kernel kernel, const Job& job, uint64_t blocks, void* stream);
+  void command_now(Command command, uint32_t peer, uint64_t address);
+  [[nodiscard]] uint32_t blocks() const noexcept;
+
+  cuda::KernelDevice& device_;
+  const uint32_t gpu_;
+  const uint32_t rank_;
+  const uint64_t bytes_;
+  const uint64_t timeout_ns_;
+  Layout layout_;  // of no shape
+  std::unique_ptr<cuda::LoadedKernels> kernels_;
+  std::unique_ptr<cuda::OwnStream> stream_;  // of commands that do not wait for the application's
+  std::unique_ptr<cuda::Moment> done_;
+  std::unique_ptr<cuda::Moment> last_;  // after what was put into the application's streams
+  bool in_graphs_ = false;
+  std::shared_ptr<cuda::SharedPiece> piece_;
+  std::unique_ptr<PieceServer> server_;
+  struct Peer {
+    std::shared_ptr<cuda::SharedPiece> piece;
+    bool on_this_gpu = false;
+  };
+  std::array<Peer, kMostRanks> peers_;
+  std::deque<Open> open_;
+  uint64_t last_ticket_ = 0;
+};
+
+}  // namespace towline::collectives::experts
