@@ -156,6 +156,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] PeerHold find_peer(const std::string& name);
   [[nodiscard]] PeerHold find_peer(const Id& incarnation);
   void remove_peer(Peer& peer);
+  // True if it was connected and is not any more, or its process is known to be gone. Any thread.
+  [[nodiscard]] static bool has_lost(const Peer& peer) noexcept;
   // The limit for the metadata of all unsolicited peers together.
   [[nodiscard]] uint64_t most_unsolicited_bytes() const noexcept { return peers_.limits().bytes; }
   // kAgain without credit or room. The first message to a peer connects; throws Error when that fails.

@@ -54,6 +54,17 @@ Standing Agent::standing_locked(const Peer& peer, const HostIdentity* successor)
   return Standing::kUnknown;
 }
 
+// Its visits do not count: nothing proves who made them.
+bool Agent::has_lost(const Peer& peer) noexcept {
+  if (peer.health() == TOWLINE_HEALTH_UNKNOWN) return false;
+  if (!peer.any_up_link()) return true;
+  try {
+    return process_is_gone(host_of(peer.identity()));  // its other connections are about to end
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
 void Agent::end_peer_locked(Peer& peer, Status why) {
   peers_.forget(peer);
   peer.end(why);

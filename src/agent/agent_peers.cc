@@ -202,6 +202,7 @@ Link* Agent::message_link(Peer& peer, uint64_t deadline_ns) {
   Worker& mine = my_worker();
   if (Link* up = peer.up_link(mine.index())) return up;
   std::string reasons;
+  Status why = Status::kUnreachable;
   for (const auto& backend : backends_->backends()) {
     if (!may_do(*backend, peer, {}, {})) {
       reasons += fmt::format("\n  {}: {}", backend->name, reason_against(*backend, peer, {}, {}));
@@ -223,9 +224,10 @@ Link* Agent::message_link(Peer& peer, uint64_t deadline_ns) {
     if (link.up()) return &link;
     Worker::Guard guard(mine);
     reasons += fmt::format("\n  {}: {}", backend->name, link.last_error_text());
+    if (link.last_error() == Status::kPeerLost) why = Status::kPeerLost;
   }
   check_usable();
-  fail(Status::kUnreachable, "no backend reaches peer '{}':{}", peer.name(), reasons);
+  fail(why, "no backend reaches peer '{}':{}", peer.name(), reasons);
 }
 
 Status Agent::send_message(Peer& peer, const void* message, size_t bytes, uint64_t notice_bytes,

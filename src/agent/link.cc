@@ -78,7 +78,7 @@ void Link::connect(uint64_t deadline_ns) {
                                    address.size(), connect_deadline_ns_, this, &connection);
   if (status != TOWLINE_OK) {
     worker_.remove_link(*this);
-    last_error_ = static_cast<Status>(status);
+    last_error_ = of_lost_peer(static_cast<Status>(status));
     last_error_text_ = take_failure_text();
     state_.store(State::kDown, std::memory_order_release);
     return;
@@ -116,9 +116,15 @@ void Link::handle_event(uint32_t event, Status status, const char* text) {
   close(status, text == nullptr ? "" : text);
 }
 
+// An address at which nobody answers says more if its agent was there before.
+Status Link::of_lost_peer(Status why) const noexcept {
+  return why == Status::kUnreachable && Agent::has_lost(peer_) ? Status::kPeerLost : why;
+}
+
 void Link::close(Status why, std::string_view text) noexcept {
   if (state() == State::kDown || state() == State::kBroken) return;
   const bool was_up = up();
+  why = of_lost_peer(why);
   last_error_ = why;
   try {
     last_error_text_ = text;

@@ -24,6 +24,7 @@ void Route::establish(Post& post, std::string_view forced_backend, LateDeadline 
   std::vector<const Backend*> silent;  // did not reach the peer
   bool stale = false;                  // a region is gone: no backend can help
   bool unreachable = true;             // no tried backend found the peer
+  bool lost = false;                   // and one of them had found it before
   Candidates candidates(peer, need, forced,
                         within ? Candidates::Order::kDeclared : Candidates::Order::kApplications);
   while (Backend* const backend = candidates.next()) {
@@ -46,9 +47,10 @@ void Route::establish(Post& post, std::string_view forced_backend, LateDeadline 
       return;
     }
     stale = stale || status == Status::kStale;
-    unreachable = unreachable && status == Status::kUnreachable;
-    if (status == Status::kUnreachable || status == Status::kInProgress || status == Status::kTimedOut)
-      silent.push_back(backend);
+    const bool nobody = status == Status::kUnreachable || status == Status::kPeerLost;
+    unreachable = unreachable && nobody;
+    lost = lost || status == Status::kPeerLost;
+    if (nobody || status == Status::kInProgress || status == Status::kTimedOut) silent.push_back(backend);
     others().rejected.emplace_back(backend, std::move(reason));
     agent_->check_usable();  // it may have been closed meanwhile
     if (peer.ended() != Status::kOk)
@@ -61,7 +63,10 @@ void Route::establish(Post& post, std::string_view forced_backend, LateDeadline 
          agent_->backends().names());
   const LegsPlan legs = plan_legs(peer, need, silent, *local_);
   if (legs.why_not.empty() && !stale) return take_legs(post, legs.staging, deadline);
-  fail_without_route(need.bytes, legs.why_not, deadline, unreachable, stale);
+  Status why = Status::kNoRoute;
+  if (unreachable && others_ != nullptr && !others_->rejected.empty())
+    why = lost ? Status::kPeerLost : Status::kUnreachable;
+  fail_without_route(need.bytes, legs.why_not, deadline, stale ? Status::kStale : why);
 }
 
 const std::string& Route::forced_text() const noexcept {
@@ -87,17 +92,13 @@ void Route::take_legs(Post& post, const StagingPlace& staging, LateDeadline dead
   }
 }
 
-void Route::fail_without_route(uint64_t bytes, const std::string& legs, LateDeadline& deadline,
-                               bool unreachable, bool stale) {
+void Route::fail_without_route(uint64_t bytes, const std::string& legs, LateDeadline& deadline, Status why) {
   std::string reasons;
   for (const Way& way : ways(bytes))
     if (!way.reason.empty()) reasons += fmt::format("\n  {}: {}", way.backend->name, way.reason);
   if (local_->view().region_count != 0 && local_->view().regions[0].kind != TOWLINE_MEMORY_DRAM)
     reasons += "\n  in two steps, through staging memory: " + legs;
-  Status why = unreachable && others_ != nullptr && !others_->rejected.empty() ? Status::kUnreachable
-                                                                               : Status::kNoRoute;
-  if (agent_->now_ns() >= deadline.ns()) why = Status::kTimedOut;
-  if (stale) why = Status::kStale;
+  if (why != Status::kStale && agent_->now_ns() >= deadline.ns()) why = Status::kTimedOut;
   fail(why, "no backend reaches the memory of peer '{}':{}", peer().name(), reasons);
 }
 

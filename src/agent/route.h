@@ -103,7 +103,7 @@ class Route {
   [[nodiscard]] const std::string& forced_text() const noexcept;
   void take_legs(Post& post, const StagingPlace& staging, LateDeadline deadline);
   [[noreturn]] void fail_without_route(uint64_t bytes, const std::string& legs, LateDeadline& deadline,
-                                       bool unreachable, bool stale);
+                                       Status why);
 
   const std::shared_ptr<Agent> agent_;
   const std::shared_ptr<BlockList> local_;

@@ -50,8 +50,10 @@ double milliseconds_since(Clock::time_point start) {
 // This process's side: an agent with memory of the same size as the victim's.
 class Survivor {
  public:
-  explicit Survivor(const Way& way, const std::string& more_config = {}, const std::string& listen = {})
-      : agent_("survivor", {.listen = listen.empty() ? way.listen : listen,
+  explicit Survivor(const Way& way, const std::string& more_config = {}, const std::string& listen = {},
+                    uint32_t workers = 0)
+      : agent_("survivor", {.workers = workers,
+                            .listen = listen.empty() ? way.listen : listen,
                             .backends = way.backends,
                             .config = way.config + more_config}),
         memory_(kVictimBytes),
@@ -117,6 +119,38 @@ TEST_P(Faults, AKilledPeerIsNoticedAtOnceAndEverythingInFlightEnds) {
               milliseconds_since(killed_at));
   EXPECT_TRUE(eventually([&] { return peer.health() == Health::kLost; }));
   EXPECT_LT(milliseconds_since(killed_at), 2 * kAtOnceMs);
+}
+
+// Each worker has connections of its own, and finds nobody at the address of a peer that has died.
+TEST_P(Faults, APeerThatWasThereAndDiedIsLostToWorkersThatHadNoConnection) {
+  Survivor survivor(GetParam(), {}, {}, 2);
+  Victim reached(victim_options());
+  VictimOptions other_options = victim_options();
+  other_options.name = "other";
+  Victim never_reached(other_options);
+  const Peer peer = survivor.agent_.connect(reached.address());
+  const Peer other_peer = survivor.agent_.connect(never_reached.address());
+  const Transfer move = survivor.write_to(peer, reached, {.timeout = 10s});
+  ASSERT_EQ(Survivor::run(move), Status::kOk) << last_error();
+  never_reached.kill_hard();
+  reached.kill_hard();
+  ASSERT_TRUE(eventually([&] { return peer.health() == Health::kLost; }));
+  EXPECT_EQ(Survivor::run(move), Status::kPeerLost) << last_error();
+  for (int worker = 0; worker < 2; ++worker) {
+    std::thread([&] {  // each thread has the next worker
+      const auto status_of = [&](const Peer& to, const Victim& victim) {
+        try {
+          return Survivor::run(survivor.write_to(to, victim, {.timeout = 10s}));
+        } catch (const Error& error) {
+          EXPECT_NE(std::string(error.what()).find(to.name()), std::string::npos) << error.what();
+          return error.code();
+        }
+      };
+      EXPECT_EQ(status_of(peer, reached), Status::kPeerLost) << last_error();
+      EXPECT_EQ(status_of(other_peer, never_reached), Status::kUnreachable) << last_error();
+    })
+        .join();
+  }
 }
 
 TEST_P(Faults, AStoppedPeerIsSuspectThenLostAndOthersGoOn) {
