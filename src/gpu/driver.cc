@@ -436,7 +436,10 @@ class Nvidia final : public Device {
   // The primary context, which the application has made: it holds memory there. Or the settings say so.
   const Kernels& context(uint32_t gpu) const {
     const std::lock_guard lock(mutex_);
-    Kernels& kernels = contexts_.at(gpu);
+    if (gpu >= contexts_.size())
+      fail(Status::kInvalidArgument, "cuda: there is no GPU {}: the driver shows this process {}", gpu,
+           contexts_.size());
+    Kernels& kernels = contexts_[gpu];
     if (kernels.context != nullptr) return kernels;
     driver::Context context = nullptr;
     api_.check(api_.primary_retain(&context, static_cast<int>(gpu)), "cuDevicePrimaryCtxRetain");

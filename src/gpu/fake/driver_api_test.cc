@@ -49,6 +49,19 @@ TEST(CudaDriver, InstancesOfMigAreGpusOfTheirOwn) {
   EXPECT_EQ(uuid_text(instance.uuid, instance.partitioned), "MIG-13131313-1313-1313-1313-131313131399");
 }
 
+TEST(CudaDriver, AGpuThatIsNotThereIsNamedWithHowManyThereAre) {
+  const Api api(TOWLINE_DMA_DRIVER);  // is the driver that is found from now on, and shows one GPU
+  nvidia_device().start();
+  EXPECT_NE(nvidia_context(0), nullptr);
+  try {
+    (void)nvidia_context(5);
+    FAIL() << "it was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Status::kInvalidArgument);
+    EXPECT_EQ(error.message(), "cuda: there is no GPU 5: the driver shows this process 1");
+  }
+}
+
 class CudaDriverStreams : public ::testing::Test {
  protected:
   void TearDown() override { answers(0, 0, nullptr); }
