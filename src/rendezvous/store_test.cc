@@ -163,9 +163,9 @@ uint64_t resident_bytes() {
 
 TEST(TcpStores, ManyRequestsForOneLargeValueCostItOnce) {
   TcpStoreServer server("127.0.0.1:0");
-  constexpr uint64_t kValue = 40u << 20;
+  constexpr uint64_t kLargeBytes = 40u << 20;
   RawClient owner(server.port());
-  owner.send(RawClient::set("large", std::string(kValue, 'x')) + RawClient::get("small"));
+  owner.send(RawClient::set("large", std::string(kLargeBytes, 'x')) + RawClient::get("small"));
   owner.receive(8);  // it has come
   const uint64_t before = resident_bytes();
   std::vector<std::unique_ptr<RawClient>> greedy;  // ask and do not read
@@ -175,12 +175,12 @@ TEST(TcpStores, ManyRequestsForOneLargeValueCostItOnce) {
   }
   RawClient late(server.port());  // is still served
   late.send(RawClient::get("large"));
-  late.receive(8 + kValue);
-  EXPECT_LT(resident_bytes(), before + 2 * kValue) << "its own copy in this process is one";
+  late.receive(8 + kLargeBytes);
+  EXPECT_LT(resident_bytes(), before + 2 * kLargeBytes) << "its own copy in this process is one";
   // All that was asked for comes, in order, once it is read.
   for (int request = 0; request < 8; ++request) {
-    EXPECT_EQ(greedy[0]->receive(8), RawClient::number(kValue));
-    EXPECT_EQ(greedy[0]->receive(kValue), std::string(kValue, 'x'));
+    EXPECT_EQ(greedy[0]->receive(8), RawClient::number(kLargeBytes));
+    EXPECT_EQ(greedy[0]->receive(kLargeBytes), std::string(kLargeBytes, 'x'));
   }
 }
 
