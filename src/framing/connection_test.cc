@@ -501,6 +501,39 @@ TEST(CountTest, OfMoreThanWasSentBreaksTheConnectionAndAnOldOneIsNothing) {
 }
 
 // Written into a file, each frame's payload and the next frame would begin at a multiple of the alignment.
+// More than one frame takes together with others, and less than is striped.
+TEST(LoadTest, ShortPartsThatComeInOnePassAreSharedByTheLanes) {
+  constexpr uint64_t kLanes = 4;
+  constexpr uint64_t kParts = 3 * kLanes;
+  constexpr uint64_t kPart = 256 << 10;
+  Side a;
+  Side b;
+  std::vector<const testing::FdLane*> lanes;
+  for (uint64_t i = 0; i < kLanes; ++i) {
+    testing::LanePair pair = testing::socket_lanes();
+    lanes.push_back(static_cast<const testing::FdLane*>(pair.first.get()));
+    a.connection.add_lane(std::move(pair.first));
+    b.connection.add_lane(std::move(pair.second));
+  }
+  std::vector<uint8_t> local(kParts * kPart, 5);
+  std::vector<uint8_t> remote(kParts * kPart);
+  FakePlan plan{b.host.add(remote.data(), remote.size())};
+  plan.add(local.data(), remote.data(), static_cast<uint32_t>(local.size()));
+  towline_prepared* prepared = a.prepare(plan.plan(), TOWLINE_WRITE);
+  for (uint64_t part = 0; part < kParts; ++part)
+    ASSERT_EQ(a.submit(prepared, part, part * kPart, (part + 1) * kPart), Status::kInProgress);
+  for (int pass = 0; pass < 100000 && a.host.results.size() != kParts; ++pass) {
+    a.progress();
+    b.progress();
+  }
+  ASSERT_EQ(a.host.results.size(), kParts);
+  EXPECT_EQ(remote, local);
+  for (const testing::FdLane* lane : lanes) {
+    EXPECT_GE(lane->written, kParts / kLanes * kPart);
+    EXPECT_LT(lane->written, (kParts / kLanes + 1) * kPart);
+  }
+}
+
 TEST(PaddingTest, AlignsTheLargeFramesOfBothSidesAndNoSmallOnes) {
   constexpr std::size_t kLarge = 1 << 20;
   constexpr std::size_t kSmall = 100 << 10;

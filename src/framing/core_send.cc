@@ -17,12 +17,12 @@ constexpr std::size_t kRequestsKept = 4;  // for urgent READs
 }  // namespace
 
 LaneState& Connection::least_loaded() noexcept {
+  const auto load = [](const LaneState& lane) {
+    return lane.out.unacked_bytes + lane.out.queue.size() + lane.out.short_parts.bytes();
+  };
   LaneState* best = lanes_.front().get();
-  for (const auto& lane : lanes_) {
-    if (lane->express) continue;
-    if (lane->out.unacked_bytes + lane->out.queue.size() < best->out.unacked_bytes + best->out.queue.size())
-      best = lane.get();
-  }
+  for (const auto& lane : lanes_)
+    if (!lane->express && load(*lane) < load(*best)) best = lane.get();
   return *best;
 }
 

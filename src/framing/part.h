@@ -74,18 +74,22 @@ class PartList {
  public:
   [[nodiscard]] bool empty() const noexcept { return head_ == nullptr; }
   [[nodiscard]] Part* front() const noexcept { return head_; }
+  // Of its parts, whatever was made of them already.
+  [[nodiscard]] uint64_t bytes() const noexcept { return bytes_; }
   void push(Part& part) noexcept {
     part.previous = tail_;
     part.next = nullptr;
     part.list = this;
     (tail_ == nullptr ? head_ : tail_->next) = &part;
     tail_ = &part;
+    bytes_ += part.bytes();
   }
   void remove(Part& part) noexcept {
     (part.previous == nullptr ? head_ : part.previous->next) = part.next;
     (part.next == nullptr ? tail_ : part.next->previous) = part.previous;
     part.previous = part.next = nullptr;
     part.list = nullptr;
+    bytes_ -= part.bytes();
   }
   Part* pop() noexcept {
     Part* part = head_;
@@ -96,6 +100,7 @@ class PartList {
  private:
   Part* head_ = nullptr;
   Part* tail_ = nullptr;
+  uint64_t bytes_ = 0;
 };
 
 // Grows by chunks up to its capacity; freed parts are reused last in, first out, so that a steady load uses

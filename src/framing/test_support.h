@@ -225,7 +225,9 @@ class FdLane final : public Lane {
     msghdr message{};
     message.msg_iov = const_cast<iovec*>(pieces.data());
     message.msg_iovlen = pieces.size();
-    return outcome(::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT));
+    const IoResult result = outcome(::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT));
+    written += result.bytes;
+    return result;
   }
   IoResult read(std::span<const iovec> pieces) noexcept override {
     msghdr message{};
@@ -253,8 +255,9 @@ class FdLane final : public Lane {
   // Of what was sent and not read. The system rounds up.
   void set_buffer(int bytes) noexcept { ::setsockopt(fd_, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes); }
 
-  uint64_t writes = 0;  // calls
-  uint64_t reads = 0;   // that brought something
+  uint64_t writes = 0;   // calls
+  uint64_t reads = 0;    // that brought something
+  uint64_t written = 0;  // bytes
 
  private:
   IoResult outcome(ssize_t moved) const noexcept {
