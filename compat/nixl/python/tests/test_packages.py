@@ -113,19 +113,20 @@ def test_log_level_comes_from_the_environment(level, seen):
     assert ("ignored" in done.stdout) == (level == "nonsense")
 
 
-def test_expert_parallelism_is_imported_and_says_that_it_is_missing():
+def test_expert_parallelism_is_imported_without_torch_and_says_what_is_missing():
     done = run_script(
         """
         import sys
         sys.modules["torch"] = None  # importing it fails
         from nixl_ep import Buffer, Config, EventOverlap, ExpertParallelismMissing
-        for use in (lambda: Buffer(rank=0, low_latency_mode=True), lambda: Buffer.get_rdma_size_hint(128, 4096, 8, 64),
-                    lambda: Buffer.set_num_sms(20), lambda: Config(20, 6, 256), lambda: EventOverlap()):
+        for use in (lambda: Buffer(rank=0, low_latency_mode=False), lambda: Buffer.get_dispatch_config(8),
+                    lambda: Buffer.get_combine_config(8), lambda: Config(20, 6, 256)):
             try:
                 use()
                 raise SystemExit("it seemed to work")
             except NotImplementedError as error:
                 assert isinstance(error, ExpertParallelismMissing) and "moe-a2a-backend" in str(error), error
+        Buffer.set_num_sms(20)
         import nixl_ep.buffer, nixl_ep.utils
         assert nixl_ep.buffer.Buffer is Buffer and nixl_ep.utils.EventOverlap is EventOverlap
         print(issubclass(Buffer, object))

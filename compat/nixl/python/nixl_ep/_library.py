@@ -1,0 +1,135 @@
+"""The table of libtowline_experts.so (include/towline/plugin/experts.h), by ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import pathlib
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+
+DISPATCH, COMBINE, BARRIER, MASK, UNMASK, CLEAN, QUERY = range(7)
+SEND, RECEIVE = 1, 2
+BFLOAT16, FP8, ROUND_SCALE, UE8M0 = 0, 1, 2, 4
+
+# Statuses (towline/status.h) of a rank that was described earlier and is gone.
+PEER_LOST, STALE, IO, NOT_FOUND, UNREACHABLE = -15, -17, -20, -5, -24
+
+
+class Options(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("gpu", c_uint32),
+        ("rank", c_uint32),
+        ("capacity", c_uint32),
+        ("local", c_uint32),
+        ("bytes", c_uint64),
+        ("timeout_ns", c_uint64),
+    ]
+
+
+class Call(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("op", c_uint32),
+        ("phases", c_uint32),
+        ("format", c_uint32),
+        ("peer", c_uint32),
+        ("ranks", c_uint32),
+        ("tokens", c_uint32),
+        ("max_tokens", c_uint32),
+        ("hidden", c_uint32),
+        ("topk", c_uint32),
+        ("reserved", c_uint32),
+        ("ticket", c_uint64),
+        ("x", c_void_p),
+        ("topk_idx", c_void_p),
+        ("topk_weights", c_void_p),
+        ("out", c_void_p),
+        ("scales", c_void_p),
+        ("src_info", c_void_p),
+        ("layout_range", c_void_p),
+        ("count", c_void_p),
+        ("stats", c_void_p),
+        ("wait_ns", c_void_p),
+    ]
+
+
+def make_call(op: int, **fields) -> Call:
+    return Call(struct_size=ctypes.sizeof(Call), op=op, **fields)
+
+
+class Table(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("error", CFUNCTYPE(c_char_p)),
+        ("bytes_for", CFUNCTYPE(c_uint64, c_uint32, c_uint32, c_uint32, c_uint32)),
+        ("open", CFUNCTYPE(c_int32, POINTER(Options), POINTER(c_void_p))),
+        ("close", CFUNCTYPE(None, c_void_p)),
+        ("describe", CFUNCTYPE(c_int32, c_void_p, POINTER(c_uint8), POINTER(c_size_t))),
+        ("connect", CFUNCTYPE(c_int32, c_void_p, c_uint32, c_char_p, c_size_t, c_uint64)),
+        ("disconnect", CFUNCTYPE(c_int32, c_void_p, c_uint32)),
+        ("issue", CFUNCTYPE(c_int32, c_void_p, POINTER(Call), c_void_p)),
+        ("results", CFUNCTYPE(c_int32, c_void_p, c_uint32, c_uint32, POINTER(c_void_p))),
+        ("memory", CFUNCTYPE(c_int32, c_void_p, POINTER(c_void_p), POINTER(c_uint64))),
+    ]
+
+
+class ExpertsError(RuntimeError):
+    """A call of the library that failed: `status` is Towline's code, and the text says what to do."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@functools.cache
+def load() -> Table:
+    """The library's table. It needs no GPU until a member is opened."""
+    path = pathlib.Path(__file__).parents[1] / "nixl" / "plugins" / "libtowline_experts.so"
+    if not path.exists():
+        raise ImportError(f"nixl_ep: {path} is missing: install the wheel towline-nixl anew")
+    entry = ctypes.CDLL(str(path)).towline_experts_v1
+    entry.restype = POINTER(Table)
+    return entry().contents
+
+
+class Member:
+    """This process's rank. One thread at a time uses it."""
+
+    def __init__(self, table: Table, gpu: int, rank: int, capacity: int, local: int, size: int, timeout_ns: int) -> None:
+        self._table = table
+        self._handle = c_void_p()
+        options = Options(ctypes.sizeof(Options), gpu, rank, capacity, local, size, timeout_ns)
+        self._check(table.open(ctypes.byref(options), ctypes.byref(self._handle)))
+
+    def _check(self, status: int) -> None:
+        if status < 0:
+            raise ExpertsError(status, self._table.error().decode())
+
+    def close(self) -> None:
+        self._table.close(self._handle)
+
+    def describe(self) -> bytes:
+        room = (c_uint8 * 4096)()
+        length = c_size_t(len(room))
+        self._check(self._table.describe(self._handle, room, ctypes.byref(length)))
+        return bytes(room[: length.value])
+
+    def connect(self, rank: int, description: bytes, timeout_ns: int) -> None:
+        self._check(self._table.connect(self._handle, rank, description, len(description), timeout_ns))
+
+    def disconnect(self, rank: int) -> None:
+        self._check(self._table.disconnect(self._handle, rank))
+
+    def issue(self, call: Call, stream: int) -> None:
+        self._check(self._table.issue(self._handle, ctypes.byref(call), stream))
+
+    def results(self, max_tokens: int, hidden: int) -> int:
+        address = c_void_p()
+        self._check(self._table.results(self._handle, max_tokens, hidden, ctypes.byref(address)))
+        return address.value
+
+    def memory(self) -> tuple[int, int]:
+        address, size = c_void_p(), c_uint64()
+        self._check(self._table.memory(self._handle, ctypes.byref(address), ctypes.byref(size)))
+        return address.value, size.value
