@@ -97,6 +97,9 @@ struct Completion {
   CompletionKind kind;
 };
 
+// Of a connection. Its initiator posts transfers on it, its responder sends credits.
+enum class ConnectionEnd : uint8_t { kInitiator, kResponder };
+
 class Domain {
  public:
   virtual ~Domain() = default;
@@ -112,7 +115,7 @@ class Domain {
 
   // Makes this end of a connection, under a number that the caller chooses (below max_connections and free).
   // Returns what the other end needs. Receives may be posted from here on.
-  virtual std::vector<uint8_t> open(uint32_t connection) = 0;
+  virtual std::vector<uint8_t> open(uint32_t connection, ConnectionEnd end) = 0;
 
   // Joins it to the other end. Requests may be posted when this returns.
   virtual void connect(uint32_t connection, std::span<const uint8_t> other_end) = 0;

@@ -18,7 +18,7 @@ struct Port final : Domain {
   std::vector<uint8_t> address() const override { return {}; }
   Registration register_memory(const MemoryToRegister&) override { return {}; }
   void deregister_memory(const Registration&) noexcept override {}
-  std::vector<uint8_t> open(uint32_t number) override {
+  std::vector<uint8_t> open(uint32_t number, ConnectionEnd) override {
     opened = number;
     return {};
   }

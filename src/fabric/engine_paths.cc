@@ -61,7 +61,7 @@ bool Engine::State::open_path(Peer& peer, uint32_t number) noexcept {
   try {
     prepare(*connection);
     peer.unused.reserve(std::min<uint64_t>(SequenceWindow::kSpan, transfers.size()));
-    connection->endpoint = rail.domain->open(connection->number);
+    connection->endpoint = rail.domain->open(connection->number, ConnectionEnd::kInitiator);
   } catch (const std::exception& error) {
     peer.last_refusal = refusal_of(rail, error);
     return false;
@@ -262,7 +262,7 @@ void Engine::State::on_connect(Peer& peer, const ControlMessage& message) noexce
 void Engine::State::accept(Peer& peer, Connection& connection, const ControlMessage& message) {
   Rail& rail = rails[connection.rail];
   prepare(connection);
-  connection.endpoint = rail.domain->open(connection.number);
+  connection.endpoint = rail.domain->open(connection.number, ConnectionEnd::kResponder);
   connection.state = ConnectionState::kReady;
   connection.record_limit = std::min(options.record_bytes, message.record_bytes);
   rail.reserved += connection.receives + kCreditSends;

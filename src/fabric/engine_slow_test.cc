@@ -24,9 +24,9 @@ class SlowPort final : public Domain {
   void deregister_memory(const Registration& registration) noexcept override {
     port_->deregister_memory(registration);
   }
-  std::vector<uint8_t> open(uint32_t connection) override {
+  std::vector<uint8_t> open(uint32_t connection, ConnectionEnd end) override {
     now_ns_ += open_ns_;
-    return port_->open(connection);
+    return port_->open(connection, end);
   }
   void connect(uint32_t connection, std::span<const uint8_t> other_end) override {
     port_->connect(connection, other_end);

@@ -412,7 +412,7 @@ class LoopbackFabric::Port final : public Domain {
     state().regions.erase(registration.handle);
   }
 
-  std::vector<uint8_t> open(uint32_t connection) override {
+  std::vector<uint8_t> open(uint32_t connection, ConnectionEnd) override {
     std::vector<uint8_t> bytes;
     bytes.reserve(sizeof(uint64_t));  // an end that is open must not fail here any more
     WireWriter{bytes}.u64(network_.open(number_, connection));

@@ -68,9 +68,9 @@ class SharedPort final : public Domain {
     const std::lock_guard lock(network_->mutex);
     port_->deregister_memory(registration);
   }
-  std::vector<uint8_t> open(uint32_t connection) override {
+  std::vector<uint8_t> open(uint32_t connection, ConnectionEnd end) override {
     const std::lock_guard lock(network_->mutex);
-    return port_->open(connection);
+    return port_->open(connection, end);
   }
   void connect(uint32_t connection, std::span<const uint8_t> other_end) override {
     const std::lock_guard lock(network_->mutex);

@@ -19,7 +19,7 @@ class NullDomain final : public Domain {
     return {1, 1, reinterpret_cast<uint64_t>(memory.address), 0};
   }
   void deregister_memory(const Registration&) noexcept override {}
-  std::vector<uint8_t> open(uint32_t) override { return {}; }
+  std::vector<uint8_t> open(uint32_t, ConnectionEnd) override { return {}; }
   void connect(uint32_t, std::span<const uint8_t>) override {}
   void stop(uint32_t) noexcept override {}
   void release(uint32_t connection) noexcept override {

@@ -218,7 +218,7 @@ class OfiDomain final : public Domain {
     if (registration.handle != 0) fi_close(&reinterpret_cast<fid_mr*>(registration.handle)->fid);
   }
 
-  std::vector<uint8_t> open(uint32_t number) override {
+  std::vector<uint8_t> open(uint32_t number, ConnectionEnd) override {
     OfiConnection& connection = connections_.at(number);
     if (connection.open) fail(Status::kAlreadyExists, "{}: connection {} is open", traits_.name, number);
     OfiConnection made;

@@ -181,7 +181,7 @@ class UcxDomain final : public Domain, private UcxOwner {
     registrations_.erase(found);
   }
 
-  std::vector<uint8_t> open(uint32_t number) override {
+  std::vector<uint8_t> open(uint32_t number, ConnectionEnd) override {
     if (number >= connections_.size()) connections_.resize(number + 1);
     auto connection =
         std::make_unique<UcxConnection>(static_cast<UcxOwner&>(*this), context_, number, connection_);

@@ -174,7 +174,7 @@ TEST(UcxMessages, WhatIsAgainstTheRulesEndsTheConnection) {
   for (const Message& one : wrong) {
     SCOPED_TRACE(one.what);
     Peer peer;
-    const auto here = rail->open(++number);
+    const auto here = rail->open(++number, ConnectionEnd::kInitiator);
     rail->connect(number, peer.address());
     ASSERT_EQ(rail->post(number, &asked, 1), 1u);  // number 1, which the peer does not answer
     peer.send(here, one);

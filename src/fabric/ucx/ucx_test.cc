@@ -22,8 +22,8 @@ class UcxDomainTest : public ::testing::Test {
 #endif
     mine = make_rail("ucx:tcp");
     theirs = make_rail("ucx:tcp");
-    const auto here = mine->open(3);
-    const auto there = theirs->open(5);
+    const auto here = mine->open(3, ConnectionEnd::kInitiator);
+    const auto there = theirs->open(5, ConnectionEnd::kResponder);
     mine->connect(3, there);
     theirs->connect(5, here);
     std::iota(from.begin(), from.end(), uint8_t{1});

@@ -201,7 +201,7 @@ void VerbsDomain::deregister_memory(const Registration& registration) noexcept {
 
 // ---- connections
 
-std::vector<uint8_t> VerbsDomain::open(uint32_t connection) {
+std::vector<uint8_t> VerbsDomain::open(uint32_t connection, ConnectionEnd) {
   Pair& pair = pairs_.at(connection);
   if (pair.queue != nullptr)
     fail(Status::kAlreadyExists, "{}: connection {} is open", traits_.name, connection);

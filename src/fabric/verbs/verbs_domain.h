@@ -28,7 +28,7 @@ class VerbsDomain final : public Domain {
   std::vector<uint8_t> address() const override { return {}; }  // connections tell all there is
   Registration register_memory(const MemoryToRegister& memory) override;
   void deregister_memory(const Registration& registration) noexcept override;
-  std::vector<uint8_t> open(uint32_t connection) override;
+  std::vector<uint8_t> open(uint32_t connection, ConnectionEnd end) override;
   void connect(uint32_t connection, std::span<const uint8_t> other_end) override;
   void stop(uint32_t connection) noexcept override;
   void release(uint32_t connection) noexcept override;

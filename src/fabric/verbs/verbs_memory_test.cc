@@ -45,7 +45,7 @@ TEST(VerbsMemory, AConnectionThatCantBeOpenedLeavesNoQueuePairAndCanBeOpenedAgai
   FakeVerbs world;
   FakeDevice& device = world.add_device("mlx5_0");
   VerbsDomain domain{FakeVerbs::library(), {"mlx5_0", 1, -1}};
-  with_each_allocation_failing([&] { (void)domain.open(0); },
+  with_each_allocation_failing([&] { (void)domain.open(0, ConnectionEnd::kInitiator); },
                                [&] { EXPECT_TRUE(device.pairs.empty()) << device.pairs.size(); });
   EXPECT_EQ(device.pairs.size(), 1u);
 }

@@ -347,17 +347,17 @@ TEST_F(VerbsDevices, OutOfQueuePairsIsAClearError) {
   FakeDevice& device = world.add_device("mlx5_0");
   VerbsDomain domain{FakeVerbs::library(), {"mlx5_0", 1, -1}};
   device.limits.max_qp = 2;
-  (void)domain.open(0);
-  (void)domain.open(1);
+  (void)domain.open(0, ConnectionEnd::kInitiator);
+  (void)domain.open(1, ConnectionEnd::kInitiator);
   try {
-    (void)domain.open(2);
+    (void)domain.open(2, ConnectionEnd::kInitiator);
     FAIL();
   } catch (const core::Error& error) {
     EXPECT_EQ(error.code(), Status::kLimitExceeded);
     EXPECT_TRUE(contains(error.message(), "no queue pair")) << error.message();
   }
   domain.release(0);
-  (void)domain.open(2);
+  (void)domain.open(2, ConnectionEnd::kInitiator);
 }
 
 TEST_F(VerbsDevices, EndsOfAnotherSortAreRefusedAndTheSmallerMtuIsUsed) {
@@ -366,8 +366,8 @@ TEST_F(VerbsDevices, EndsOfAnotherSortAreRefusedAndTheSmallerMtuIsUsed) {
   one.mtu = IBV_MTU_1024;
   VerbsDomain here{FakeVerbs::library(), {"mlx5_0", 1, -1}};
   VerbsDomain there{FakeVerbs::library(), {"mlx5_1", 1, -1}};
-  const auto end_here = here.open(0);
-  const auto end_there = there.open(0);
+  const auto end_here = here.open(0, ConnectionEnd::kInitiator);
+  const auto end_there = there.open(0, ConnectionEnd::kResponder);
   there.connect(0, end_here);
   EXPECT_EQ(two.pairs.begin()->second->attributes.path_mtu, IBV_MTU_1024);
   auto other = *decode_verbs_endpoint(end_there);
@@ -386,8 +386,8 @@ TEST_F(VerbsDevices, WhatArrivedBeforeAnEndWasStoppedIsStillGiven) {
   world.add_device("mlx5_1");
   VerbsDomain here{FakeVerbs::library(), {"mlx5_0", 1, -1}};
   VerbsDomain there{FakeVerbs::library(), {"mlx5_1", 1, -1}};
-  const auto end_here = here.open(0);
-  const auto end_there = there.open(0);
+  const auto end_here = here.open(0, ConnectionEnd::kInitiator);
+  const auto end_there = there.open(0, ConnectionEnd::kResponder);
   here.connect(0, end_there);
   there.connect(0, end_here);
   uint8_t buffer[64] = {};
@@ -409,7 +409,7 @@ TEST_F(VerbsDevices, WhatArrivedBeforeAnEndWasStoppedIsStillGiven) {
 TEST_F(VerbsDevices, HostileEndsAreRefused) {
   world.add_device("mlx5_0");
   VerbsDomain domain{FakeVerbs::library(), {"mlx5_0", 1, -1}};
-  const auto good = domain.open(0);
+  const auto good = domain.open(0, ConnectionEnd::kInitiator);
   Random random{3};
   for (int round = 0; round < 2000; ++round) {
     std::vector<uint8_t> bad = good;
