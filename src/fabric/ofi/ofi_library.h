@@ -25,6 +25,9 @@ class OfiLibrary {
   const char* plain_error_text(int error) const noexcept { return strerror_(error < 0 ? -error : error); }
   uint32_t version() const noexcept { return version_; }  // of the API that is asked for
   uint32_t runtime() const noexcept { return runtime_; }  // of the library
+  // Whether rxm ends the connection behind an address that is removed (FI_AV_REMOVE_CLEANUP). False where the
+  // process has loaded the library before, or its environment says no.
+  bool ends_removed() const noexcept { return ends_removed_; }
 
   // One that the caller frees by free_info.
   fi_info* empty_info() const noexcept { return dupinfo_(nullptr); }
@@ -43,6 +46,7 @@ class OfiLibrary {
   DynamicLibrary library_;
   uint32_t version_ = 0;
   uint32_t runtime_ = 0;
+  bool ends_removed_ = false;
   decltype(&fi_getinfo) getinfo_ = nullptr;
   decltype(&fi_freeinfo) freeinfo_ = nullptr;
   decltype(&fi_dupinfo) dupinfo_ = nullptr;
