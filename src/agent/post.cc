@@ -2,6 +2,7 @@
 #include "agent/post.h"
 
 #include <algorithm>
+#include <array>
 
 #include "agent/agent.h"
 #include "agent/link.h"
@@ -200,11 +201,7 @@ Status Post::post_slow() noexcept {
   }
   if (agent().hooks() != nullptr) call_begin();
   status = agent().told(start_parts());
-  if (is_error(status)) {
-    if (hooked_) call_end(status);
-    take_back_post(before);
-  }
-  return status;
+  return is_error(status) ? take_back_post(before, status) : status;
 }
 
 Status Post::begin_post(int32_t& outcome_before) noexcept {
@@ -219,12 +216,22 @@ Status Post::begin_post(int32_t& outcome_before) noexcept {
   return Status::kOk;
 }
 
-// Not accepted: as if it had not been posted.
-void Post::take_back_post(int32_t outcome_before) noexcept {
-  ended_.store(true, std::memory_order_relaxed);
+// Not accepted: as if it had not been posted. But a thread may have ended it since it began, as cancel() of it or of
+// its group does: then its end has been told, so that it was accepted.
+Status Post::take_back_post(int32_t outcome_before, Status why) noexcept {
+  if (ended_.exchange(true, std::memory_order_seq_cst)) {
+    note_failure({kResultBytes, TOWLINE_CANCELLED, 0, kAllFences, 0, 0, 0, plan_.view().bytes});
+    drop(nullptr);
+    return Status::kInProgress;
+  }
+  if (hooked_) call_end(why);
+  // Threads that have a share of it find that it has ended, and give that back.
+  for (uint32_t own = 2; !shares_.compare_exchange_weak(own, 0, std::memory_order_acq_rel); own = 2)
+    cpu_pause();
   outcome_.store(outcome_before, std::memory_order_release);
   if (options_.queued) queue_of_end().release_completion();
   phase_.store(kReady, std::memory_order_release);
+  return why;
 }
 
 // The link can't break under the worker's lock, but it may have broken just before.
@@ -262,20 +269,23 @@ void Post::enter_post(uint64_t now_ns, uint64_t deadline_ns) noexcept {
 
 Status Post::start_staged() noexcept {
   Part& part = parts_[0];
-  if (part.worker->try_lock()) {
+  Worker& worker = *part.worker;
+  const bool stays = handle_ == nullptr;
+  Status seen = Status::kInProgress;
+  if (worker.try_lock()) {
     if (ended_.load(std::memory_order_acquire)) {  // cancelled meanwhile
       part_ended(part, {kResultBytes, TOWLINE_CANCELLED, 0, kAllFences, 0, 0, part.begin, part.end});
-      part.worker->unlock();
-      return accepted();
+    } else {
+      staged_->begin(part);
+      staged_->step(worker.pass_began_ns());
     }
-    staged_->begin(part);
-    staged_->step(part.worker->pass_began_ns());
-    part.worker->unlock();
-  } else if (!part.worker->enqueue(&part)) {
+    seen = accepted();
+    worker.unlock();
+  } else if (!worker.enqueue(&part)) {
     return Status::kAgain;
   }
-  part.worker->wake();
-  return accepted();
+  worker.wake();
+  return stays ? accepted() : seen;
 }
 
 Status Post::start_alone(Part& part) noexcept {
@@ -293,33 +303,36 @@ Status Post::start_alone(Part& part) noexcept {
   return again_later ? Status::kInProgress : status;
 }
 
+// Once it can be over, a transfer is not read any more, except under the lock of its worker, which its end needs: it
+// may be destroyed, on another thread or by its callback on this one. A plan's post stays until PostPlan::post() returns.
 Status Post::start_parts() noexcept {
   if (staged_ != nullptr) return start_staged();
-  Part& first = parts_[0];
-  // Once it can be over, it may belong to another run.
+  const bool stays = handle_ == nullptr;
   const bool urgent = options_.urgent;
   const bool paced = paced_;
-  if (part_count_ == 1 && gate_.load(std::memory_order_relaxed) == kOpen && first.worker->try_lock()) {
-    const Status status = start_alone(first);
-    first.worker->unlock();
+  const uint32_t count = part_count_;
+  std::array<Worker*, kMaxParts> workers;
+  for (uint32_t i = 0; i < count; ++i) workers[i] = parts_[i].worker;
+  Worker& home = *workers[0];
+  if (count == 1 && gate_.load(std::memory_order_relaxed) == kOpen && home.try_lock()) {
+    const Status status = start_alone(parts_[0]);
+    const Status seen = accepted();
+    home.unlock();
     if (is_error(status)) return status;
-    if (status == Status::kInProgress || paced) first.worker->wake();
-    return accepted();
+    if (status == Status::kInProgress || paced) home.wake();
+    return stays ? accepted() : seen;
   }
-  for (uint32_t i = 0; i < part_count_; ++i) {
-    Part& part = parts_[i];
+  for (uint32_t i = 0; i < count; ++i) {  // it is not over before the last of them is queued
     SpinWait spin;
-    while (!part.worker->enqueue(&part)) {
+    while (!workers[i]->enqueue(&parts_[i])) {
       if (i == 0) return Status::kAgain;
-      if (part.worker->drive() == 0 && !spin.again()) control_pause(agent(), 0);
+      if (workers[i]->drive() == 0 && !spin.again()) control_pause(workers[i]->agent(), 0);
     }
-    if (urgent) part.worker->hurry();
+    if (urgent) workers[i]->hurry();
   }
-  for (uint32_t i = 0; i < part_count_; ++i) {
-    if (i == 0) parts_[i].worker->drive();
-    parts_[i].worker->wake();
-  }
-  return accepted();
+  home.drive();
+  for (uint32_t i = 0; i < count; ++i) workers[i]->wake();
+  return stays ? accepted() : Status::kInProgress;
 }
 
 // The result of post once the parts are submitted: poll reports an outcome that is already an error, since an

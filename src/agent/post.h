@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -248,7 +249,8 @@ class Post : public Ending {
   [[nodiscard]] Status post_slow() noexcept;
   // From busy to in progress, with nothing submitted yet; kAgain: no room for its completion.
   [[nodiscard]] Status begin_post(int32_t& outcome_before) noexcept;
-  void take_back_post(int32_t outcome_before) noexcept;
+  // What post() answers: `why`, or that it was accepted.
+  [[nodiscard]] Status take_back_post(int32_t outcome_before, Status why) noexcept;
 
   // ---- limits (pace.h): a paced run goes in slices, one of a part at a time; post_pace.cc
   template <class Visit>
@@ -268,7 +270,9 @@ class Post : public Ending {
 
   // The phase is taken: gives it back unless it is posted.
   [[nodiscard]] Status post_on_taken(void* stream) noexcept;
-  [[nodiscard]] Status capture_or_post(Part& part, void* stream) noexcept;
+  // kInProgress with `outcome_before`: posted; without: captured, which is over.
+  [[nodiscard]] Status capture_or_post(Part& part, void* stream,
+                                       std::optional<int32_t>& outcome_before) noexcept;
   [[nodiscard]] Status streams_serve() const noexcept;
   [[nodiscard]] Status view_taken(uint64_t* local, uint64_t* remote);
   [[nodiscard]] Held& held();

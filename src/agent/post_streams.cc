@@ -1,5 +1,6 @@
 // Posts in the order of the application's streams (gpu.h).
 #include <algorithm>
+#include <optional>
 
 #include "agent/agent.h"
 #include "agent/link.h"
@@ -50,21 +51,26 @@ Status Post::post_on_taken(void* stream) noexcept {
     return status;
   }
   Part& part = parts_[0];
-  const Worker::Guard guard(*part.worker);
-  const int32_t gate = gate_.load(std::memory_order_seq_cst);
-  if (gate < 0) status = static_cast<Status>(gate);
-  if (status == Status::kOk && !usable(part)) {
-    const uint64_t deadline_ns = Deadline::after(agent().now_ns(), options_.timeout_ns).ns();
-    status = establish_part(part, deadline_ns);
-    if (status == Status::kInProgress) status = Status::kAgain;
+  std::optional<int32_t> outcome_before;
+  {
+    const Worker::Guard guard(*part.worker);
+    const int32_t gate = gate_.load(std::memory_order_seq_cst);
+    if (gate < 0) status = static_cast<Status>(gate);
+    if (status == Status::kOk && !usable(part)) {
+      const uint64_t deadline_ns = Deadline::after(agent().now_ns(), options_.timeout_ns).ns();
+      status = establish_part(part, deadline_ns);
+      if (status == Status::kInProgress) status = Status::kAgain;
+    }
+    if (status == Status::kOk) status = capture_or_post(part, stream, outcome_before);
   }
-  if (status == Status::kOk) return capture_or_post(part, stream);
+  if (outcome_before.has_value())
+    return is_error(status) ? take_back_post(*outcome_before, status) : Status::kInProgress;
   phase_.store(kReady, std::memory_order_release);
   return status;
 }
 
 // Busy, with everything prepared.
-Status Post::capture_or_post(Part& part, void* stream) noexcept {
+Status Post::capture_or_post(Part& part, void* stream, std::optional<int32_t>& outcome_before) noexcept {
   towline_capture* capture = nullptr;
   towline_capture** const wanted = has_message() || handle_ == nullptr ? nullptr : &capture;
   auto status = static_cast<Status>(backend_->data->stream_capture(part.prepared, stream, wanted));
@@ -72,23 +78,18 @@ Status Post::capture_or_post(Part& part, void* stream) noexcept {
     set_failure_text(handle_ == nullptr
                          ? "a post of a plan can't be captured in a graph: make a transfer for it"
                          : "a transfer with a notice or a counter can't be captured in a graph");
-    status = Status::kUnsupported;
+    return Status::kUnsupported;
   }
   if (status == Status::kOk) {
     const std::lock_guard lock(agent().transfer_details_mutex());
     held().captures.push_back(capture);
-  } else if (status == Status::kAgain) {
-    int32_t before = 0;
-    status = begin_post(before);
-    if (status == Status::kOk) {
-      // It goes in one piece.
-      status = paced_ && !may_begin(part, agent().now_ns()) ? Status::kAgain : submit_now(part, &stream);
-      if (is_error(status)) take_back_post(before);
-      return is_error(status) ? status : Status::kInProgress;
-    }
   }
-  phase_.store(kReady, std::memory_order_release);
-  return status;
+  if (status != Status::kAgain) return status;
+  int32_t before = 0;
+  if (status = begin_post(before); status != Status::kOk) return status;
+  outcome_before = before;
+  // It goes in one piece.
+  return paced_ && !may_begin(part, agent().now_ns()) ? Status::kAgain : submit_now(part, &stream);
 }
 
 Status Post::wait_on(void* stream) noexcept {

@@ -4,8 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
+#include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "towline/fabric.h"
@@ -106,6 +110,9 @@ TEST(Json, SaysItsSchema) {
 // Two agents of this process.
 class Hooks : public ::testing::Test {
  protected:
+  explicit Hooks(Progress progress = Progress::kHosted)
+      : left{"left", {.progress = progress, .listen = "none", .backends = "memory"}} {}
+
   struct Seen {
     std::string what;
     const void* id;
@@ -130,7 +137,7 @@ class Hooks : public ::testing::Test {
   std::vector<std::byte> here = std::vector<std::byte>(8192, std::byte{5});
   std::vector<std::byte> there = std::vector<std::byte>(8192);
   std::vector<Seen> seen;
-  Agent left{"left", {.listen = "none", .backends = "memory"}};
+  Agent left;
   Agent right{"right", {.listen = "none", .backends = "memory"}};
   Region mine = left.register_memory(dram(here.data(), here.size()), {.access = Access::kAll});
   Region theirs = right.register_memory(dram(there.data(), there.size()), {.access = Access::kAll});
@@ -184,6 +191,100 @@ TEST_F(Hooks, SeeHowACancelledRunEnds) {
   EXPECT_EQ(seen[1].what, "end");
   EXPECT_TRUE(seen[1].status == TOWLINE_OK || seen[1].status == TOWLINE_CANCELLED);
   ASSERT_EQ(towline_agent_set_hooks(left.native(), nullptr), TOWLINE_OK);
+}
+
+// A run that can't be accepted, as its peer has given no credit for its notice, and that is cancelled by the hook that is
+// told of it: it is either refused or has one end, never both.
+class CancellingHooks : public Hooks {
+ protected:
+  CancellingHooks()
+      : Hooks(Progress::kCaller) {}  // else a post that finds its worker busy waits there for credit
+
+  void SetUp() override {
+    const Plan plan = left.plan(from, to);
+    const auto until = std::chrono::steady_clock::now() + 20s;
+    while (std::chrono::steady_clock::now() < until) {
+      const Post post = plan.post({.notice = notice});
+      if (!post.accepted()) return;
+      ASSERT_EQ(post.wait(20s), Status::kOk) << post.error();
+    }
+    FAIL() << "credit without end";
+  }
+  // Its owner waits until this side has let go of it.
+  void TearDown() override {
+    std::atomic<bool> gone = false;
+    std::thread owner([&] {
+      EXPECT_EQ(theirs.deregister(20s), Status::kOk) << last_error();
+      gone = true;
+    });
+    while (!gone) (void)left.progress();
+    owner.join();
+  }
+  void call_at_begin(std::function<void()> call) {
+    begin_ = std::move(call);
+    const towline_hooks_t both = {
+        sizeof(towline_hooks_t), this,
+        [](void* context, const towline_operation_t*) { static_cast<CancellingHooks*>(context)->begin_(); },
+        [](void* context, const towline_operation_t* operation) {
+          static_cast<CancellingHooks*>(context)->ends.push_back(operation->status);
+        }};
+    ASSERT_EQ(towline_agent_set_hooks(left.native(), &both), TOWLINE_OK) << last_error();
+  }
+
+  const std::string notice = std::string(4000, 'n');
+  std::vector<int32_t> ends;    // that the hook was told
+  std::vector<int32_t> called;  // that a callback was
+
+ private:
+  std::function<void()> begin_;
+};
+
+TEST_F(CancellingHooks, SeeOneEndOfATransferThatIsCancelledBeforeItIsRefused) {
+  bool cancels = false;
+  const Transfer* cancelled = nullptr;
+  call_at_begin([&] {
+    if (cancels) (void)cancelled->cancel();
+  });
+  const Transfer transfer = left.transfer(
+      from, to,
+      {.notice = notice, .user_data = &called, .callback = [](const towline_completion_t* completion) {
+         static_cast<std::vector<int32_t>*>(completion->user_data)->push_back(completion->status);
+       }});
+  ASSERT_EQ(transfer.post(), Status::kAgain);
+  EXPECT_TRUE(called.empty());
+  EXPECT_EQ(ends, std::vector<int32_t>{TOWLINE_AGAIN});
+  ends.clear();
+  cancelled = &transfer;
+  cancels = true;
+  EXPECT_EQ(transfer.post(), Status::kInProgress);
+  EXPECT_EQ(transfer.wait(20s), Status::kCancelled);
+  EXPECT_EQ(transfer.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+  EXPECT_EQ(called, std::vector<int32_t>{TOWLINE_CANCELLED});
+  EXPECT_EQ(ends, std::vector<int32_t>{TOWLINE_CANCELLED});
+  cancels = false;
+  EXPECT_EQ(transfer.post(), Status::kAgain);
+  EXPECT_EQ(called.size(), 1u);
+  EXPECT_EQ(ends.back(), TOWLINE_AGAIN);
+}
+
+TEST_F(CancellingHooks, SeeOneEndOfAMemberWhoseGroupIsCancelledBeforeItIsRefused) {
+  const Plan plan = left.plan(from, to);
+  const Group group = left.group({.deadline = 20s});
+  call_at_begin([&] { (void)group.cancel(); });
+  {
+    const Post post = group.post(plan, {.notice = notice});
+    ASSERT_TRUE(post.accepted());
+    EXPECT_EQ(post.wait(20s), Status::kCancelled);
+    EXPECT_EQ(post.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+  }
+  EXPECT_EQ(ends, std::vector<int32_t>{TOWLINE_CANCELLED});
+  EXPECT_EQ(group.wait(20s), Status::kCancelled);
+  EXPECT_EQ(group.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+  EXPECT_EQ(group.result().members, 1u);
+  ASSERT_EQ(towline_agent_set_hooks(left.native(), nullptr), TOWLINE_OK);
+  // Its post is as good as new.
+  EXPECT_EQ(plan.post().wait(20s), Status::kOk) << last_error();
+  EXPECT_EQ(here, there);
 }
 
 TEST_F(Hooks, CannotBeChangedWithoutEnd) {

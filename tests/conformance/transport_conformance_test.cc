@@ -221,6 +221,34 @@ TEST_P(TransportTest, CompletionsAreQueuedOrCalledBackOnce) {
   EXPECT_EQ(left_->pull({&completion, 1}), 0);
 }
 
+// The callback may run before post() returns, on the same thread or on another.
+TEST_P(TransportTest, ATransferMayBeDestroyedByItsCallback) {
+  start({.workers = 2}, {.workers = 2});
+  for (const uint32_t workers : {1u, 2u}) {
+    for (int round = 0; round < 10; ++round) {
+      std::atomic<int32_t> destroyed{TOWLINE_IN_PROGRESS};
+      towline_transfer_options_t options = {};
+      options.struct_size = sizeof options;
+      options.workers = workers;
+      options.user_data = &destroyed;
+      options.callback = [](const towline_completion_t* completion) {
+        static_cast<std::atomic<int32_t>*>(completion->user_data)
+            ->store(towline_transfer_destroy(completion->transfer, 20'000'000'000));
+      };
+      towline_transfer_t* transfer = nullptr;
+      ASSERT_EQ(
+          towline_transfer_create(left_->native(), mine().native(), theirs().native(), &options, &transfer),
+          TOWLINE_OK)
+          << last_error();
+      ASSERT_GE(towline_transfer_post(transfer), 0) << last_error();
+      const auto until = std::chrono::steady_clock::now() + 20s;
+      while (destroyed.load() == TOWLINE_IN_PROGRESS && std::chrono::steady_clock::now() < until)
+        std::this_thread::yield();
+      ASSERT_EQ(destroyed.load(), TOWLINE_OK) << last_error();
+    }
+  }
+}
+
 TEST_P(TransportTest, PassiveApplicationsServeReadsAndWrites) {
   // `right` is never called in here: its hosted engine does what the path needs.
   stamp(right_memory_->data(), right_memory_->size(), 8);
