@@ -33,7 +33,16 @@ extern "C" {
 #define TOWLINE_JSON_SCHEMA 1
 
 // Gives an options struct its defaults: TOWLINE_INIT(towline_agent_options_t, options);
-#define TOWLINE_INIT(type, name) type name = {sizeof(type)}
+#ifdef __cplusplus
+#define TOWLINE_INIT(type, name)             \
+  type name = [] {                           \
+    type made_by_init = {};                  \
+    made_by_init.struct_size = sizeof(type); \
+    return made_by_init;                     \
+  }()
+#else
+#define TOWLINE_INIT(type, name) type name = {.struct_size = sizeof(type)}
+#endif
 
 typedef struct towline_agent towline_agent_t;
 typedef struct towline_memory towline_memory_t;
