@@ -486,6 +486,46 @@ TEST(ExpertsMembers, ARankLeavesAndAnotherTakesItsPlace) {
   });
 }
 
+// A rank that takes another's place may connect before the others have disconnected that one.
+TEST(ExpertsMembers, ARankComesBeforeTheOneBeforeItIsDisconnected) {
+  run_ranks({}, [](Rank& rank, Group& group) {
+    for (uint64_t seed = 1; seed < 4; ++seed) rank.round(random_all(group.shape, seed), group.everyone());
+    group.meet();
+    if (rank.number() == 0) {
+      group.meet();
+      ASSERT_EQ(rank.disconnect(1), TOWLINE_OK) << rank.error();
+      ASSERT_EQ(rank.connect(1, group.descriptions[1]), TOWLINE_OK) << rank.error();
+      ASSERT_EQ(rank.command(TOWLINE_EXPERTS_UNMASK, 1), TOWLINE_OK) << rank.error();
+      for (uint64_t seed = 4; seed < 8; ++seed) rank.round(random_all(group.shape, seed), group.everyone());
+      EXPECT_EQ(rank.masks(), (std::vector<int32_t>{0, 0}));
+      group.meet();
+      return;
+    }
+    Rank other(*found_platform(), group.shape, 1);
+    group.descriptions[1] = other.describe();
+    ASSERT_EQ(other.connect(0, group.descriptions[0]), TOWLINE_OK) << other.error();
+    ASSERT_EQ(other.command(TOWLINE_EXPERTS_UNMASK, 0), TOWLINE_OK) << other.error();
+    other.drain();
+    group.meet();
+    for (uint64_t seed = 4; seed < 8; ++seed) other.round(random_all(group.shape, seed), group.everyone());
+    group.meet();
+  });
+}
+
+// A rank is disconnected and connected again.
+TEST(ExpertsMembers, TheSameRankComesBack) {
+  run_ranks({}, [](Rank& rank, Group& group) {
+    const uint32_t peer = 1 - rank.number();
+    for (uint64_t seed = 1; seed < 9; ++seed) {
+      rank.round(random_all(group.shape, seed), group.everyone());
+      ASSERT_EQ(rank.disconnect(peer), TOWLINE_OK) << rank.error();
+      ASSERT_EQ(rank.connect(peer, group.descriptions[peer]), TOWLINE_OK) << rank.error();
+      ASSERT_EQ(rank.command(TOWLINE_EXPERTS_UNMASK, peer), TOWLINE_OK) << rank.error();
+    }
+    EXPECT_EQ(rank.masks(), (std::vector<int32_t>{0, 0}));
+  });
+}
+
 TEST(ExpertsBarrier, NoRankIsThroughBeforeAllCame) {
   Shape shape;
   shape.ranks = 4;

@@ -17,7 +17,8 @@
 //
 // Sessions. Each pair of ranks counts its exchanges by itself, in each direction (`sent`, `got`), so that ranks can join and leave
 // while others go on. Both sides begin at 0 when they open a session. The receiver gives the sender a nonce (`opened`, in
-// the sender's memory), and the sender repeats it in every flag. So a flag of an earlier session, of whatever age, never
+// the sender's memory), and the sender repeats it in every flag. A nonce is a member's tag and its count of sessions, so that a rank
+// that took another's place is told from it. So a flag of an earlier session, of whatever age, never
 // matches. The first exchange of a session waits for the other side to open it, too. A pair that missed anything (a
 // timeout, an exchange while one masked the other) is `broken`: only a new session, which both open, makes it whole.
 //
@@ -47,6 +48,7 @@ struct Control {
   uint64_t met[kMostRanks];          // this rank's nonce << 32 | barriers that the peer came to
   // The rank's own.
   uint64_t peer[kMostRanks];    // its segment as this rank reaches it; 0: not connected
+  uint64_t tag[kMostRanks];     // of the member that is connected, in all nonces that it gives
   uint64_t mine[kMostRanks];    // the nonce that this rank gave it
   uint64_t theirs[kMostRanks];  // the nonce that it gave, in this session or, if fresh, in the one before
   uint64_t fresh[kMostRanks];   // its nonce of this session is not known yet
@@ -130,6 +132,8 @@ struct Job {
   uint32_t format;
   uint32_t peer;
   Command command;
+  uint32_t tag;       // this member's
+  uint32_t peer_tag;  // kConnect
 };
 static_assert(sizeof(Job) <= 4096);
 

@@ -13,6 +13,8 @@ namespace {
 constexpr uint32_t kMostBlocks = 256;
 constexpr uint64_t kMostCount = (uint64_t{1} << kCountBits) - 1;
 constexpr size_t kMostOpen = 2;
+// Of nonces: not 0.
+uint32_t tag_of(uint64_t key) { return static_cast<uint32_t>(key >> 48) | 1; }
 constexpr auto kLook = std::chrono::microseconds(50);
 
 const towline_experts_options& checked(const towline_experts_options& options, size_t gpus) {
@@ -64,7 +66,7 @@ Member::Member(cuda::KernelDevice& device, const cuda::KernelSet& kernels,
   // A rank's tokens for itself take the same way.
   for (uint32_t peer = 0; peer < layout_.capacity; ++peer)
     if (peer != rank_) command_now(Command::kMask, peer, 0);
-  command_now(Command::kConnect, rank_, piece_->address());
+  command_now(Command::kConnect, rank_, piece_->address(), tag_of(server_->key()));
   command_now(Command::kUnmask, rank_, 0);
   peers_[rank_] = {piece_, true};
 }
@@ -125,7 +127,7 @@ void Member::connect(uint32_t rank, std::span<const uint8_t> description, uint64
          segment_bytes());
   Peer peer{take_piece(device_, gpu_, *from, Deadline::after(monotonic_now_ns(), timeout_ns)),
             from->piece.gpu == device_.gpus()[gpu_].uuid};
-  command_now(Command::kConnect, rank, peer.piece->address());
+  command_now(Command::kConnect, rank, peer.piece->address(), tag_of(from->piece.key));
   peers_[rank] = std::move(peer);
 }
 
@@ -138,13 +140,15 @@ void Member::disconnect(uint32_t rank) {
 }
 
 // In the member's own stream, and waits for it alone: other kernels may wait for what comes of this.
-void Member::command_now(Command command, uint32_t peer, uint64_t address) {
+void Member::command_now(Command command, uint32_t peer, uint64_t address, uint32_t peer_tag) {
   Job job = {};
   job.segment = piece_->address();
   job.layout = layout_;
   job.rank = rank_;
   job.command = command;
   job.peer = peer;
+  job.tag = tag_of(server_->key());
+  job.peer_tag = peer_tag;
   job.x = address;
   run(Kernel::kCommand, job, 1, stream_->native());
   if (const cuda::Code code = done_->record(stream_->native()); code != 0)
@@ -277,6 +281,7 @@ Job Member::job_of(const towline_experts_call& call) const {
   job.topk = call.topk;
   job.format = call.format;
   job.peer = call.peer;
+  job.tag = tag_of(server_->key());
   return job;
 }
 

@@ -52,7 +52,7 @@ class Member {
   void small(const towline_experts_call& call, void* stream);
   void end_work() noexcept;
   void run(Kernel kernel, const Job& job, uint64_t blocks, void* stream);
-  void command_now(Command command, uint32_t peer, uint64_t address);
+  void command_now(Command command, uint32_t peer, uint64_t address, uint32_t peer_tag = 0);
   [[nodiscard]] uint32_t blocks() const noexcept;
 
   cuda::KernelDevice& device_;

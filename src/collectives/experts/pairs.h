@@ -8,8 +8,10 @@
 namespace towline::collectives::experts {
 
 inline constexpr uint32_t kNoExpert = 0xffffffffu;
-inline constexpr uint64_t kNonceMask = 0xffffff;
-inline constexpr uint64_t kSequenceMask = 0xfffff;
+inline constexpr uint32_t kNumberBits = 12;
+inline constexpr uint32_t kTagShift = 16;  // in a nonce, which has 32 bits
+inline constexpr uint64_t kSessionMask = 0xffff;
+static_assert(32 + kNumberBits + kCountBits == 64);
 
 TOWLINE_DEVICE Control& own(const Job& job) { return *reinterpret_cast<Control*>(job.segment); }
 TOWLINE_DEVICE Control& peer_control(const Control& me, uint32_t rank) {
@@ -18,7 +20,7 @@ TOWLINE_DEVICE Control& peer_control(const Control& me, uint32_t rank) {
 
 // A flag: the receiver's nonce, the number of the exchange, and how many tokens there are.
 TOWLINE_DEVICE uint64_t flag_head(uint64_t nonce, uint64_t number) {
-  return (nonce & kNonceMask) << 20 | (number & kSequenceMask);
+  return nonce << kNumberBits | (number & ((uint64_t{1} << kNumberBits) - 1));
 }
 TOWLINE_DEVICE uint64_t make_flag(uint64_t nonce, uint64_t number, uint64_t count) {
   return flag_head(nonce, number) << kCountBits | count;
@@ -91,13 +93,14 @@ TOWLINE_DEVICE void give_up_on(Control& me, uint32_t rank) {
 
 // ---- Sessions
 
-// Opens a session with a rank. Its nonce is larger than this rank's last one, of which flags may still lie here, and than the one
+// Opens a session with a rank. Its nonce differs from this rank's last one, of which flags may still lie here, and from the one
 // that lies at the peer, which has to see a change. One thread.
 TOWLINE_DEVICE void open_session(const Job& job, Control& me, uint32_t rank) {
   uint64_t* const word = &peer_control(me, rank).opened[job.rank];
   const uint64_t there = device::load_acquire(word);
-  uint64_t nonce = ((there > me.mine[rank] ? there : me.mine[rank]) + 1) & kNonceMask;
-  if (nonce == 0) nonce = 1;
+  uint64_t session = me.mine[rank] & kSessionMask;
+  if (there >> kTagShift == job.tag && (there & kSessionMask) > session) session = there & kSessionMask;
+  const uint64_t nonce = static_cast<uint64_t>(job.tag) << kTagShift | ((session + 1) & kSessionMask);
   me.mine[rank] = nonce;
   me.sent[rank] = 0;
   me.got[rank] = 0;
@@ -118,7 +121,8 @@ TOWLINE_DEVICE bool await_room(const Job& job, Control& me, uint32_t rank) {
       return false;
     }
     if (me.fresh[rank] != 0) {
-      if (device::load_acquire(&me.opened[rank]) != me.theirs[rank]) return true;
+      const uint64_t nonce = device::load_acquire(&me.opened[rank]);
+      if (nonce != me.theirs[rank] && nonce >> kTagShift == me.tag[rank]) return true;
     } else {
       const uint64_t taken = device::load_acquire(&me.taken[rank]);
       const uint32_t seen = taken >> 32 == me.mine[rank] ? static_cast<uint32_t>(taken) : 0;
@@ -206,13 +210,13 @@ TOWLINE_DEVICE void run_command(const Job& job) {
       case Command::kConnect:
         if (!named) break;
         me.peer[rank] = job.x;
+        me.tag[rank] = job.peer_tag;
         give_up_on(me, rank);
         break;
       case Command::kDisconnect:
         if (!named) break;
         give_up_on(me, rank);
         me.peer[rank] = 0;
-        me.theirs[rank] = device::load_relaxed(&me.opened[rank]);
         break;
     }
   }
