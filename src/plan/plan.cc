@@ -444,12 +444,57 @@ void check_op(uint32_t op) {
     fail(Status::kInvalidArgument, "operation {}: 0 is read, 1 is write", op);
 }
 
+// True if one block is picked that the list has: `block`. An index is read once, as in make_picks.
+bool is_one_block(const towline_picks_t* picks, uint64_t blocks, uint64_t& block) noexcept {
+  if (picks == nullptr || picks->count != 1) return false;
+  if (picks->indices == nullptr) {
+    block = picks->start;
+  } else if (picks->index_bytes == sizeof(uint32_t)) {
+    uint32_t index = 0;
+    std::memcpy(&index, picks->indices, sizeof index);
+    block = index;
+  } else if (picks->index_bytes == sizeof(uint64_t)) {
+    std::memcpy(&block, picks->indices, sizeof block);
+  } else {
+    return false;
+  }
+  return block < blocks;
+}
+
 }  // namespace
+
+// One block against one, as a request for a page is: there is nothing to pair, to cut or to be picked twice. False, with
+// nothing changed, if it is not that simple, or is wrong: PlanCompiler does it, or says what is wrong.
+bool Plan::take_one(const ResolvedList& local, const towline_picks_t* local_picks, const ResolvedList& remote,
+                    const towline_picks_t* remote_picks, uint32_t op) noexcept {
+  const towline_list& here = local.view();
+  const towline_list& there = remote.view();
+  const uint32_t needed = op == TOWLINE_READ ? TOWLINE_ACCESS_READ : TOWLINE_ACCESS_WRITE;
+  if (here.block_length == 0 || here.block_length != there.block_length) return false;
+  if ((remote.common_access() & needed) != needed) return false;
+  uint64_t mine = 0;
+  uint64_t theirs = 0;
+  if (!is_one_block(local_picks, here.blocks, mine) || !is_one_block(remote_picks, there.blocks, theirs))
+    return false;
+  local_parts_ = 1;
+  *runs() = {static_cast<uint32_t>(mine), static_cast<uint32_t>(theirs), 1, 0};
+  view_.local = &here;
+  view_.remote = &there;
+  view_.runs = runs();
+  view_.run_count = 1;
+  view_.local_step = 1;
+  view_.remote_step = 1;
+  view_.blocks = 1;
+  view_.bytes = here.block_length;
+  view_.block_length = here.block_length;
+  return true;
+}
 
 Plan Plan::compile(const ResolvedList& local, const towline_picks_t* local_picks, const ResolvedList& remote,
                    const towline_picks_t* remote_picks, uint32_t op) {
   check_op(op);
   Plan plan;
+  if (plan.take_one(local, local_picks, remote, remote_picks, op)) return plan;
   Memory memory;
   const Picks from_local = make_picks(local_picks, local.blocks(), local_name(op), memory.local);
   const Picks from_remote = make_picks(remote_picks, remote.blocks(), remote_name(op), memory.remote);
@@ -463,6 +508,7 @@ void Plan::compile_again(const ResolvedList& local, const towline_picks_t* local
                          const ResolvedList& remote, const towline_picks_t* remote_picks, uint32_t op) {
   check_op(op);
   if (memory_ == nullptr) memory_ = std::make_unique<Memory>();
+  if (take_one(local, local_picks, remote, remote_picks, op)) return;
   const Picks from_local = make_picks(local_picks, local.blocks(), local_name(op), memory_->local);
   const Picks from_remote = make_picks(remote_picks, remote.blocks(), remote_name(op), memory_->remote);
   PlanCompiler(*this, {local_name(op), &local, from_local}, {remote_name(op), &remote, from_remote},

@@ -59,6 +59,9 @@ class Plan {
   friend class PlanCompiler;
   struct Memory;
   Plan();
+  [[nodiscard]] bool take_one(const ResolvedList& local, const towline_picks_t* local_picks,
+                              const ResolvedList& remote, const towline_picks_t* remote_picks,
+                              uint32_t op) noexcept;
   [[nodiscard]] towline_run* runs() noexcept { return runs_ != nullptr ? runs_.get() : &one_run_; }
 
   towline_plan view_ = plugin::sized<towline_plan>();

@@ -299,6 +299,70 @@ TEST(Plan, needs_the_access_right_that_the_operation_uses) {
                  "position 5:");
 }
 
+TEST(Plan, takes_one_block_of_each_side_however_it_is_picked) {
+  const List local = pages(100, 16);
+  const List remote = pages(50, 16, kBase + 100000);
+  const std::vector<uint32_t> seven = {7};
+  const std::vector<uint64_t> forty = {40};
+  const std::vector<uint32_t> several = {3, 1, 2};
+  Plan again = Plan::none();
+  const auto expect_one = [&](const Plan& plan) {
+    EXPECT_EQ(plan.view().local, &local->view());
+    EXPECT_EQ(plan.view().remote, &remote->view());
+    ASSERT_EQ(plan.view().run_count, 1U);
+    EXPECT_EQ(plan.view().runs[0].local_block, 7U);
+    EXPECT_EQ(plan.view().runs[0].remote_block, 40U);
+    EXPECT_EQ(plan.view().runs[0].count, 1U);
+    EXPECT_EQ(plan.view().local_step, 1U);
+    EXPECT_EQ(plan.view().remote_step, 1U);
+    EXPECT_EQ(plan.view().blocks, 1U);
+    EXPECT_EQ(plan.view().block_length, 16U);
+    EXPECT_EQ(plan.bytes(), 16U);
+    EXPECT_EQ(plan.picked_blocks(), 1U);
+  };
+  for (const towline_picks_t& from : {pick_indices(seven), pick_range(7, 5, 1), pick_range(7, 0, 1)}) {
+    for (const towline_picks_t& to : {pick_indices(forty), pick_range(40, 1, 1)}) {
+      for (const uint32_t op : {TOWLINE_READ, TOWLINE_WRITE}) {
+        expect_one(Plan::compile(*local, &from, *remote, &to, op));
+        const towline_picks_t others = pick_indices(several);
+        again.compile_again(*local, &others, *remote, &others, op);
+        EXPECT_EQ(again.view().run_count, 2U);
+        EXPECT_EQ(again.bytes(), 48U);
+        again.compile_again(*local, &from, *remote, &to, op);
+        expect_one(again);
+      }
+    }
+  }
+}
+
+// What is wrong with one block is told as with several.
+TEST(Plan, refuses_one_block_that_is_wrong) {
+  const List local = pages(100, 16);
+  const List remote = pages(50, 16, kBase + 100000);
+  const towline_picks_t first = pick_range(0, 1, 1);
+  const auto refused = [&](const towline_picks_t& from, const towline_picks_t& to, Status code,
+                           const std::string& part) {
+    expect_refused(local, from, remote, to, TOWLINE_WRITE, code, part);
+  };
+  refused(pick_indices(std::vector<uint32_t>{100}), first, Status::kOutOfRange,
+          "'from' index 100 at position 0 of 1");
+  refused(first, pick_indices(std::vector<uint64_t>{50}), Status::kOutOfRange,
+          "'to' index 50 at position 0 of 1");
+  refused(pick_indices(std::vector<uint64_t>{uint64_t{1} << 32}), first, Status::kOutOfRange,
+          "'from' index 4294967296 at position 0 of 1");
+  refused(first, pick_range(50, 1, 1), Status::kOutOfRange,
+          "the 'to' range begins at block 50, the list has 50");
+  refused(first, pick_range(0, 1, 2), Status::kMismatch, "1 'from' blocks of 16 bytes");
+  const std::vector<uint32_t> index = {0};
+  towline_picks_t odd = pick_indices(index);
+  odd.index_bytes = 2;
+  refused(odd, first, Status::kInvalidArgument, "the 'from' indices have 2 bytes each");
+  expect_refused(local, first, pages(50, 32, kBase + 100000), first, TOWLINE_WRITE, Status::kMismatch,
+                 "hold different amounts");
+  expect_refused(local, first, make_list({entry(kBase, 16)}, TOWLINE_ACCESS_READ), first, TOWLINE_WRITE,
+                 Status::kPermissionDenied, "without write access");
+}
+
 TEST(Plan, can_be_moved) {
   const List local = pages(100, 64);
   const List remote = pages(200, 32, kBase + 100000);
