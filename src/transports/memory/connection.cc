@@ -292,11 +292,12 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   prepared->plan = args.plan;
   prepared->op = args.op;
   const towline_plan& plan = *args.plan;
+  prepared->deltas.reserve(plan.remote->region_count);
   bool framed = backend_.framed_only();
   for (uint64_t i = 0; i < plan.remote->region_count; ++i) {
     const auto& import = *reinterpret_cast<const Import*>(args.remote[i]);
     framed = framed || import.framed;
-    prepared->deltas.push_back(import.delta);
+    prepared->deltas.add(import.delta);
   }
   if (framed) {
     if (const int32_t status = paths_.prepare_framed(args, *prepared); status != TOWLINE_OK) return status;

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
+#include "base/containers/small_array.h"
 #include "transports/direct/job_queue.h"
 #include "transports/memory/ends.h"
 
@@ -14,7 +14,7 @@ class CopyQueue;
 
 struct Prepared : direct::Prepared {
   CopyQueue* queue = nullptr;
-  std::vector<uint64_t> deltas;  // one for each remote region
+  SmallArray<uint64_t, 2> deltas;  // one for each remote region
 };
 
 class CopyQueue final : private direct::Mover {
