@@ -90,9 +90,10 @@ class Post : public Ending {
 
   // ---- making it, by its route. Control path.
 
-  // Prepares every part with that backend. `taken_as_it_is`: a connection is so slow that posts wait for it.
-  [[nodiscard]] Status prepare_on(Backend& backend, LateDeadline& deadline, bool& taken_as_it_is,
-                                  std::string& reason);
+  // Prepares every part with that backend; `prices`: its, of such posts. `taken_as_it_is`: a connection is so slow that
+  // posts wait for it.
+  [[nodiscard]] Status prepare_on(Backend& backend, PriceRow& prices, LateDeadline& deadline,
+                                  bool& taken_as_it_is, std::string& reason);
   // The legs of its route. Throws Error.
   void make_legs(LateDeadline deadline);
   // It may be posted.

@@ -76,10 +76,6 @@ void PriceRow::report(uint64_t bytes, uint64_t took_ns) noexcept {
   word.store(pack(cell), std::memory_order_relaxed);
 }
 
-uint32_t PriceRow::samples(uint64_t bytes) const noexcept {
-  return unpack(cells_[class_of(bytes)].load(std::memory_order_relaxed)).samples;
-}
-
 Price PriceRow::of(uint64_t bytes) const noexcept {
   const double declared = declared_ns(bytes);
   const uint32_t own = class_of(bytes);
@@ -96,10 +92,10 @@ Price PriceRow::of(uint64_t bytes) const noexcept {
   return {declared, declared, 0, false};
 }
 
-PriceRow& Prices::row(uint32_t where, uint32_t op, bool gpu) noexcept {
+uint32_t Prices::number_of_row(uint32_t where, uint32_t op, bool gpu) noexcept {
   const uint32_t distance = std::clamp<uint32_t>(where, TOWLINE_WHERE_SAME_PROCESS, TOWLINE_WHERE_ANY_HOST) -
                             TOWLINE_WHERE_SAME_PROCESS;
-  return rows_[(distance * kOps + (op == TOWLINE_WRITE ? 1 : 0)) * 2 + (gpu ? 1 : 0)];
+  return (distance * kOps + (op == TOWLINE_WRITE ? 1 : 0)) * 2 + (gpu ? 1 : 0);
 }
 
 void Prices::declare(uint32_t cost) noexcept {

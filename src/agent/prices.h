@@ -32,7 +32,10 @@ class PriceRow {
   // Reports that a transfer of so many bytes took so long. Any thread.
   void report(uint64_t bytes, uint64_t took_ns) noexcept;
   [[nodiscard]] Price of(uint64_t bytes) const noexcept;
-  [[nodiscard]] uint32_t samples(uint64_t bytes) const noexcept;
+  [[nodiscard]] uint32_t samples(uint64_t bytes) const noexcept { return samples_of_class(class_of(bytes)); }
+  [[nodiscard]] uint32_t samples_of_class(uint32_t size_class) const noexcept {
+    return static_cast<uint32_t>(cells_[size_class].load(std::memory_order_relaxed) & 0xffff);
+  }
 
   static uint32_t class_of(uint64_t bytes) noexcept;
   static uint64_t largest_of(uint32_t size_class) noexcept;  // bytes; UINT64_MAX for the last class
@@ -49,7 +52,12 @@ class PriceRow {
 class Prices {
  public:
   // `where`: TOWLINE_WHERE_*. `op`: towline_op_t. Other values are taken as the nearest known one.
-  [[nodiscard]] PriceRow& row(uint32_t where, uint32_t op, bool gpu) noexcept;
+  [[nodiscard]] PriceRow& row(uint32_t where, uint32_t op, bool gpu) noexcept {
+    return row(number_of_row(where, op, gpu));
+  }
+  // The same in two steps, for the prices of several backends.
+  [[nodiscard]] static uint32_t number_of_row(uint32_t where, uint32_t op, bool gpu) noexcept;
+  [[nodiscard]] PriceRow& row(uint32_t number) noexcept { return rows_[number]; }
   void declare(uint32_t cost) noexcept;
   [[nodiscard]] uint32_t cost() const noexcept { return cost_.load(std::memory_order_relaxed); }
 

@@ -33,7 +33,7 @@ void Route::establish(Post& post, std::string_view forced_backend, LateDeadline 
     const Backend* const passed = candidates.passed();
     passed_ = passed != nullptr ? static_cast<uint8_t>(passed->index) : kNobody;
     backend_.store(backend, std::memory_order_release);
-    const Status status = post.prepare_on(*backend, deadline, taken_as_it_is, reason);
+    const Status status = post.prepare_on(*backend, candidates.prices(), deadline, taken_as_it_is, reason);
     if (status == Status::kOk) {
       if (taken_as_it_is) agent_->check_usable();
       // The next candidates are checked here, since a worker that needs them holds its lock.

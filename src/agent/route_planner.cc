@@ -74,8 +74,8 @@ Need need_of(uint32_t op, const BlockList& local, const BlockList& remote, uint6
 
 namespace {
 
-bool may_do_at(Backend& backend, Peer& peer, const Need& need, const std::string& forced, uint32_t where) {
-  if (!backend.open() || !moves(backend, need, where)) return false;
+// As far as the peer is concerned: the backend is open and moves what is needed.
+bool reaches(Backend& backend, Peer& peer, const std::string& forced) {
   if (!forced.empty() && backend.name != forced) return false;
   Peer::Reach reach = peer.reach(backend);
   if (reach == Peer::Reach::kUnknown) {
@@ -86,8 +86,12 @@ bool may_do_at(Backend& backend, Peer& peer, const Need& need, const std::string
   return reach == Peer::Reach::kMaybe;
 }
 
-PriceRow& row_at(const Backend& backend, const Need& need, uint32_t where) noexcept {
-  return backend.prices->row(where, need.op, ((need.local | need.remote) & kVramOnly) != 0);
+bool may_do_at(Backend& backend, Peer& peer, const Need& need, const std::string& forced, uint32_t where) {
+  return backend.open() && moves(backend, need, where) && reaches(backend, peer, forced);
+}
+
+uint32_t row_of(const Need& need, uint32_t where) noexcept {
+  return Prices::number_of_row(where, need.op, ((need.local | need.remote) & kVramOnly) != 0);
 }
 
 }  // namespace
@@ -114,59 +118,71 @@ std::string reason_against(Backend& backend, Peer& peer, const Need& need, const
 }
 
 PriceRow& price_row(const Backend& backend, const Peer& peer, const Need& need) noexcept {
-  return row_at(backend, need, where_is(peer, *backend.agent));
+  return backend.prices->row(row_of(need, where_is(peer, *backend.agent)));
 }
 
 // ---- one step
 
 Candidates::Candidates(Peer& peer, const Need& need, const std::string& forced, Order order)
-    : peer_(peer), need_(need), forced_(forced), where_(where_is(peer, peer.agent())) {
-  BackendHost& host = peer.agent().backends();
-  by_price_ = host.in_order_of_cost() && peer.agent().in_real_time();
-  for (Backend* const backend : host.backends()) left_[count_++] = backend;
-  if (order == Order::kApplications || host.in_order_of_cost()) return;
-  std::stable_sort(
-      left_.begin(), left_.begin() + static_cast<std::ptrdiff_t>(count_),
-      [](const Backend* one, const Backend* other) { return one->prices->cost() < other->prices->cost(); });
+    : peer_(peer),
+      need_(need),
+      forced_(forced),
+      where_(where_is(peer, peer.agent())),
+      order_(&peer.agent().backends().backends()) {
+  static_assert(kMaxBackends <= 64);  // see tried_
+  const bool in_order_of_cost = peer.agent().backends().in_order_of_cost();
+  by_price_ = in_order_of_cost && peer.agent().in_real_time();
+  if (order == Order::kApplications || in_order_of_cost) return;
+  sorted_ = *order_;
+  std::stable_sort(sorted_.begin(), sorted_.end(), [](const Backend* one, const Backend* other) {
+    return one->prices->cost() < other->prices->cost();
+  });
+  order_ = &sorted_;
 }
 
-// Picks the first of the remaining ways, or one whose measured price is clearly below those before it.
-std::size_t Candidates::cheapest() const noexcept {
-  std::size_t best = count_;
-  double price = 0;
-  for (std::size_t i = 0; i < count_; ++i) {
-    const Backend& backend = *left_[i];
+// The last of the remaining ways before that place.
+const Backend* Candidates::before(std::size_t place) const noexcept {
+  while (place-- > 0)
+    if (is_left(place) && (*order_)[place]->open() && moves(*(*order_)[place], need_, where_))
+      return (*order_)[place];
+  return nullptr;
+}
+
+// Takes the first of the remaining ways, or one whose measured price is clearly below those before it. Their count: none
+// is left.
+std::size_t Candidates::take_cheapest() noexcept {
+  const std::size_t count = order_->size();
+  const uint32_t number = row_of(need_, where_);
+  const uint32_t size_class = PriceRow::class_of(need_.bytes);
+  std::size_t first = count;
+  std::size_t best = count;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!is_left(i)) continue;
+    const Backend& backend = *(*order_)[i];
     if (!backend.open()) continue;
-    const PriceRow& row = row_at(backend, need_, where_);
-    const bool measured = row.samples(need_.bytes) >= PriceRow::kEnough;
-    if (best != count_ && !measured) continue;  // it can't go before the one that was found
+    PriceRow& row = backend.prices->row(number);
+    const bool measured = row.samples_of_class(size_class) >= PriceRow::kEnough;
+    if (best != count && !measured) continue;  // it can't go before the one that was found
     if (!moves(backend, need_, where_)) continue;
-    if (best == count_) {
-      best = i;
-      if (!by_price_ || !measured) return best;
-      price = row.of(need_.bytes).ns;
-    } else if (row.of(need_.bytes).ns < kClearly * price) {
-      best = i;
-      price = row.of(need_.bytes).ns;
-    }
+    if (best == count)
+      first = i;
+    else if (row.of(need_.bytes).ns >= kClearly * prices_->of(need_.bytes).ns)
+      continue;
+    best = i;
+    prices_ = &row;
+    if (!by_price_ || !measured) break;
   }
+  passed_ = best != first ? before(best) : nullptr;
+  if (best != count) tried_ |= uint64_t{1} << best;
   return best;
 }
 
 Backend* Candidates::next() {
-  passed_ = nullptr;
   for (;;) {
-    const std::size_t best = cheapest();
-    if (best == count_) return nullptr;
-    Backend* const backend = left_[best];
-    const Backend* before = nullptr;
-    for (std::size_t i = best; before == nullptr && i-- > 0;)
-      if (left_[i]->open() && moves(*left_[i], need_, where_)) before = left_[i];
-    std::copy(left_.data() + best + 1, left_.data() + count_, left_.data() + best);
-    --count_;
-    if (!may_do_at(*backend, peer_, need_, forced_, where_)) continue;
-    passed_ = before;
-    return backend;
+    const std::size_t best = take_cheapest();
+    if (best == order_->size()) return nullptr;
+    Backend* const backend = (*order_)[best];
+    if (reaches(*backend, peer_, forced_)) return backend;
   }
 }
 

@@ -10,7 +10,6 @@
 // changes for a way that was never tried, and two ways that cost about the same keep their order.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -54,23 +53,32 @@ class Candidates {
   // The application's order ranks the ways to peers. kDeclared: by declared cost even where it gave one.
   enum class Order : uint8_t { kApplications, kDeclared };
   Candidates(Peer& peer, const Need& need, const std::string& forced, Order order = Order::kApplications);
+  Candidates(const Candidates&) = delete;
+  Candidates& operator=(const Candidates&) = delete;
 
   // Null: no more.
   Backend* next();
-  // The last one that next() returned went before this one by its measured price; null: it was its turn.
+  // Of what next() returned: the prices of such moves; and the way before which it went by its measured price, null:
+  // it was its turn.
+  [[nodiscard]] PriceRow& prices() const noexcept { return *prices_; }
   [[nodiscard]] const Backend* passed() const noexcept { return passed_; }
 
  private:
-  [[nodiscard]] std::size_t cheapest() const noexcept;
+  [[nodiscard]] std::size_t take_cheapest() noexcept;
+  [[nodiscard]] bool is_left(std::size_t place) const noexcept { return (tried_ >> place & 1) == 0; }
+  [[nodiscard]] const Backend* before(std::size_t place) const noexcept;
 
   Peer& peer_;
   const Need need_;
   const std::string& forced_;
   const uint32_t where_;
   bool by_price_;
+  PriceRow* prices_ = nullptr;
   const Backend* passed_ = nullptr;
-  std::size_t count_ = 0;
-  std::array<Backend*, kMaxBackends> left_;  // in the declared order
+  uint64_t tried_ = 0;  // a bit for each place in the order
+  const std::vector<Backend*>* order_;
+  std::vector<Backend*>
+      sorted_;  // by declared cost, if the agent's order is the application's and does not apply
 };
 
 // The legs of a transfer that no backend does in one step.

@@ -32,6 +32,7 @@ class Planner : public ::testing::Test {
     std::vector<std::string> names;
     Candidates candidates(peer, need, kAny);
     while (const Backend* backend = candidates.next()) {
+      EXPECT_EQ(&candidates.prices(), &price_row(*backend, peer, need)) << backend->name;
       if (passed != nullptr && names.empty()) *passed = candidates.passed();
       names.push_back(backend->name);
     }
