@@ -249,9 +249,10 @@ nixl_status_t prepare(nixlAgentData& data, const std::string& agent_name, nixl_m
     auto made = std::make_unique_for_overwrite<nixlDlistH>();  // its members have initialisers
     // One list for memory that this agent reaches itself, and one for the store of the first backend that has
     // one. If one of them can't be made, the other is used.
-    const std::vector<nixlBackendH*> in_order = backends;
+    std::vector<nixlBackendH*> in_order;  // as they were, if engines are moved out of them
     nixl_status_t status = NIXL_SUCCESS;
     if (data.has_engines()) {
+      in_order = backends;
       status = prepare_engines(data, agent_name, type, rows, backends, *made, kCall);
       if (backends.empty() && made->engines.empty())
         return fail(status, "{}: {}", kCall, std::string{last_error()});
