@@ -28,22 +28,25 @@ PostOptions common_options(Agent& agent, const Options& given) {
   if (given.priority > TOWLINE_PRIORITY_LATENCY)
     fail(Status::kInvalidArgument, "options.priority is {}; it is TOWLINE_PRIORITY_BULK or _LATENCY",
          given.priority);
-  PostOptions options;
-  options.notice = given.notice;
-  options.notice_bytes = static_cast<uint32_t>(given.notice_bytes);
-  options.has_notice = given.notice != nullptr;
-  options.counter_key = given.counter_key;
-  options.counter_add = given.counter_add;
-  options.deadline_ns = given.deadline_ns;
-  options.urgent = given.priority == TOWLINE_PRIORITY_LATENCY;
-  options.tag = given.tag;
   if (given.tag != 0 && given.notice == nullptr)
     fail(Status::kInvalidArgument, "options.tag is {}, but there is no notice that could have it", given.tag);
-  if (given.queue != nullptr || given.queue_completion != 0)
-    options.queue = &capi::queue_for(agent, given.queue);
-  options.user_data = given.user_data;
-  options.callback = given.callback;
-  return options;
+  const bool queued = given.queue != nullptr || given.queue_completion != 0;
+  // In one go: clearing it first takes longer than all the rest here.
+  return {.notice = given.notice,
+          .notice_bytes = static_cast<uint32_t>(given.notice_bytes),
+          .has_notice = given.notice != nullptr,
+          .urgent = given.priority == TOWLINE_PRIORITY_LATENCY,
+          .unordered = false,
+          .tag = given.tag,
+          .queue = queued ? &capi::queue_for(agent, given.queue) : nullptr,
+          .counter_key = given.counter_key,
+          .counter_add = given.counter_add,
+          .timeout_ns = 0,
+          .deadline_ns = given.deadline_ns,
+          .user_data = given.user_data,
+          .callback = given.callback,
+          .group = nullptr,
+          .pace = nullptr};
 }
 
 void check_deadline(const Agent& agent, uint64_t deadline_ns) {
