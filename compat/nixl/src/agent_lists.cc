@@ -392,12 +392,21 @@ nixl_status_t nixlAgentData::make_request(nixl_xfer_op_t operation, const Sides&
   made->events = events.get();
   made->writes = operation == NIXL_WRITE;
   made->timeout_ns = backend->timeout_ns != 0 ? backend->timeout_ns : timeout_ns;
-  auto options = towline::detail::defaults<towline_transfer_options_t>();
-  options.timeout_ns = made->timeout_ns;
-  options.workers = backend->threads;
-  options.backend = towline::detail::or_null(backend->forced);
-  if (sides.local_picks != nullptr) (made->writes ? options.from : options.to) = *sides.local_picks;
-  if (sides.remote_picks != nullptr) (made->writes ? options.to : options.from) = *sides.remote_picks;
+  const auto* const from_picks = made->writes ? sides.local_picks : sides.remote_picks;
+  const auto* const to_picks = made->writes ? sides.remote_picks : sides.local_picks;
+  towline_transfer_options_t options = {.struct_size = sizeof(towline_transfer_options_t),
+                                        .from = from_picks != nullptr ? *from_picks : towline_picks_t{},
+                                        .to = to_picks != nullptr ? *to_picks : towline_picks_t{},
+                                        .notice = nullptr,
+                                        .notice_bytes = 0,
+                                        .counter_key = 0,
+                                        .counter_add = 0,
+                                        .timeout_ns = made->timeout_ns,
+                                        .backend = towline::detail::or_null(backend->forced),
+                                        .workers = backend->threads,
+                                        .queue_completion = 0,
+                                        .user_data = nullptr,
+                                        .callback = nullptr};
   std::string notice;
   if (const nixl_blob_t* notif = notif_of(extra_params)) {
     if (const auto status = set_notif(*made, *notif, notice, call); status != NIXL_SUCCESS) return status;

@@ -287,7 +287,7 @@ void Connection::unimport(towline_import* handle) noexcept {
 
 int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared** out) {
   if (state_ != State::kUp) return host().refuse(Status::kPeerLost, "memory: the connection is down");
-  auto prepared = std::make_unique<Prepared>();
+  auto prepared = std::make_unique_for_overwrite<Prepared>();  // its members have initialisers
   prepared->connection = handle(this);
   prepared->plan = args.plan;
   prepared->op = args.op;
