@@ -447,14 +447,15 @@ void check_op(uint32_t op) {
 // True if one block is picked that the list has: `block`. An index is read once, as in make_picks.
 bool is_one_block(const towline_picks_t* picks, uint64_t blocks, uint64_t& block) noexcept {
   if (picks == nullptr || picks->count != 1) return false;
-  if (picks->indices == nullptr) {
+  const void* const indices = picks->indices;
+  if (indices == nullptr) {
     block = picks->start;
   } else if (picks->index_bytes == sizeof(uint32_t)) {
     uint32_t index = 0;
-    std::memcpy(&index, picks->indices, sizeof index);
+    std::memcpy(&index, indices, sizeof index);
     block = index;
   } else if (picks->index_bytes == sizeof(uint64_t)) {
-    std::memcpy(&block, picks->indices, sizeof block);
+    std::memcpy(&block, indices, sizeof block);
   } else {
     return false;
   }
