@@ -311,9 +311,7 @@ Status Post::start_parts() noexcept {
   const bool urgent = options_.urgent;
   const bool paced = paced_;
   const uint32_t count = part_count_;
-  std::array<Worker*, kMaxParts> workers;
-  for (uint32_t i = 0; i < count; ++i) workers[i] = parts_[i].worker;
-  Worker& home = *workers[0];
+  Worker& home = *parts_[0].worker;
   if (count == 1 && gate_.load(std::memory_order_relaxed) == kOpen && home.try_lock()) {
     const Status status = start_alone(parts_[0]);
     const Status seen = accepted();
@@ -322,6 +320,8 @@ Status Post::start_parts() noexcept {
     if (status == Status::kInProgress || paced) home.wake();
     return stays ? accepted() : seen;
   }
+  std::array<Worker*, kMaxParts> workers;
+  for (uint32_t i = 0; i < count; ++i) workers[i] = parts_[i].worker;
   for (uint32_t i = 0; i < count; ++i) {  // it is not over before the last of them is queued
     SpinWait spin;
     while (!workers[i]->enqueue(&parts_[i])) {
