@@ -175,17 +175,21 @@ class Buffer:
                     self.update_mask_buffer(rank, False)
 
     def _connect(self, member: _library.Member, store, rank: int, end: float) -> None:
-        """A process that died leaves its description in the store, until the one that takes its place has put its own."""
+        """A process that died leaves its description in the store, until the one that takes its place has put its own; one that
+        ends takes it away, and a store can then give an empty one."""
         gone = {_library.PEER_LOST, _library.STALE, _library.IO, _library.NOT_FOUND, _library.UNREACHABLE}
         while True:
             left = end - time.monotonic()
-            try:
-                member.connect(rank, bytes(store.get(self._key(rank))), max(1, int(left * 1e9)))
-                self._connected.add(rank)
-                return
-            except _library.ExpertsError as error:
-                if error.status not in gone or left <= 0:
-                    raise
+            if description := bytes(store.get(self._key(rank))):
+                try:
+                    member.connect(rank, description, max(1, int(left * 1e9)))
+                    self._connected.add(rank)
+                    return
+                except _library.ExpertsError as error:
+                    if error.status not in gone or left <= 0:
+                        raise
+            elif left <= 0:
+                raise TimeoutError(f"nixl_ep: rank {rank} has left, and no other took its place in {_MEETING_SECONDS:.0f} s")
             time.sleep(0.05)
 
     def disconnect_ranks(self, remote_ranks: list[int]) -> None:

@@ -10,6 +10,8 @@ import ctypes
 import inspect
 import pathlib
 import re
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -329,6 +331,31 @@ def test_a_rank_that_does_not_come_is_masked_and_another_takes_its_place(gpu):
     run(2, body, timeout_ms=1000)
 
 
+def test_an_empty_description_is_that_of_a_rank_that_leaves(gpu):
+    class Leaving:
+        """A store whose keys can go between wait() and get()."""
+
+        def __init__(self, store) -> None:
+            self._store = store
+            self.empty = 2
+
+        def __getattr__(self, name: str):
+            return getattr(self._store, name)
+
+        def get(self, key: str) -> bytes:
+            self.empty -= 1
+            return b"" if self.empty >= 0 else self._store.get(key)
+
+    def body(rank):
+        store = Leaving(rank.buffer.tcp_store_group)
+        rank.buffer.set_tcp_store_group(store)
+        rank.buffer.connect_ranks([0, 1])
+        assert store.empty < 0
+        rank.round(0)
+
+    run(2, body, connects=False)
+
+
 def test_masks_follow_the_calls(gpu):
     def body(rank):
         if rank.number == 0:
@@ -433,9 +460,15 @@ def test_structs_are_those_of_the_header():
 
 
 def test_the_wheel_has_the_library():
-    """As installed: its hint needs no GPU."""
+    """As installed, in a program of its own: its hint needs no GPU."""
     if not (pathlib.Path(nixl_ep.__file__).parents[1] / "nixl" / "plugins").exists():
         pytest.skip("nixl_ep is not installed: it is used from the sources")
-    hint = Buffer.get_rdma_size_hint(128, 7168, 8, 256)
+    hints = (
+        "from nixl_ep import Buffer\n"
+        "print(Buffer.get_rdma_size_hint(128, 7168, 8, 256), Buffer.get_low_latency_buffer_size_hint(128, 7168, 8, 256))"
+    )
+    done = subprocess.run([sys.executable, "-c", hints], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    hint, same = map(int, done.stdout.split())
     assert hint > 8 * 32 * 128 * 7168 * 2
-    assert hint == Buffer.get_low_latency_buffer_size_hint(128, 7168, 8, 256)
+    assert hint == same
