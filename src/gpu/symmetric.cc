@@ -6,15 +6,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <map>
 #include <mutex>
-#include <thread>
 
 #include "base/error.h"
 #include "base/id.h"
 #include "base/os/host_identity.h"
 #include "base/os/packets.h"
+#include "gpu/piece_sockets.h"
 
 namespace towline::cuda {
 
@@ -36,18 +35,6 @@ struct Local {
 Local& local() {
   static Local of_process;
   return of_process;
-}
-
-int poll_ms(Deadline deadline) {
-  const uint64_t left = deadline.remaining_ns(monotonic_now_ns()) / kMillisecondNs;
-  return static_cast<int>(std::min<uint64_t>(left + 1, 1000));
-}
-
-// Processes of other users are strangers.
-bool of_this_user(int socket) noexcept try {
-  return packets::peer_user(socket) == geteuid();
-} catch (const core::Error&) {
-  return false;
 }
 
 constexpr const char* kThroughHost =
@@ -279,19 +266,12 @@ bool SymmetricMemory::take_piece(uint32_t gpu, std::span<const PieceNotice> noti
 
 // The other rank listens already, and accepts later.
 void SymmetricMemory::send_to(uint32_t rank, const PieceNotice& notice, Deadline deadline) {
-  constexpr auto kPause = std::chrono::milliseconds(1);
   sockets_.resize(size_);
   UniqueFd socket = packets::make_socket();
-  const auto out_of_time = [&] { return deadline.passed(monotonic_now_ns()); };
-  // Its queue may be full: nothing tells when it is not.
-  for (;;) {
-    const int error = packets::connect_to(socket.get(), {true, notice.socket});
-    if (error == 0) break;
-    if (error != EAGAIN && error != EINTR)
-      fail_errno(error, "gpu: cannot reach rank {}, which must be in the same network namespace", rank);
-    if (out_of_time()) fail(Status::kTimedOut, "gpu: timed out reaching rank {}", rank);
-    std::this_thread::sleep_for(kPause);
-  }
+  const int error = connect_before(socket.get(), notice.socket, deadline);
+  if (error == ETIMEDOUT) fail(Status::kTimedOut, "gpu: timed out reaching rank {}", rank);
+  if (error != 0)
+    fail_errno(error, "gpu: cannot reach rank {}, which must be in the same network namespace", rank);
   if (const uid_t user = packets::peer_user(socket.get()); user != geteuid())
     fail(Status::kPermissionDenied, "gpu: the process of rank {} belongs to user {}, this one to {}", rank,
          user, geteuid());

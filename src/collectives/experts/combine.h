@@ -114,9 +114,8 @@ TOWLINE_DEVICE device::Pack rounded(const Sums& sums) {
 TOWLINE_DEVICE void find_results(const Job& job, const Control& me, uint32_t token, Scratch& scratch) {
   for (uint32_t k = device::thread(); k < job.topk; k += device::threads()) {
     scratch.to[k] = 0;
-    const int64_t named = reinterpret_cast<const int64_t*>(job.topk_idx)[uint64_t{token} * job.topk + k];
-    if (named < 0 || named >= static_cast<int64_t>(uint64_t{job.ranks} * job.layout.local)) continue;
-    const auto expert = static_cast<uint32_t>(named);
+    const uint32_t expert = named_expert(job, token, k);
+    if (expert == kNoExpert) continue;
     const uint32_t rank = expert / job.layout.local;
     if (me.usable[rank] == 0) continue;
     scratch.to[k] =

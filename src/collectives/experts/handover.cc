@@ -3,9 +3,7 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <map>
 #include <mutex>
 
@@ -14,13 +12,13 @@
 #include "base/os/host_identity.h"
 #include "base/os/packets.h"
 #include "base/wire.h"
+#include "gpu/piece_sockets.h"
 
 namespace towline::collectives::experts {
 namespace {
 
 constexpr uint64_t kMagic = 0x746578706572'0001;
 constexpr std::size_t kHeadBytes = sizeof(uint64_t) + 3 * sizeof(uint32_t);
-constexpr auto kPause = std::chrono::milliseconds(1);
 
 // The pieces of this process.
 struct Local {
@@ -32,30 +30,13 @@ Local& local() {
   return of_process;
 }
 
-int poll_ms(Deadline deadline) {
-  return static_cast<int>(
-      std::min<uint64_t>(deadline.remaining_ns(monotonic_now_ns()) / kMillisecondNs + 1, 1000));
-}
-
-bool of_this_user(int socket) noexcept try {
-  return packets::peer_user(socket) == geteuid();
-} catch (const core::Error&) {
-  return false;
-}
-
 UniqueFd connect_to(const Description& from, Deadline deadline) {
   UniqueFd socket = packets::make_socket();
-  // Its queue may be full: nothing tells when it is not.
-  for (;;) {
-    const int error = packets::connect_to(socket.get(), {true, from.piece.socket});
-    if (error == 0) break;
-    if (error != EAGAIN && error != EINTR)
-      fail_errno(error, "experts: cannot reach rank {}: its process is gone, or in another network namespace",
-                 from.rank);
-    if (deadline.passed(monotonic_now_ns()))
-      fail(Status::kTimedOut, "experts: timed out reaching rank {}", from.rank);
-    std::this_thread::sleep_for(kPause);
-  }
+  const int error = cuda::connect_before(socket.get(), from.piece.socket, deadline);
+  if (error == ETIMEDOUT) fail(Status::kTimedOut, "experts: timed out reaching rank {}", from.rank);
+  if (error != 0)
+    fail_errno(error, "experts: cannot reach rank {}: its process is gone, or in another network namespace",
+               from.rank);
   if (const uid_t user = packets::peer_user(socket.get()); user != geteuid())
     fail(Status::kPermissionDenied, "experts: the process of rank {} belongs to user {}, this one to {}",
          from.rank, user, geteuid());
@@ -67,7 +48,7 @@ UniqueFd ask(const Description& from, Deadline deadline) {
   packets::Packet packet;
   for (;;) {
     pollfd polled{socket.get(), POLLIN, 0};
-    (void)::poll(&polled, 1, poll_ms(deadline));
+    (void)::poll(&polled, 1, cuda::poll_ms(deadline));
     const Status status = packets::receive_packet(socket.get(), packet);
     if (status == Status::kOk) break;
     if (status != Status::kAgain)
@@ -156,7 +137,7 @@ void PieceServer::serve() noexcept {
     int error = 0;
     const UniqueFd visitor = packets::accept_visitor(listener_.get(), spare_, error);
     // What can't be sent the visitor sees as the end of the connection.
-    if (visitor && of_this_user(visitor.get())) (void)packets::send_packet(visitor.get(), hello, fds);
+    if (visitor && cuda::of_this_user(visitor.get())) (void)packets::send_packet(visitor.get(), hello, fds);
   }
 }
 

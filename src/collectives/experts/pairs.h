@@ -169,14 +169,19 @@ TOWLINE_DEVICE void tell_taken(const Job& job, Control& me) {
   }
 }
 
-// The expert of a route; kNoExpert: none, one that does not exist, or one that the token has named before.
-TOWLINE_DEVICE uint32_t expert_of(const Job& job, uint32_t token, uint32_t k) {
-  const auto* const row = reinterpret_cast<const int64_t*>(job.topk_idx) + uint64_t{token} * job.topk;
-  const int64_t expert = row[k];
+// The expert that a route names; kNoExpert: none, or one that does not exist.
+TOWLINE_DEVICE uint32_t named_expert(const Job& job, uint32_t token, uint32_t k) {
+  const int64_t expert = reinterpret_cast<const int64_t*>(job.topk_idx)[uint64_t{token} * job.topk + k];
   if (expert < 0 || expert >= static_cast<int64_t>(uint64_t{job.ranks} * job.layout.local)) return kNoExpert;
-  for (uint32_t before = 0; before < k; ++before)
-    if (row[before] == expert) return kNoExpert;
   return static_cast<uint32_t>(expert);
+}
+
+// The same; kNoExpert for one that the token has named before, too: it gets the token once.
+TOWLINE_DEVICE uint32_t expert_of(const Job& job, uint32_t token, uint32_t k) {
+  const uint32_t expert = named_expert(job, token, k);
+  for (uint32_t before = 0; expert != kNoExpert && before < k; ++before)
+    if (named_expert(job, token, before) == expert) return kNoExpert;
+  return expert;
 }
 
 // ---- Small kernels
