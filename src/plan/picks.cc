@@ -60,7 +60,9 @@ class GivenIndices {
     std::memcpy(&index, first_ + position * sizeof(Index), sizeof(Index));
     return index;
   }
-  void load_all(Index* to, uint64_t count) const noexcept { std::memcpy(to, first_, count * sizeof(Index)); }
+  void load_all_given(Index* to, uint64_t count) const noexcept {
+    std::memcpy(to, first_, count * sizeof(Index));
+  }
 
  private:
   const uint8_t* first_;
@@ -116,7 +118,7 @@ void take_indices(GivenIndices<Index> given, uint64_t blocks, Picks& picks, cons
   picks.indices = indices;
   if constexpr (sizeof(Index) == sizeof(uint32_t)) {
     if (blocks <= kSignBit) {
-      given.load_all(indices, picks.count);
+      given.load_all_given(indices, picks.count);
       if (all_below(blocks, indices, picks.count)) return;
       given = GivenIndices<Index>(indices);  // as they were read
     }
