@@ -1,5 +1,6 @@
 #include "settings.h"
 
+#include <common/configuration.h>
 #include <fnmatch.h>
 
 #include <algorithm>
@@ -373,10 +374,14 @@ LogLevel log_level() noexcept {
   return level;
 }
 
-std::optional<std::string> find_setting(const std::string& name) {
-  // Set but empty is set.
+std::optional<std::string> in_environment(const std::string& name) {
   const char* value = std::getenv(name.c_str());  // NOLINT(concurrency-mt-unsafe): as a plugin is made
-  if (value != nullptr) return value;
+  if (value == nullptr) return std::nullopt;
+  return value;
+}
+
+std::optional<std::string> find_setting(const std::string& name) {
+  if (auto value = in_environment(name)) return value;
   return find_config_file().find(name);
 }
 

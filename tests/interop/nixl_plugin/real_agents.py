@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""real_agents.py PLUGIN [TCPX] [--figures]: Towline's plugin in the agent of NIXL's published wheel, in two processes.
+"""real_agents.py PLUGIN [BESIDE] [--drop-in] [--figures]: a plugin of NIXL's interface by NIXL's Python calls, in two processes.
 
-PLUGIN is libplugin_TOWLINE.so, or libplugin_TCPX.so with TCPX, the plugin of Towline's that it needs. The wheel is looked for in TOWLINE_NIXL_WHEEL, the folder that `pip install --target`
-made of nixl-cu12 or nixl-cu13, else among the installed packages. Exits 77, with the reason, where there is none.
+PLUGIN is libplugin_TOWLINE.so, or libplugin_TCPX.so with BESIDE, the plugin of Towline's that it needs: they are loaded by the agent of NIXL's
+published wheel. The wheel is looked for in TOWLINE_NIXL_WHEEL, the folder that `pip install --target` made of nixl-cu12 or nixl-cu13, else among
+the installed packages. Exits 77, with the reason, where there is none. With --drop-in, PLUGIN is NIXL's, and Towline's package loads it.
 
-With --figures it prints, for lists of 4 KiB blocks, the time of a WRITE through NIXL's agent. That needs a plugin of a
+With --figures it prints, for lists of 4 KiB blocks, the time of a WRITE through the agent. That needs a plugin of a
 release build.
 """
 
@@ -25,6 +26,8 @@ from pathlib import Path
 BLOCK = 4096
 MOST = 4096
 SKIPPED = 77
+# What runs over memory that was taken back, and to a peer that left, end with.
+ERRORS = {"TOWLINE": ("NOT_FOUND", "DISCONNECT"), "TCPX": ("NOT_FOUND", "DISCONNECT"), "MOONCAKE": ("BACKEND", "BACKEND")}
 
 
 def find_wheel() -> str | None:
@@ -45,7 +48,7 @@ def find_wheel() -> str | None:
 def make_agent(package: str, backend: str, name: str):
     api = importlib.import_module(package)
     agent = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=[]))
-    parameters = {"timeout_ms": "5000"}
+    parameters = {} if backend == "MOONCAKE" else {"timeout_ms": "5000"}
     if backend == "TCPX":
         parameters |= {"source": "emulated", "listen": "127.0.0.1:0"}
     agent.create_backend(backend, parameters)
@@ -158,10 +161,11 @@ def check(package: str, backend: str, pipe, figures: bool) -> None:
     handle = agent.initialize_xfer("WRITE", *lists(4), "owner")
     pipe.send("take back")
     assert pipe.recv() == "taken back"
-    assert "NOT_FOUND" in refusal(agent, handle)
+    taken_back, left = ERRORS[backend]
+    assert taken_back in refusal(agent, handle)
     pipe.send("end")
     assert pipe.recv() == "bye"
-    assert "DISCONNECT" in refusal(agent, handle)
+    assert left in refusal(agent, handle)
     print("left: memory that was taken back and a peer that left are reported as such")
 
 
@@ -187,7 +191,7 @@ def fastest(agent, handle) -> float:
 
 
 def main() -> int:
-    package = find_wheel()
+    package = "nixl._api" if "--drop-in" in sys.argv else find_wheel()
     if package is None:
         print("skipped: NIXL's published wheel is not here; set TOWLINE_NIXL_WHEEL to a folder with it")
         return SKIPPED
