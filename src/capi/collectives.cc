@@ -123,7 +123,16 @@ towline_communicator_t* handle_for(std::shared_ptr<Communicator> communicator) {
 
 Communicator& need_communicator(const towline_communicator_t* communicator) {
   capi::need(communicator, "communicator");
+  communicator->communicator->refuse_forked();
   return *communicator->communicator;
+}
+
+// A work whose communicator this process made: in a child of fork the parent's threads may have held its locks.
+collectives::Work& need_work(towline_work_t* work) {
+  capi::need(work, "work");
+  auto& found = *reinterpret_cast<collectives::Work*>(work);
+  found.communicator()->refuse_forked();
+  return found;
 }
 
 // The window may still be used, and `bytes` from `offset` lie in the rank's memory of it. Throws Error.
@@ -173,10 +182,8 @@ int32_t towline_communicator_create(const towline_communicator_options_t* option
 
 int32_t towline_communicator_destroy(towline_communicator_t* communicator) {
   return capi::guard(__func__, [&] {
-    if (communicator == nullptr) return Status::kOk;
     // In a child of fork it is left alone: its threads and locks are those of the parent.
-    std::string ignored;
-    if (communicator->communicator->usable(ignored) == Status::kForked) return Status::kOk;
+    if (communicator == nullptr || communicator->communicator->inherited()) return Status::kOk;
     communicator->communicator->close();
     delete communicator;
     return Status::kOk;
@@ -305,8 +312,7 @@ int32_t towline_collective_issue_beside(towline_communicator_t* communicator,
 
 int32_t towline_work_wait_on(towline_work_t* work, void* stream) {
   return capi::guard(__func__, [&] {
-    capi::need(work, "work");
-    auto& mine = *reinterpret_cast<collectives::Work*>(work);
+    collectives::Work& mine = need_work(work);
     mine.communicator()->order_after(mine, stream);
     return Status::kOk;
   });
@@ -385,9 +391,9 @@ int32_t towline_work_poll(towline_work_t* work) {
 
 int32_t towline_work_wait(towline_work_t* work, uint64_t timeout_ns) {
   return capi::guard(__func__, [&] {
-    capi::need(work, "work");
-    const Status status = of(work)->communicator()->wait(*of(work), timeout_ns);
-    if (is_error(status)) fail(status, "{}", of(work)->error());
+    collectives::Work& mine = need_work(work);
+    const Status status = mine.communicator()->wait(mine, timeout_ns);
+    if (is_error(status)) fail(status, "{}", mine.error());
     return status == Status::kInProgress ? Status::kNotYet : status;
   });
 }
@@ -409,10 +415,10 @@ uint32_t towline_work_op(const towline_work_t* work) {
 
 int32_t towline_work_on(towline_work_t* work, uint32_t event, towline_work_fn function, void* context) {
   return capi::guard(__func__, [&] {
-    capi::need(work, "work");
+    collectives::Work& mine = need_work(work);
     if (function == nullptr || event > TOWLINE_WORK_WAIT_POST)
       fail(Status::kInvalidArgument, "no function, or no event {}", event);
-    of(work)->on(event, function, context);
+    mine.on(event, function, context);
     return Status::kOk;
   });
 }
@@ -436,7 +442,7 @@ int32_t towline_communicator_hook(towline_communicator_t* communicator, uint32_t
 }
 
 void towline_hook_remove(towline_hook_t* hook) {
-  if (hook == nullptr) return;
+  if (hook == nullptr || hook->communicator->inherited()) return;
   hook->communicator->remove_hook(hook->hook);
   delete hook;
 }
@@ -470,7 +476,7 @@ int32_t towline_window_create(towline_communicator_t* communicator, void* addres
 
 int32_t towline_window_destroy(towline_window_t* window, uint64_t timeout_ns) {
   return capi::guard(__func__, [&] {
-    if (window == nullptr) return Status::kOk;
+    if (window == nullptr || window->communicator->inherited()) return Status::kOk;
     const std::unique_ptr<towline_window> owned(window);
     window->communicator->close_window(window->window, timeout_ns);
     return Status::kOk;

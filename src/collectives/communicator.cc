@@ -289,7 +289,7 @@ void Communicator::finalize() {
 }
 
 void Communicator::close() {
-  if (forks_ != forks.load(std::memory_order_relaxed)) return;
+  if (inherited()) return;
   check_not_inside();
   finalized_ = true;
   {
@@ -311,8 +311,14 @@ void Communicator::close() {
   backend_ = nullptr;
 }
 
+bool Communicator::inherited() const noexcept { return forks_ != forks.load(std::memory_order_relaxed); }
+
+void Communicator::refuse_forked() const {
+  if (inherited()) check_usable();
+}
+
 Status Communicator::usable_fast() const noexcept {
-  if (forks_ != forks.load(std::memory_order_relaxed)) return Status::kForked;
+  if (inherited()) return Status::kForked;
   if (const int32_t status = broken_.load(std::memory_order_acquire); status != 0) return Status{status};
   return finalized_.load(std::memory_order_relaxed) ? Status::kClosed : Status::kOk;
 }
@@ -354,7 +360,7 @@ Status Communicator::error(std::string* text) {
 }
 
 void Communicator::abort(const std::string& reason) {
-  if (usable_fast() == Status::kForked) check_usable();
+  refuse_forked();
   const std::string text =
       reason.empty()
           ? fmt::format("rank {} aborted communicator {}", options_.rank, options_.name)

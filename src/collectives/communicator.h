@@ -122,6 +122,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void check_backend(int32_t status, const char* what) const;
   Status usable(std::string& text) const;
 
+  // This process is a child of fork of the one that made it. Threads of the parent's may have held any lock at the
+  // fork, and no call that takes one returns here.
+  bool inherited() const noexcept;
+  void refuse_forked() const;  // throws Error kForked if it is inherited
+
  private:
   Communicator(CommunicatorOptions options, std::shared_ptr<FormingStore> store,
                std::shared_ptr<Config> config);

@@ -34,7 +34,7 @@ float first_of(Rank& rank, const Buffer& buffer) {
   return first;
 }
 
-// What one rank holds, and which of its calls a child of fork is refused: bits of the exit status, 0 for all.
+// What one rank holds, and the first of its calls that a child of fork is not refused, counted from 1; 0: none.
 struct Held {
   Rank& rank;
   towline_window_t* window;
@@ -53,18 +53,25 @@ struct Held {
     norm.width = kElements;
     norm.input = norm.output = call.output;
     towline_window_t* another = nullptr;
+    void* const no_stream = reinterpret_cast<void*>(alignof(FakeStream));
+    size_t needed = 0;
     const bool refused[] = {
         towline_collective_issue(rank.on_gpu, &call, nullptr, &stream) == TOWLINE_FORKED,
         towline_collective_issue_beside(rank.on_gpu, &call, nullptr, &stream, &made) == TOWLINE_FORKED,
         towline_collective_issue_norm(rank.on_gpu, &norm, nullptr, &stream) == TOWLINE_FORKED,
         towline_collective(rank.on_gpu, &call, nullptr, nullptr) == TOWLINE_FORKED,
-        towline_work_wait_on(work, &stream) == TOWLINE_FORKED,
+        // Before it looks at the stream, whose lock a thread of the parent's may have held.
+        towline_work_wait_on(work, no_stream) == TOWLINE_FORKED,
+        towline_work_wait(work, TOWLINE_FOREVER) == TOWLINE_FORKED,
+        towline_work_on(work, TOWLINE_WORK_END, [](void*, towline_work_t*) {}, nullptr) == TOWLINE_FORKED,
         towline_window_issue(window, &put, 0, &stream) == TOWLINE_FORKED,
         towline_window_create(rank.on_gpu, nullptr, 4096, &another) == TOWLINE_FORKED,
+        towline_window_destroy(window, TOWLINE_FOREVER) == TOWLINE_OK,
+        towline_communicator_info(rank.on_gpu, nullptr, 0, &needed) == TOWLINE_FORKED,
         towline_communicator_destroy(rank.on_gpu) == TOWLINE_OK};
-    int missing = 0;
-    for (size_t i = 0; i < std::size(refused); ++i) missing |= refused[i] ? 0 : 1 << i;
-    return missing;
+    for (size_t i = 0; i < std::size(refused); ++i)
+      if (!refused[i]) return static_cast<int>(i) + 1;
+    return 0;
   }
 };
 
