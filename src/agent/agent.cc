@@ -304,7 +304,8 @@ void Agent::refused_stranger(const std::string& at, uint32_t worker, Status why)
 
 Worker& Agent::my_worker() noexcept {
   static std::atomic<uint32_t> next_thread{0};
-  thread_local const uint32_t number = next_thread.fetch_add(1, std::memory_order_relaxed);
+  thread_local constinit uint32_t number = UINT32_MAX;
+  if (number == UINT32_MAX) number = next_thread.fetch_add(1, std::memory_order_relaxed);
   return *workers_[number % workers_.size()];
 }
 

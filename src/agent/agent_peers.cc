@@ -9,6 +9,7 @@
 #include "base/copy/copy.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/per_thread.h"
 #include "metadata/listener/exchange.h"
 
 namespace towline {
@@ -250,11 +251,20 @@ Status Agent::send_message(Peer& peer, const void* message, size_t bytes, uint64
   return status;
 }
 
+namespace {
+
+// Grows to the largest notice that the thread has sent.
+struct NoticeMessage {
+  std::vector<uint8_t> bytes;
+};
+
+}  // namespace
+
 Status Agent::send_notice(Peer& peer, const void* data, size_t bytes, uint64_t tag) {
   if (bytes > TOWLINE_MAX_NOTICE_BYTES) {
     fail(Status::kLimitExceeded, "a notice has at most {} bytes, not {}", TOWLINE_MAX_NOTICE_BYTES, bytes);
   }
-  thread_local std::vector<uint8_t> message;  // grows to the largest notice this thread has sent
+  std::vector<uint8_t>& message = PerThread<NoticeMessage>::get().bytes;
   const TaggedMessage header = make_data_message(true, static_cast<uint32_t>(bytes), tag, 0, 0);
   const size_t header_bytes = bytes_of(header);
   message.resize(header_bytes + bytes);

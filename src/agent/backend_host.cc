@@ -8,13 +8,14 @@
 #include "agent/plugin_finder.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/per_thread.h"
 #include "base/plugin_table.h"
 
 namespace towline {
 
 namespace {
 
-thread_local std::string failure_text;
+thread_local constinit ThreadText failure_text;
 
 const towline_plugin_v1_t* wrapped(const Config& config, const towline_plugin_v1_t* plugin,
                                    const std::string& faults) {
@@ -65,14 +66,8 @@ const char* step_name(Backend::Step step) noexcept {
   return "unknown";
 }
 
-std::string take_failure_text() { return std::exchange(failure_text, {}); }
-void set_failure_text(std::string_view text) noexcept {
-  try {
-    failure_text = text;
-  } catch (const std::bad_alloc&) {  // then the status has to say it
-    failure_text.clear();
-  }
-}
+std::string take_failure_text() { return failure_text.take(); }
+void set_failure_text(std::string_view text) noexcept { failure_text.set(text); }
 
 bool Backend::moves_all(uint32_t op, uint32_t local, uint32_t remote, uint32_t where) const noexcept {
   for (uint32_t here = local; here != 0; here &= here - 1) {

@@ -11,8 +11,6 @@
 namespace towline {
 namespace {
 
-thread_local std::string exporter_failure;
-
 void log_of_exporter(void*, int32_t level, const char* text) {
   if (level <= 0) {
     TOWLINE_LOG(kError, "exporter: {}", text);
@@ -23,7 +21,7 @@ void log_of_exporter(void*, int32_t level, const char* text) {
   }
 }
 
-void note_failure(void*, const char* text) { exporter_failure = text == nullptr ? "" : text; }
+void note_failure(void*, const char* text) { set_failure_text(text == nullptr ? "" : text); }
 
 }  // namespace
 
@@ -74,12 +72,11 @@ void Exporter::collect(void* exporter, void (*take)(void* argument, const char* 
 Exporter::Exporter(const Config& config, const Agent* agent, const std::string& address) : agent_(agent) {
   table_ = load_table<towline_exporter_table_v1>(config, "prometheus", "exporter");
   const towline_exporter_host_v1 host = {sizeof host, this, log_of_exporter, note_failure, collect};
-  exporter_failure.clear();
+  take_failure_text();  // of something else on this thread
   char bound[256] = "";
   const int32_t status = table_.open(&host, address.c_str(), bound, sizeof bound, &instance_);
   if (status != TOWLINE_OK) {
-    fail(static_cast<Status>(status), "serving counters at '{}': {}", address,
-         std::exchange(exporter_failure, {}));
+    fail(static_cast<Status>(status), "serving counters at '{}': {}", address, take_failure_text());
   }
   address_ = bound;
 }

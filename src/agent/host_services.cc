@@ -7,6 +7,7 @@
 #include "agent/link.h"
 #include "agent/post.h"
 #include "base/log.h"
+#include "base/per_thread.h"
 #include "memory/pin_access.h"
 
 namespace towline {
@@ -37,8 +38,13 @@ void log(void* context, int32_t level, const char* text) {
 
 void fail_with(void*, const char* text) { set_failure_text(text == nullptr ? "" : text); }
 
+// What a thread was last told of a setting: valid until it asks again.
+struct ConfigValue {
+  std::string text;
+};
+
 const char* config(void* context, const char* key, const char* fallback) {
-  thread_local std::string value;
+  std::string& value = PerThread<ConfigValue>::get().text;
   value = agent_of(context).config().get_string(key, fallback == nullptr ? "" : fallback);
   return value.c_str();
 }

@@ -1,15 +1,16 @@
 // C API: status texts, agents, completions.
 #include "base/config/config_file.h"
+#include "base/per_thread.h"
 #include "capi/handles.h"
 
 namespace towline::capi {
 
 namespace {
-thread_local std::string last_error;
+thread_local constinit ThreadText last_error;
 }
 
 int32_t refuse(Status code, std::string text) noexcept {
-  last_error = std::move(text);
+  last_error.keep(std::move(text));
   return static_cast<int32_t>(code);
 }
 
@@ -17,7 +18,7 @@ int32_t refuse(const char* function, Status code, const char* why) noexcept {
   try {
     return refuse(code, fmt::format("{}: {}", function, why));
   } catch (const std::bad_alloc&) {
-    last_error = "out of memory";  // so short a text needs none
+    last_error.set("out of memory");
     return static_cast<int32_t>(code);
   }
 }

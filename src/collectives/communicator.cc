@@ -11,6 +11,7 @@
 #include "base/coarse_clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/per_thread.h"
 #include "base/sync/spin.h"
 #include "collectives/backend.h"
 #include "collectives/call_out.h"
@@ -36,7 +37,13 @@ void count_forks() {
 std::atomic<uint64_t> op_ids{0};
 
 // The error message of the current call into the backend, on its thread.
-thread_local std::string backend_text;
+thread_local constinit ThreadText backend_text;
+
+// What a thread was last told of a setting and of a variable: valid until it asks again.
+struct Told {
+  std::string setting;
+  std::string variable;
+};
 
 // Counts the communicators of a name and size that each rank of this process made in a store. The count is
 // part of the meeting key, so that a new communicator does not find keys of an old one. It is kept by rank,
@@ -173,7 +180,7 @@ Communicator::Communicator(CommunicatorOptions options, std::shared_ptr<FormingS
 void Communicator::open() {
   host_.struct_size = sizeof host_;
   host_.context = this;
-  host_.fail = [](void*, const char* text) { backend_text = text; };
+  host_.fail = [](void*, const char* text) { backend_text.set(text); };
   host_.broken = [](void* context, int32_t status, const char* text) {
     static_cast<Communicator*>(context)->broken(Status{status}, text);
   };
@@ -182,7 +189,7 @@ void Communicator::open() {
       static_cast<Communicator*>(context)->store_->set(key, {static_cast<const uint8_t*>(value), bytes});
       return TOWLINE_OK;
     } catch (const Error& error) {
-      backend_text = error.message();
+      backend_text.set(error.message());
       return static_cast<int32_t>(error.code());
     }
   };
@@ -195,20 +202,19 @@ void Communicator::open() {
       *bytes = found.size();
       return TOWLINE_OK;
     } catch (const Error& error) {
-      backend_text = error.message();
+      backend_text.set(error.message());
       return static_cast<int32_t>(error.code());
     }
   };
   host_.config = [](void* context, const char* key, const char* fallback) -> const char* {
-    thread_local std::string text;
+    std::string& text = PerThread<Told>::get().setting;
     auto& self = *static_cast<Communicator*>(context);
     if (std::strcmp(key, "collectives.store_host") == 0) return (text = self.store_->local_host()).c_str();
     return (text = self.config_->get_string(key, fallback)).c_str();
   };
   host_.environment = [](void* context, const char* name) -> const char* {
-    thread_local std::string text;
     const auto found = static_cast<Communicator*>(context)->config_->environment(name);
-    return found ? (text = *found).c_str() : nullptr;
+    return found ? (PerThread<Told>::get().variable = *found).c_str() : nullptr;
   };
   towline_collective_open_args args = {};
   args.struct_size = sizeof args;
@@ -240,7 +246,7 @@ void Communicator::open() {
   } else {
     status = table_->open(&args, &backend_);
   }
-  std::string reason = backend_text.empty() ? status_text(Status{status}) : backend_text;
+  std::string reason = backend_text.empty() ? status_text(Status{status}) : backend_text.c_str();
   if (status >= 0 && table_->issue != nullptr) confirm(Deadline::at(args.deadline_ns), status, reason);
   store_->formed();
   if (status >= 0) return;
@@ -526,13 +532,14 @@ uint64_t Communicator::timeout_of(const towline_collective_options_t* options) c
 
 // The message of a failure that the backend returned on this thread.
 Status Communicator::failure(int32_t status, std::string& text) const {
-  text = backend_text.empty() ? status_text(Status{status}) : backend_text;
+  text = backend_text.empty() ? status_text(Status{status}) : backend_text.c_str();
   return Status{status};
 }
 
 void Communicator::check_backend(int32_t status, const char* what) const {
   if (status >= 0) return;
-  fail(Status{status}, "{}: {}", what, backend_text.empty() ? status_text(Status{status}) : backend_text);
+  fail(Status{status}, "{}: {}", what,
+       backend_text.empty() ? status_text(Status{status}) : backend_text.c_str());
 }
 
 void Communicator::begin_backend_call() noexcept { backend_text.clear(); }
@@ -771,34 +778,6 @@ Status Communicator::wait(Work& work, uint64_t timeout_ns) {
   }
   work.call_all(TOWLINE_WORK_WAIT_POST);
   return work.outcome();
-}
-
-// ---- Windows
-
-towline_collective_window* Communicator::open_window(void* address, uint64_t bytes) {
-  if (finishes_here()) fail(Status::kBusy, "a window can't be made in a function of a work");
-  std::string text;
-  if (const Status status = usable(text); is_error(status)) fail(status, "{}", text);
-  if (table_->window_open == nullptr)
-    fail(Status::kUnsupported, "backend {} has no windows", options_.backend);
-  const Deadline deadline = Deadline::after(monotonic_now_ns(), timeout_ns());
-  {
-    std::unique_lock lock(queue_mutex_);
-    queue_changed_.wait(lock, [&] { return queued_.load() == 0; });
-  }
-  const std::lock_guard lock(perform_mutex_);
-  backend_text.clear();
-  towline_collective_window* window = nullptr;
-  check_backend(table_->window_open(backend_, address, bytes, number_++, deadline.ns(), &window), "window");
-  return window;
-}
-
-void Communicator::close_window(towline_collective_window* window, uint64_t timeout_ns) {
-  if (finishes_here()) fail(Status::kBusy, "a window can't be closed in a function of a work");
-  const std::lock_guard lock(perform_mutex_);
-  backend_text.clear();
-  const Deadline deadline = Deadline::after(monotonic_now_ns(), timeout_ns);
-  check_backend(table_->window_close(window, number_++, deadline.ns()), "window");
 }
 
 }  // namespace towline::collectives

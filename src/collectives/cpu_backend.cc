@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/id.h"
 #include "base/log.h"
+#include "base/per_thread.h"
 #include "collectives/agent_window.h"
 #include "collectives/calls/types.h"
 #include "collectives/reduce.h"
@@ -372,9 +373,18 @@ Breakage CpuBackend::agree(Breakage reason) {
 
 // ---- Messages
 
+namespace {
+
+// The sockets that a thread waits for.
+struct WatchedSockets {
+  std::vector<int> readable;
+  std::vector<int> writable;
+};
+
+}  // namespace
+
 void CpuBackend::message_wait(uint64_t until_ns) {
-  thread_local std::vector<int> readable;
-  thread_local std::vector<int> writable;
+  auto& [readable, writable] = PerThread<WatchedSockets>::get();
   readable.clear();
   writable.clear();
   if (one_host()) {

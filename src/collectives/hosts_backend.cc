@@ -10,6 +10,7 @@
 
 #include "base/config/config.h"
 #include "base/error.h"
+#include "base/per_thread.h"
 #include "collectives/calls/types.h"
 #include "collectives/forming.h"
 #include "collectives/host_relay.h"
@@ -23,7 +24,7 @@ constexpr uint64_t kLeastStaging = 64 << 10;
 constexpr uint64_t kLaneShare = 4;  // a lane of messages has so much less staging than operations have
 
 // The error message of the inside backend for the current call, on its thread.
-thread_local std::string inside_text;
+thread_local constinit ThreadText inside_text;
 
 }  // namespace
 
@@ -103,7 +104,7 @@ HostsBackend::HostsBackend(const towline_collective_open_args& args,
 
 void HostsBackend::open_inside(const towline_collective_open_args& args) {
   inside_host_ = cpu_host_;
-  inside_host_.fail = [](void*, const char* text) { inside_text = text; };
+  inside_host_.fail = [](void*, const char* text) { inside_text.set(text); };
   // Ranks of the other hosts are told, and agree on one reason.
   inside_host_.broken = [](void* context, int32_t status, const char* text) {
     static_cast<HostsBackend*>(context)->cpu_->abort(Status{status}, text);
@@ -166,7 +167,7 @@ void HostsBackend::stop_inside(int32_t status, const char* text) {
 void HostsBackend::check_inside(int32_t status) const {
   if (status >= 0) return;
   if (cpu_->breaker().broken()) fail(cpu_->breaker().status(), "{}", cpu_->breaker().breakage().text);
-  fail(Status{status}, "{}", inside_text.empty() ? status_text(Status{status}) : inside_text);
+  fail(Status{status}, "{}", inside_text.empty() ? status_text(Status{status}) : inside_text.c_str());
 }
 
 // ---- Operations

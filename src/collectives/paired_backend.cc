@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/config/config.h"
 #include "base/error.h"
+#include "base/per_thread.h"
 #include "collectives/backend.h"
 #include "collectives/calls/types.h"
 #include "collectives/host_relay.h"
@@ -37,7 +38,7 @@ std::string trimmed(const std::string& text) {
 constexpr uint64_t kGlanceNs = 2 * kMillisecondNs;
 
 // Why a backend failed in this thread's current call.
-thread_local std::string side_text;
+thread_local constinit ThreadText side_text;
 
 }  // namespace
 
@@ -127,7 +128,7 @@ towline_collective_host_v1_t PairedBackend::make_host() {
   towline_collective_host_v1_t made = relay_host(*this);
   made.fail = [](void* context, const char* text) {
     const auto& host = *static_cast<PairedBackend*>(context)->host_;
-    side_text = text;
+    side_text.set(text);
     host.fail(host.context, text);
   };
   made.broken = [](void* context, int32_t status, const char* text) {
@@ -167,7 +168,8 @@ void PairedBackend::open_nccl(const towline_collective_open_args& args) {
   std::string reason;
   try {
     nccl_table_ = &find_backend("nccl");
-    if (nccl_table_->open(&mine, &made) < 0) reason = side_text.empty() ? "NCCL did not open" : side_text;
+    if (nccl_table_->open(&mine, &made) < 0)
+      reason = side_text.empty() ? "NCCL did not open" : side_text.c_str();
   } catch (const Error& error) {
     reason = error.message();
   }

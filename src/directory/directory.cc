@@ -6,6 +6,7 @@
 #include "agent/plugin_finder.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/per_thread.h"
 
 namespace towline {
 namespace {
@@ -45,7 +46,13 @@ std::string_view label_or_default(std::string_view label) {
 
 Directory& directory_of(void* context) noexcept { return *static_cast<Directory*>(context); }
 
-thread_local std::string failure;
+thread_local constinit ThreadText failure;
+
+// What a thread was last told of a setting and of a variable: valid until it asks again.
+struct Told {
+  std::string setting;
+  std::string variable;
+};
 
 void log_text(void*, int32_t level, const char* text) {
   if (level <= 0) {
@@ -59,27 +66,23 @@ void log_text(void*, int32_t level, const char* text) {
   }
 }
 
-void note_directory_failure(void*, const char* text) { failure = text == nullptr ? "" : text; }
+void note_directory_failure(void*, const char* text) {
+  failure.set(text == nullptr ? std::string_view() : text);
+}
 
 const char* directory_config(void* context, const char* key, const char* fallback) {
-  thread_local std::string value;
   const auto found = directory_of(context).agent().config().find(key);
-  if (!found) return fallback;
-  value = *found;
-  return value.c_str();
+  return found ? (PerThread<Told>::get().setting = *found).c_str() : fallback;
 }
 
 const char* environment(void* context, const char* name) {
-  thread_local std::string value;
   const auto found = directory_of(context).agent().config().environment(name);
-  if (!found) return nullptr;
-  value = *found;
-  return value.c_str();
+  return found ? (PerThread<Told>::get().variable = *found).c_str() : nullptr;
 }
 
 void check(int32_t status) {
   if (status == TOWLINE_OK) return;
-  std::string text = std::exchange(failure, {});
+  std::string text = failure.take();
   fail(static_cast<Status>(status), "{}", text.empty() ? status_text(static_cast<Status>(status)) : text);
 }
 
@@ -166,7 +169,7 @@ std::shared_ptr<DirectoryCall> Directory::start(std::shared_ptr<DirectoryCall> c
     failure.clear();
     const int32_t status = table_.submit(client, &args);
     if (status == TOWLINE_OK) continue;
-    const std::string text = std::exchange(failure, {});
+    const std::string text = failure.take();
     done(number, static_cast<Status>(status), text.c_str(), nullptr, 0);
     if (parts.size() == 1) fail(static_cast<Status>(status), "{}", text);
   }

@@ -2,6 +2,8 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
+#include <new>
 
 #include <towline_nixl.h>
 #include <utils/common/nixl_log.h>
@@ -11,7 +13,8 @@ namespace towline::nixl {
 
 namespace {
 
-thread_local std::string last_error_text;
+// A pointer alone: thread-local storage of libraries that are loaded late is short.
+thread_local std::unique_ptr<std::string> last_error_text;
 
 const char* name_of(LogLevel level) noexcept {
   constexpr const char* kNames[] = {"trace", "debug", "info", "warning", "error"};
@@ -37,7 +40,8 @@ void write_line(LineLevel level, const std::string& text) noexcept {
 }
 
 nixl_status_t quiet_text(nixl_status_t status, std::string text) noexcept {
-  last_error_text = std::move(text);
+  if (last_error_text == nullptr) last_error_text.reset(new (std::nothrow) std::string);
+  if (last_error_text != nullptr) *last_error_text = std::move(text);
   return status;
 }
 
@@ -46,7 +50,10 @@ nixl_status_t fail_text(nixl_status_t status, std::string text) noexcept {
   return quiet_text(status, std::move(text));
 }
 
-const std::string& last_error() noexcept { return last_error_text; }
+const std::string& last_error() noexcept {
+  static const std::string none;
+  return last_error_text == nullptr ? none : *last_error_text;
+}
 
 nixl_status_t list_to_nixl(Status status) noexcept {
   return status == Status::kOutOfRange ? NIXL_ERR_NOT_FOUND : to_nixl(status);

@@ -2,6 +2,7 @@
 #include <tcpx_p2p.h>
 
 #include <cstring>
+#include <memory>
 #include <new>
 #include <string>
 
@@ -22,10 +23,17 @@ struct tcpx_transfer {
 
 namespace {
 
-thread_local std::string last_error;
+// A pointer alone: thread-local storage of libraries that are loaded late is short.
+thread_local std::unique_ptr<std::string> last_error;
+thread_local bool unsaid = false;  // there was no memory for the text
 
-int32_t failed(int32_t status, const std::string& text) {
-  last_error = text;
+int32_t failed(int32_t status, const char* text) noexcept {
+  try {
+    last_error = std::make_unique<std::string>(text);
+    unsaid = false;
+  } catch (const std::bad_alloc&) {
+    unsaid = true;
+  }
   return status;
 }
 
@@ -184,7 +192,10 @@ int32_t tcpx_release(tcpx_transfer_t* transfer, uint64_t timeout_ns) {
   });
 }
 
-const char* tcpx_last_error(void) { return last_error.c_str(); }
+const char* tcpx_last_error(void) {
+  if (unsaid) return "memory is short";
+  return last_error == nullptr ? "" : last_error->c_str();
+}
 const char* tcpx_status_text(int32_t status) { return towline_status_text(status); }
 const char* tcpx_version(void) { return towline_version(); }
 

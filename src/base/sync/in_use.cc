@@ -7,6 +7,8 @@
 
 #include <new>
 
+#include "base/per_thread.h"
+
 namespace towline {
 
 thread_local constinit InUse::Slot* InUse::mine_ = nullptr;
@@ -73,18 +75,15 @@ class InUseSlots {
 };
 
 InUse::Slot* InUse::take_slot() noexcept {
-  struct Returned {
-    Slot* slot = nullptr;
-    ~Returned() {
-      mine_ = nullptr;
-      if (slot != nullptr) slot->taken.store(false, std::memory_order_release);
-    }
-  };
-  thread_local Returned at_exit;
   Slot* const slot = InUseSlots::of_process().take();
-  // A thread that is already on its way out takes one for good.
-  at_exit.slot = slot;
+  if (slot == nullptr) return nullptr;
   mine_ = slot;
+  at_thread_end(
+      [](void* taken) {
+        mine_ = nullptr;
+        static_cast<Slot*>(taken)->taken.store(false, std::memory_order_release);
+      },
+      slot);
   return slot;
 }
 

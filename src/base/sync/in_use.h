@@ -62,8 +62,8 @@ class InUse {
   }
   [[gnu::cold]] static Slot* take_slot() noexcept;
 
-  // Reached without a call, also from a library that was loaded late: it is small enough for what is kept
-  // free.
+  // Reached without a call. This makes all thread-local storage of a library that has this file static: the rest of it
+  // must be small (base/per_thread.h), and CMake keeps this file out of plugins that don't need it.
   static thread_local constinit Slot* mine_ __attribute__((tls_model("initial-exec")));
 
   Slot* slot_;

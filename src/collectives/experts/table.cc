@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/per_thread.h"
 #include "collectives/experts/image.h"
 #include "collectives/experts/member.h"
 
@@ -22,17 +23,7 @@ void model(const void* argument, uint32_t block, uint32_t blocks) {
 constexpr const char* kNames[] = {TOWLINE_EXPERT_KERNELS(TOWLINE_EXPERT_NAME)};
 constexpr cuda::KernelModel kModels[] = {TOWLINE_EXPERT_KERNELS(TOWLINE_EXPERT_MODEL)};
 
-// A pointer alone: the library's thread locals take of the little room that a process has for those of libraries that it loads late.
-thread_local std::unique_ptr<std::string> last_error;
-
-template <class... Text>
-void say(Text&&... text) noexcept {
-  try {
-    last_error = std::make_unique<std::string>(std::forward<Text>(text)...);
-  } catch (const std::bad_alloc&) {
-    last_error.reset();
-  }
-}
+thread_local constinit ThreadText last_error;
 
 template <class Body>
 int32_t guarded(Body&& body) noexcept {
@@ -40,13 +31,13 @@ int32_t guarded(Body&& body) noexcept {
     body();
     return TOWLINE_OK;
   } catch (const core::Error& error) {
-    say(error.message());
+    last_error.set(error.message());
     return static_cast<int32_t>(error.code());
   } catch (const std::bad_alloc&) {
-    say("experts: out of memory");
+    last_error.set("experts: out of memory");
     return TOWLINE_OUT_OF_MEMORY;
   } catch (const std::exception& error) {
-    say(error.what());
+    last_error.set(error.what());
     return TOWLINE_INTERNAL;
   }
 }
@@ -61,7 +52,7 @@ Struct taken(const Struct* from, size_t minimum) {
 
 Member& member_of(towline_experts* handle) { return *reinterpret_cast<Member*>(handle); }
 
-const char* error() { return last_error == nullptr ? "experts: out of memory" : last_error->c_str(); }
+const char* error() { return last_error.c_str(); }
 uint64_t bytes_for(uint32_t capacity, uint32_t local, uint32_t max_tokens, uint32_t hidden) {
   return Member::bytes_for(capacity, local, max_tokens, hidden);
 }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/per_thread.h"
 #include "base/random.h"
 
 namespace towline::etcd {
@@ -18,12 +19,15 @@ constexpr uint64_t kLongestPauseNs = 2 * kSecondNs;
 constexpr uint64_t kProofTimeoutNs = 10 * kSecondNs;
 constexpr uint64_t kProofPauseNs = 500 * kMillisecondNs;
 
+struct Jitter {
+  Random random{monotonic_now_ns()};
+};
+
 }  // namespace
 
 uint64_t pause_ns(unsigned number) {
   const uint64_t pause = std::min(kFirstPauseNs << std::min(number, 10u), kLongestPauseNs);
-  thread_local Random random(monotonic_now_ns());
-  return pause - pause / 8 + random.below(pause / 4 + 1);
+  return pause - pause / 8 + PerThread<Jitter>::get().random.below(pause / 4 + 1);
 }
 
 Caller::Caller(const Options& options, Timers& timers, Posts& posts, Log log)
