@@ -63,7 +63,8 @@ struct Held {
         // Before it looks at the stream, whose lock a thread of the parent's may have held.
         towline_work_wait_on(work, no_stream) == TOWLINE_FORKED,
         towline_work_wait(work, TOWLINE_FOREVER) == TOWLINE_FORKED,
-        towline_work_on(work, TOWLINE_WORK_END, [](void*, towline_work_t*) {}, nullptr) == TOWLINE_FORKED,
+        towline_work_on(
+            work, TOWLINE_WORK_END, [](void*, towline_work_t*) {}, nullptr) == TOWLINE_FORKED,
         towline_window_issue(window, &put, 0, &stream) == TOWLINE_FORKED,
         towline_window_create(rank.on_gpu, nullptr, 4096, &another) == TOWLINE_FORKED,
         towline_window_destroy(window, TOWLINE_FOREVER) == TOWLINE_OK,
