@@ -11,8 +11,8 @@
 namespace towline {
 namespace {
 
-PriceRow& row_of(const char* backend, uint32_t cost, uint32_t op = TOWLINE_WRITE) {
-  return prices_of(backend, cost).row(TOWLINE_WHERE_SAME_HOST, op, false);
+PriceRow& row_of(const char* backend, uint32_t cost) {
+  return prices_of(backend, cost).row(TOWLINE_WHERE_SAME_HOST, TOWLINE_WRITE, false);
 }
 
 TEST(Prices, BeginAsTheDeclaredCostSaysAndSayThatNothingWasMeasured) {
@@ -28,7 +28,9 @@ TEST(Prices, BeginAsTheDeclaredCostSaysAndSayThatNothingWasMeasured) {
 }
 
 TEST(Prices, AreTheMeanOfWhatWasReportedForThatSizeAndDirection) {
-  PriceRow& row = row_of("prices-mean", 20);
+  Prices prices;
+  prices.declare(20);
+  PriceRow& row = prices.row(TOWLINE_WHERE_SAME_HOST, TOWLINE_WRITE, false);
   for (int i = 0; i < 100; ++i) row.report(64 << 10, i % 2 == 0 ? 9'000 : 11'000);
   const Price price = row.of(64 << 10);
   EXPECT_NEAR(price.ns, 10'000, 500);
@@ -39,11 +41,9 @@ TEST(Prices, AreTheMeanOfWhatWasReportedForThatSizeAndDirection) {
   EXPECT_FALSE(row.of(256 << 10).nearby);
   EXPECT_EQ(row.of(1 << 30).samples, 0u);
   EXPECT_TRUE(row.of(1 << 30).nearby);
-  EXPECT_EQ(row_of("prices-mean", 20, TOWLINE_READ).of(64 << 10).samples, 0u);
-  EXPECT_EQ(prices_of("prices-mean", 20).row(TOWLINE_WHERE_ANY_HOST, TOWLINE_WRITE, false).samples(64 << 10),
-            0u);
-  EXPECT_EQ(prices_of("prices-mean", 20).row(TOWLINE_WHERE_SAME_HOST, TOWLINE_WRITE, true).samples(64 << 10),
-            0u);
+  EXPECT_EQ(prices.row(TOWLINE_WHERE_SAME_HOST, TOWLINE_READ, false).of(64 << 10).samples, 0u);
+  EXPECT_EQ(prices.row(TOWLINE_WHERE_ANY_HOST, TOWLINE_WRITE, false).samples(64 << 10), 0u);
+  EXPECT_EQ(prices.row(TOWLINE_WHERE_SAME_HOST, TOWLINE_WRITE, true).samples(64 << 10), 0u);
 }
 
 TEST(Prices, FollowAChangeAndForgetAPause) {

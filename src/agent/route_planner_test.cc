@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,14 @@ const std::string kAny;  // outlives every Candidates
 
 class Planner : public ::testing::Test {
  protected:
+  // Prices belong to the process, and the tests may run in any order and again.
+  Planner() {
+    for (const char* backend : {"memory", "shm", "tcp", "posix"}) {
+      Prices& prices = prices_of(backend, 0);
+      for (uint32_t i = 0; i < Prices::kDistances * Prices::kOps * 2; ++i) std::construct_at(&prices.row(i));
+    }
+  }
+
   static std::shared_ptr<Agent> open(const char* name, const std::vector<std::string>& backends) {
     AgentOptions options;
     options.name = name;
@@ -23,7 +32,6 @@ class Planner : public ::testing::Test {
     options.config.set("log.level", "off");
     return Agent::create(std::move(options));
   }
-  // A size class for each test: prices belong to the process.
   static std::vector<std::string> order(const std::vector<std::string>& backends, const Need& need,
                                         const Backend** passed = nullptr) {
     const auto there = open("there", backends);
