@@ -33,7 +33,7 @@ class ModelGpu:
     """In the place of nixl_ep._gpu.TorchGpu: each thread has a current stream."""
 
     index = 0
-    _library = ctypes.CDLL(find()) if find() else None  # at once: later, other libraries may have taken the room for its thread locals
+    _library = ctypes.CDLL(find()) if find() else None
     _current = threading.local()
 
     def __init__(self) -> None:
