@@ -13,7 +13,7 @@ namespace towline::collectives {
 inline constexpr uint64_t kLine = 64;
 
 inline uint64_t pieces(uint64_t bytes, uint64_t piece) {
-  return bytes == 0 ? 1 : (bytes + piece - 1) / piece;
+  return bytes <= piece ? 1 : (bytes + piece - 1) / piece;
 }
 
 // The rest of `bytes` from `begin` on, at most `piece`.

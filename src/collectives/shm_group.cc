@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/id.h"
 #include "base/os/futex.h"
+#include "base/sync/prefetch.h"
 #include "collectives/interrupt.h"
 
 namespace towline::collectives {
@@ -44,6 +45,7 @@ ShmGroup::ShmGroup(Mapping mapping, int index, std::vector<int> ranks, const Shm
       index_(index),
       ranks_(std::move(ranks)),
       settings_(settings),
+      share_bytes_(settings.stage_bytes / ranks_.size() / kCacheLineBytes * kCacheLineBytes),
       breaker_(breaker),
       pauses_(kMostPauses),
       token_(random_u64()),
@@ -161,6 +163,7 @@ void ShmGroup::post(const Header* header) noexcept {
   given_then_[phase_ % kLines] = given_bytes_;
   mine.phase.store(phase_, std::memory_order_release);
   notify();
+  prefetch_for_write(&line(index_, phase_ + 1));  // another rank has read it in the round before
 }
 
 Status ShmGroup::first_phase(const Call& call, const void* inlined, uint64_t bytes) {
@@ -169,7 +172,7 @@ Status ShmGroup::first_phase(const Call& call, const void* inlined, uint64_t byt
   if (bytes != 0) std::memcpy(line(index_, phase_ + 1).inlined, inlined, bytes);
   if (const Status status = post_and_wait(&call.header, call.deadline); is_error(status)) return status;
   for (int other = 0; other < size(); ++other) {
-    if (agree(index_, other, phase_)) continue;
+    if (other == index_ || agree(index_, other, phase_)) continue;
     // All ranks name the same two.
     int odd = 1;
     while (odd < size() - 1 && agree(0, odd, phase_)) ++odd;
@@ -187,8 +190,7 @@ Status ShmGroup::post_and_wait(const Header* header, Deadline deadline) {
   ++stage_;
   post(header);
   for (int step = 1; step < size(); ++step) {
-    int other = index_ + step;
-    if (other >= size()) other -= size();
+    const int other = after(index_, step);
     if (has_posted(other, phase_)) continue;
     if (const Status status = wait_for(other, deadline, Late::kEveryone); is_error(status)) return status;
   }
@@ -327,6 +329,15 @@ Status ShmGroup::fail_mismatch(int index, int other, uint64_t phase) {
   if (index > other) std::swap(index, other);
   return breaker_.raise(Status::kMismatch, describe_mismatch(rank(index), header_of(index, phase),
                                                              rank(other), header_of(other, phase)));
+}
+
+// The other ranks have read that half in the phase before the last one, so its lines lie in their caches: storing to them
+// takes as long as a small operation does.
+void ShmGroup::prefetch_half(uint64_t from, uint64_t bytes) const noexcept {
+  constexpr uint64_t kMostBytes = 4096;
+  if (bytes > kMostBytes) return;  // a long run of stores hides it
+  const uint8_t* const stage = half(index_, next_stage()) + from;
+  for (uint64_t at = 0; at < bytes; at += kCacheLineBytes) prefetch_for_write(stage + at);
 }
 
 void ShmGroup::copy_out(uint8_t* to, const uint8_t* from, uint64_t bytes, bool streaming) const noexcept {

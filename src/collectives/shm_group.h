@@ -186,6 +186,13 @@ class ShmGroup {
     return stages_ + (static_cast<uint64_t>(index) * 2 + (stage & 1)) * settings_.stage_bytes;
   }
   uint64_t next_stage() const noexcept { return stage_ + 1; }
+  // Asks for the lines of the half that the next phase fills, from `from` on: as many as this operation filled there.
+  void prefetch_half(uint64_t from, uint64_t bytes) const noexcept;
+  // The rank that many behind another one, in a circle.
+  int after(int index, int offset) const noexcept {
+    const int other = index + offset;
+    return other < size() ? other : other - size();
+  }
 
   // ---- Lockstep
   // First phase of an operation, with up to 24 bytes beside the header; then all headers are compared.
@@ -283,6 +290,7 @@ class ShmGroup {
   const int index_;
   const std::vector<int> ranks_;
   const ShmSettings settings_;
+  const uint64_t share_bytes_;  // one rank's share of a half, in whole lines
   Breaker& breaker_;
   RankBlock* blocks_;
   Ring* rings_;

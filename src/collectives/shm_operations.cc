@@ -49,6 +49,7 @@ Status ShmGroup::broadcast(const Call& call) {
       }
     }
     if (index_ == call.root && call.output != nullptr) copy(call.output, call.input, call.bytes);
+    if (index_ == call.root) prefetch_half(0, call.bytes);
     return Status::kOk;
   });
 }
@@ -56,7 +57,7 @@ Status ShmGroup::broadcast(const Call& call) {
 Status ShmGroup::scatter(const Call& call) {
   if (is_loose(call.bytes * ranks_.size())) return scatter_loose(call);
   const auto n = static_cast<uint64_t>(size());
-  const uint64_t piece = settings_.stage_bytes / n / kLine * kLine;
+  const uint64_t piece = share_bytes_;
   const bool is_root = index_ == call.root;
   const uint64_t steps = pieces(call.bytes, piece);
   const auto give = [&](uint64_t rank) -> const uint8_t* { return is_root ? call.in.at[rank] : nullptr; };
@@ -79,6 +80,8 @@ Status ShmGroup::scatter(const Call& call) {
       const auto me = static_cast<uint64_t>(index_);
       copy(call.output + begin, is_root ? call.in.at[me] + begin : half(call.root, at) + me * piece, bytes);
     }
+    for (uint64_t rank = 0; is_root && rank < n; ++rank)
+      if (rank != static_cast<uint64_t>(index_)) prefetch_half(rank * piece, call.bytes);
     return Status::kOk;
   });
 }
@@ -112,12 +115,13 @@ Status ShmGroup::all_gather(const Call& call) {
       const Status status = step == 0 ? first() : phase(call.deadline);
       if (is_error(status)) return status;
       for (int offset = 1; offset < size(); ++offset) {
-        const int other = (index_ + offset) % size();
+        const int other = after(index_, offset);
         const auto i = static_cast<size_t>(other);
         const uint64_t bytes = piece_at(call.out.bytes[i], begin, piece);
         if (bytes != 0) copy_out(call.out.at[i] + begin, half(other, at), bytes, streaming);
       }
     }
+    prefetch_half(0, call.out.bytes[me]);
     return Status::kOk;
   });
 }
@@ -145,6 +149,7 @@ Status ShmGroup::gather(const Call& call) {
         copy(call.out.at[static_cast<size_t>(other)] + begin, from, bytes);
       }
     }
+    if (!is_root) prefetch_half(0, call.bytes);
     return Status::kOk;
   });
 }
@@ -202,7 +207,7 @@ template <typename First>
 Status ShmGroup::to_everyone(const Call& call, uint64_t most_bytes, const First& first) {
   const auto n = static_cast<uint64_t>(size());
   const auto me = static_cast<uint64_t>(index_);
-  const uint64_t piece = settings_.stage_bytes / n / kLine * kLine;
+  const uint64_t piece = share_bytes_;
   const bool streaming = call.streaming || most_bytes * n >= settings_.streaming_bytes;
   const uint64_t steps = pieces(most_bytes, piece);
   for (uint64_t step = 0; step < steps; ++step) {
@@ -219,12 +224,14 @@ Status ShmGroup::to_everyone(const Call& call, uint64_t most_bytes, const First&
     const Status status = step == 0 ? first() : phase(call.deadline);
     if (is_error(status)) return status;
     for (uint64_t offset = 1; offset < n; ++offset) {
-      const uint64_t rank = (me + offset) % n;
+      const auto rank = static_cast<uint64_t>(after(index_, static_cast<int>(offset)));
       const uint64_t bytes = piece_at(call.out.bytes[rank], begin, piece);
       if (bytes != 0)
         copy_out(call.out.at[rank] + begin, half(static_cast<int>(rank), at) + me * piece, bytes, streaming);
     }
   }
+  for (uint64_t rank = 0; rank < n; ++rank)
+    if (rank != me) prefetch_half(rank * piece, call.in.bytes[rank]);
   return Status::kOk;
 }
 

@@ -60,7 +60,7 @@ Status ShmGroup::reduce_directly(const Call& call, bool& good, uint64_t& reduced
     constexpr uint64_t kMost =
         64 << 10;  // of a rank's data, so that the second-level cache keeps two of them
     uint8_t* const room = half(index_, next_stage());
-    const uint64_t piece = std::min(kMost, settings_.stage_bytes / n / kLine * kLine);
+    const uint64_t piece = std::min(kMost, share_bytes_);
     while (reduced < call.bytes) {
       const uint64_t bytes = std::min(piece, call.bytes - reduced);
       for (uint64_t rank = 0; rank < n && good; ++rank) {
@@ -120,10 +120,12 @@ template <typename First>
 Status ShmGroup::reduce_flat(const Call& call, int root, const First& first) {
   const uint64_t at = next_stage();
   copy(half(index_, at), call.input, call.bytes);
-  const Status status = first();
-  if (is_error(status) || !wanted_here(root)) return status;
-  for (int other = 0; other < size(); ++other) sources_[static_cast<size_t>(other)] = half(other, at);
-  collectives::reduce(reduce_args(call, call.output, sources_, call.bytes));
+  if (const Status status = first(); is_error(status)) return status;
+  if (wanted_here(root)) {
+    for (int other = 0; other < size(); ++other) sources_[static_cast<size_t>(other)] = half(other, at);
+    collectives::reduce(reduce_args(call, call.output, sources_, call.bytes));
+  }
+  prefetch_half(0, call.bytes);
   return Status::kOk;
 }
 
@@ -134,7 +136,7 @@ template <typename First>
 Status ShmGroup::reduce_in_slices(const Call& call, int root, const First& first) {
   const auto n = static_cast<uint64_t>(size());
   const auto me = static_cast<uint64_t>(index_);
-  const uint64_t most = settings_.stage_bytes / n / kLine * kLine;  // limit for a slice
+  const uint64_t most = share_bytes_;  // limit for a slice
   const uint64_t steps = pieces(call.bytes, most * n);
   const bool streaming = call.bytes >= settings_.streaming_bytes;
   // Slice r of the piece at `begin`: in the data, and in a stage.
@@ -208,7 +210,7 @@ Status ShmGroup::reduce_scatter(const Call& call) {
     return status;
   }
   const auto me = static_cast<uint64_t>(index_);
-  const uint64_t piece = settings_.stage_bytes / n / kLine * kLine;
+  const uint64_t piece = share_bytes_;
   const uint64_t largest = *std::ranges::max_element(call.in.bytes);
   const bool streaming = largest * n >= settings_.streaming_bytes;
   const uint64_t steps = pieces(largest, piece);
@@ -231,6 +233,8 @@ Status ShmGroup::reduce_scatter(const Call& call) {
     args.streaming = streaming;
     collectives::reduce(args);
   }
+  for (uint64_t rank = 0; rank < n; ++rank)
+    if (rank != me) prefetch_half(rank * piece, call.in.bytes[rank]);
   return Status::kOk;
 }
 
