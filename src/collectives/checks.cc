@@ -21,13 +21,20 @@ class Checker {
     if (reduces(call_.op) && !can_reduce(call_.datatype, call_.reduction))
       fail(Status::kUnsupported, "{}: {} can't be reduced by {}", name(), datatype_name(call_.datatype),
            reduction_name(call_.reduction));
-    if (call_.count > (uint64_t{1} << 60) / element_ / static_cast<uint64_t>(size_))
-      fail(Status::kOutOfRange, "{}: {} elements are too many", name(), call_.count);
+    if (too_many(call_.count)) fail(Status::kOutOfRange, "{}: {} elements are too many", name(), call_.count);
     check_buffers();
   }
 
  private:
   const char* name() const { return op_name(call_.op); }
+
+  // All ranks' parts of so many elements must have fewer than 2^60 bytes.
+  bool too_many(uint64_t elements) const noexcept {
+    constexpr uint64_t kMostBytes = uint64_t{1} << 60;
+    uint64_t bytes = 0;
+    return __builtin_mul_overflow(elements, element_ * static_cast<uint64_t>(size_), &bytes) ||
+           bytes > kMostBytes;
+  }
 
   void need(const void* pointer, const char* what, uint64_t elements) const {
     if (pointer == nullptr && elements != 0)
@@ -37,7 +44,7 @@ class Checker {
   void need_parts(const void* base, const void* const* list, const uint64_t* counts, const char* what) const {
     for (int rank = 0; rank < size_; ++rank) {
       const uint64_t elements = counts != nullptr ? counts[rank] : call_.count;
-      if (elements > (uint64_t{1} << 60) / element_ / static_cast<uint64_t>(size_))
+      if (counts != nullptr && too_many(elements))
         fail(Status::kOutOfRange, "{}: {} elements for rank {} are too many", name(), elements, rank);
       if (list == nullptr)
         need(base, what, elements);

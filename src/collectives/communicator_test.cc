@@ -10,6 +10,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <thread>
 
 #include "base/log.h"
 #include "collectives/test_support.h"
@@ -262,6 +263,9 @@ TEST(Communicator, WrongArgumentsBreakNothing) {
       refused(call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, 4, nullptr, data),
               Status::kInvalidArgument);
       refused(call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, UINT64_MAX, data, data),
+              Status::kOutOfRange);
+      constexpr uint64_t kMostOfTwoRanks = (uint64_t{1} << 60) / 2 / sizeof(float);
+      refused(call_of(TOWLINE_COLLECTIVE_ALL_GATHER, TOWLINE_FLOAT32, kMostOfTwoRanks + 1, data, data),
               Status::kOutOfRange);
       towline_collective_t call = call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, 4, data, data);
       call.reduction = TOWLINE_REDUCE_BAND;
@@ -627,6 +631,28 @@ TEST(FlightRecorder, TellsAsManyAsAskedForWithTheirTimes) {
     EXPECT_GE(entry["duration_ms"], 1.9);
     EXPECT_LE(entry["time_discovered_completed_ns"], dump["entries"][i + 1]["time_created_ns"]);
   }
+}
+
+TEST(FlightRecorder, IsReadWhileOperationsEnd) {
+  FlightRecorder recorder(4);
+  const auto call = call_of(TOWLINE_COLLECTIVE_BARRIER);
+  std::atomic<bool> stop{false};
+  std::thread performing([&] {
+    for (uint64_t id = 1; !stop; ++id)
+      recorder.end(recorder.issue(&call, call.op, id, kSecondNs), Status::kTimedOut);
+  });
+  for (int round = 0; round < 200; ++round) {
+    const auto dump = nlohmann::json::parse(recorder.dump("", 0, 1));
+    for (const auto& entry : dump["entries"]) {
+      EXPECT_EQ(entry["record_id"], entry["op_id"]);
+      if (entry["state"] == "scheduled") continue;  // the last one
+      EXPECT_EQ(entry["state"], "failed");
+      EXPECT_EQ(entry["status"], "TIMED_OUT");
+      EXPECT_GE(entry["time_discovered_completed_ns"], entry["time_created_ns"]);
+    }
+  }
+  stop = true;
+  performing.join();
 }
 
 TEST(Info, SaysWhoIsReachedHow) {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/clock.h"
+#include "base/sync/prefetch.h"
 #include "collectives/calls/types.h"
 
 namespace towline::collectives {
@@ -30,16 +31,20 @@ uint64_t FlightRecorder::issue(const towline_collective_t* call, uint32_t op, ui
   const uint64_t now = clock_.now();
   const Guard guard(lock_);
   const uint64_t record = ++recorded_;
-  place_of(record) = {.record = record,
-                      .op_id = op_id,
-                      .sequence = is_message(op) ? ++messages_ : ++collectives_,
-                      .count = call != nullptr ? call->count : 0,
-                      .timeout_ns = timeout_ns,
-                      .created = now,
-                      .op = op,
-                      .datatype = call != nullptr ? call->datatype : 0,
-                      .reduction = call != nullptr ? call->reduction : 0,
-                      .root = call != nullptr ? call->root : 0};
+  Entry& entry = place_of(record);
+  entry.record.store(record, std::memory_order_relaxed);
+  entry.outcome.store(0, std::memory_order_relaxed);
+  entry.ended.store(0, std::memory_order_relaxed);
+  entry.created = now;
+  entry.started = 0;
+  entry.op_id = op_id;
+  entry.sequence = is_message(op) ? ++messages_ : ++collectives_;
+  entry.count = call != nullptr ? call->count : 0;
+  entry.timeout_ns = timeout_ns;
+  entry.op = static_cast<uint8_t>(op);
+  entry.datatype = call != nullptr ? static_cast<uint8_t>(call->datatype) : 0;
+  entry.reduction = call != nullptr ? static_cast<uint8_t>(call->reduction) : 0;
+  entry.root = call != nullptr ? call->root : 0;
   return record;
 }
 
@@ -50,31 +55,52 @@ void FlightRecorder::start(uint64_t record) noexcept {
 }
 
 void FlightRecorder::end(uint64_t record, Status status) noexcept {
-  const uint64_t now = clock_.now();
-  const Guard guard(lock_);
-  if (Entry* entry = find(record)) {
-    if (entry->started == 0) entry->started = entry->created;
-    entry->ended = now;
-    entry->status = status;
-  }
+  Entry* const entry = find(record);
+  if (entry == nullptr) return;
+  entry->ended.store(clock_.now(), std::memory_order_relaxed);
+  entry->outcome.store(outcome_of(record, status), std::memory_order_release);
+  // The next record's lines come from further away than the first cache meanwhile.
+  const auto* const next = reinterpret_cast<const uint8_t*>(&place_of(record + 1));
+  prefetch_for_write(next);
+  prefetch_for_write(next + sizeof(Entry) - 1);
 }
 
 void FlightRecorder::reset() noexcept {
   const Guard guard(lock_);
-  std::ranges::fill(entries_, Entry{});
+  for (Entry& entry : entries_) entry.record.store(0, std::memory_order_relaxed);
+}
+
+std::vector<FlightRecorder::Told> FlightRecorder::told() const {
+  std::vector<Told> all;
+  const Guard guard(lock_);
+  for (const Entry& entry : entries_) {
+    const uint64_t record = entry.record.load(std::memory_order_relaxed);
+    if (record == 0 || record + capacity_ <= recorded_) continue;
+    const uint64_t outcome = entry.outcome.load(std::memory_order_acquire);
+    Told& one = all.emplace_back();
+    one.record = record;
+    one.op_id = entry.op_id;
+    one.sequence = entry.sequence;
+    one.count = entry.count;
+    one.timeout_ns = entry.timeout_ns;
+    one.op = entry.op;
+    one.datatype = entry.datatype;
+    one.reduction = entry.reduction;
+    one.root = entry.root;
+    one.created = entry.created;
+    one.started = entry.started;
+    const uint64_t ended = entry.ended.load(std::memory_order_relaxed);
+    if (ended == 0 || outcome >> 32 != (record & UINT32_MAX)) continue;  // it runs yet
+    one.status = Status{static_cast<int32_t>(outcome)};
+    one.ended = ended;
+    if (one.started == 0) one.started = one.created;
+  }
+  return all;
 }
 
 std::string FlightRecorder::dump(const std::string& name, int rank, int size) const {
-  std::vector<Entry> entries;
-  uint64_t recorded = 0;
-  {
-    const Guard guard(lock_);
-    entries = entries_;
-    recorded = recorded_;
-  }
-  std::erase_if(
-      entries, [&](const Entry& entry) { return entry.record == 0 || entry.record + capacity_ <= recorded; });
-  std::ranges::sort(entries, {}, &Entry::record);
+  std::vector<Told> entries = told();
+  std::ranges::sort(entries, {}, &Told::record);
 
   timespec wall = {};
   clock_gettime(CLOCK_REALTIME, &wall);
@@ -94,7 +120,7 @@ std::string FlightRecorder::dump(const std::string& name, int rank, int size) co
   uint64_t started = 0;
   uint64_t completed = 0;
   dump["entries"] = nlohmann::json::array();
-  for (const Entry& entry : entries) {
+  for (const Told& entry : entries) {
     const bool message = is_message(entry.op);
     const bool ended = entry.ended != 0;
     const char* state = ended                ? (entry.status == Status::kOk ? "completed" : "failed")

@@ -15,7 +15,7 @@
 
 namespace towline::collectives {
 
-// Any thread. Recording takes a lock for a few stores.
+// Any thread. A record takes a lock for a few stores; its end takes none.
 class FlightRecorder {
  public:
   explicit FlightRecorder(uint32_t capacity)
@@ -31,21 +31,37 @@ class FlightRecorder {
   std::string dump(const std::string& name, int rank, int size) const;
 
  private:
+  // What the end writes is atomic, and the rest is guarded by the lock. The outcome names its record, since an operation
+  // may end while its entry is given to a later one.
   struct Entry {
-    uint64_t record = 0;  // from 1; 0: never used
+    std::atomic<uint64_t> record = 0;   // from 1; 0: never used
+    std::atomic<uint64_t> outcome = 0;  // outcome_of() when it has ended
+    std::atomic<uint64_t> ended = 0;    // by clock_; 0: not yet
+    uint64_t created = 0;
+    uint64_t started = 0;
     uint64_t op_id = 0;
     uint64_t sequence = 0;  // counted among collectives, or among messages
     uint64_t count = 0;
     uint64_t timeout_ns = 0;
-    uint64_t created = 0;  // by clock_; 0: not yet
-    uint64_t started = 0;
-    uint64_t ended = 0;
-    uint32_t op = 0;
-    uint32_t datatype = 0;
-    uint32_t reduction = 0;
+    uint8_t op = 0;
+    uint8_t datatype = 0;
+    uint8_t reduction = 0;
     int32_t root = 0;
-    Status status = Status::kInProgress;
   };
+  static_assert(sizeof(Entry) == 80);
+  // A copy of one, as the dump tells it.
+  struct Told {
+    uint64_t record, op_id, sequence, count, timeout_ns;
+    uint64_t created, started, ended;
+    uint32_t op, datatype, reduction;
+    int32_t root;
+    Status status;
+  };
+  // The records within the capacity, in any order.
+  std::vector<Told> told() const;
+  static uint64_t outcome_of(uint64_t record, Status status) noexcept {
+    return record << 32 | static_cast<uint32_t>(status);
+  }
   class Guard {
    public:
     explicit Guard(std::atomic_flag& flag) noexcept : flag_(flag) {
@@ -61,7 +77,7 @@ class FlightRecorder {
   Entry* find(uint64_t record) noexcept {
     if (record == 0) return nullptr;
     Entry& entry = place_of(record);
-    return entry.record == record ? &entry : nullptr;
+    return entry.record.load(std::memory_order_relaxed) == record ? &entry : nullptr;
   }
 
   mutable std::atomic_flag lock_;

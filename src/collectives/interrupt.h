@@ -9,12 +9,15 @@ namespace towline::collectives {
 // Lives during a blocking operation. Waits inside it poll Interrupt::asked() on the same thread.
 class Interrupt {
  public:
-  explicit Interrupt(const towline_collective_options_t* options) noexcept : outer_(current) {
+  explicit Interrupt(const towline_collective_options_t* options) noexcept {
     if (options == nullptr || options->interrupted == nullptr) return;
     options_ = options;
+    outer_ = current;
     current = this;
   }
-  ~Interrupt() { current = outer_; }
+  ~Interrupt() {
+    if (options_ != nullptr) current = outer_;
+  }
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
 
@@ -32,7 +35,7 @@ class Interrupt {
   static constexpr uint64_t kIntervalNs = 50 * kMillisecondNs;
   static inline thread_local Interrupt* current = nullptr;
   const towline_collective_options_t* options_ = nullptr;
-  Interrupt* const outer_;
+  Interrupt* outer_ = nullptr;
   uint64_t next_ns_ = 0;
 };
 

@@ -17,20 +17,21 @@ uint64_t digest_of(const uint64_t* counts, int size) {
 // counts null: `count` each. offsets null: contiguous parts.
 void lay_out(Parts& parts, int size, uint64_t element, void* base, const void* const* list,
              const uint64_t* counts, uint64_t count, const uint64_t* offsets) {
-  parts.resize(static_cast<size_t>(size));
+  if (parts.at.size() != static_cast<size_t>(size)) parts.resize(static_cast<size_t>(size));
+  uint8_t** const at = parts.at.data();
+  uint64_t* const bytes = parts.bytes.data();
   uint64_t behind = 0;
   for (int rank = 0; rank < size; ++rank) {
-    const auto i = static_cast<size_t>(rank);
     const uint64_t elements = counts != nullptr ? counts[rank] : count;
-    parts.bytes[i] = elements * element;
+    bytes[rank] = elements * element;
     if (list != nullptr) {
-      parts.at[i] = static_cast<uint8_t*>(const_cast<void*>(list[rank]));
+      at[rank] = static_cast<uint8_t*>(const_cast<void*>(list[rank]));
     } else if (base != nullptr) {
-      parts.at[i] = static_cast<uint8_t*>(base) + (offsets != nullptr ? offsets[rank] * element : behind);
+      at[rank] = static_cast<uint8_t*>(base) + (offsets != nullptr ? offsets[rank] * element : behind);
     } else {
-      parts.at[i] = nullptr;
+      at[rank] = nullptr;
     }
-    behind += parts.bytes[i];
+    behind += bytes[rank];
   }
 }
 
