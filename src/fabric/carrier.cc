@@ -57,6 +57,7 @@ Handle Carrier::connect(const CarrierAddress& address) {
     fail(Status::kInvalidArgument, "an engine can't connect to itself");
   if (const auto found = s.peers.find(address.engine.engine); found != s.peers.end())
     return found->second.handle;
+  s.now_ns = std::max(s.now_ns, monotonic_now_ns());  // its thread may have slept for long
   auto& peer = s.add_peer(address);
   const Handle handle = peer.handle;
   try {
@@ -114,9 +115,7 @@ int Carrier::event_fd() const noexcept { return state_->poller.fd(); }
 uint64_t Carrier::next_timer_ns() const noexcept {
   const State& s = *state_;
   if (s.some_over) return s.now_ns;
-  const auto waits = [](const State::Line& line) { return line.deadline_ns != kNoDeadline; };
-  const bool any = !s.strangers.empty() || std::any_of(s.lines.begin(), s.lines.end(), waits);
-  return any ? s.next_check_ns : kNoDeadline;
+  return s.awaited != 0 ? s.next_check_ns : kNoDeadline;
 }
 
 std::size_t Carrier::lines() const noexcept {

@@ -27,6 +27,7 @@ auto Carrier::State::add_line(std::list<Line>& to, Stream stream) -> Line& {
     to.pop_back();
     throw;
   }
+  next_check_ns = awaited++ == 0 ? line.deadline_ns : std::min(next_check_ns, line.deadline_ns);
   return line;
 }
 
@@ -131,6 +132,7 @@ void Carrier::State::take_hello(Line& line, std::span<const uint8_t> frame) {
     lines.splice(lines.end(), strangers, at);
     write(line);
   }
+  if (!line.over) --awaited;
   line.said_hello = true;
   line.deadline_ns = kNoDeadline;
 }
@@ -175,18 +177,27 @@ void Carrier::State::handle(Line& line, uint32_t what) noexcept {
 void Carrier::State::end(Line& line, const char* why, int error) noexcept {
   if (line.over) return;
   line.over = some_over = true;
+  if (!line.said_hello) --awaited;
   line.why = why;
   line.error = error;
   poller.remove(line.frames.stream().fd());
   line.frames.stream().close();
 }
 
+// Looks at all lines, which may be many, so at most once in kCheckNs and only where the time of one is up.
 void Carrier::State::end_late() noexcept {
-  if (now_ns < next_check_ns) return;
-  next_check_ns = now_ns + kCheckNs;
-  for (std::list<Line>* list : {&strangers, &lines})
-    for (Line& line : *list)
-      if (line.deadline_ns <= now_ns) end(line, "it did not say hello in time");
+  if (awaited == 0 || now_ns < next_check_ns) return;
+  uint64_t earliest_ns = kNoDeadline;
+  for (std::list<Line>* list : {&strangers, &lines}) {
+    for (Line& line : *list) {
+      if (line.over) continue;
+      if (line.deadline_ns <= now_ns)
+        end(line, "it did not say hello in time");
+      else
+        earliest_ns = std::min(earliest_ns, line.deadline_ns);
+    }
+  }
+  next_check_ns = std::max(earliest_ns, now_ns + kCheckNs);
 }
 
 void Carrier::State::sweep() noexcept {

@@ -78,7 +78,8 @@ struct Carrier::State {
   std::unordered_map<uint64_t, Id> by_handle;
   bool some_over = false;
   uint64_t now_ns = monotonic_now_ns();
-  uint64_t next_check_ns = 0;
+  std::size_t awaited = 0;     // lines that have yet to say hello
+  uint64_t next_check_ns = 0;  // for those that did not in time; while some are awaited
   std::size_t events = 0;
 };
 

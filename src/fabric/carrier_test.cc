@@ -139,6 +139,18 @@ TEST_F(FabricCarrier, SilentAndNoisyStrangersAreBoundedAndDisturbNobody) {
   ASSERT_TRUE(until({&one, &two}, [&] { return two.carrier->lines() == 1; }));  // time is up for them
 }
 
+// Its thread sleeps while nothing is to be done, and an application connects from its own.
+TEST_F(FabricCarrier, ALineThatIsBegunAfterALongSleepHasItsTimeToSayHello) {
+  Node one{fabric_};
+  Node two{fabric_};
+  one.carrier->progress(monotonic_now_ns() - 60 * kSecondNs);  // its last turn
+  const Handle peer = one.carrier->connect(handed_over(two));
+  one.carrier->progress(monotonic_now_ns());  // before the other side could answer
+  ASSERT_EQ(one.count(peer, 1), Status::kInProgress);
+  EXPECT_TRUE(until({&one, &two}, [&] { return two.counts[1] == 1 || !one.losses.empty(); }));
+  EXPECT_EQ(one.losses.size(), 0u);
+}
+
 TEST_F(FabricCarrier, APeerThatGoesIsLostAtOnce) {
   Node one{fabric_};
   auto two = std::make_unique<Node>(fabric_);

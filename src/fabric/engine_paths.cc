@@ -122,7 +122,7 @@ void Engine::State::prepare(Connection& connection) {
     const PreferNode beside(node < 0 ? std::nullopt : std::optional(static_cast<uint32_t>(node)));
     // Not cleared: only what was written is sent. Rails that know their node pin it, and so touch it, below.
     auto block = std::make_unique_for_overwrite<uint8_t[]>(bytes);
-    connection.ring.resize(std::bit_ceil(rail.send_depth));
+    connection.ring.resize(connection.initiator ? std::bit_ceil(rail.send_depth) : kCreditRing);
     connection.block_key = rail.domain->register_memory({block.get(), bytes});
     connection.block = std::move(block);
   }

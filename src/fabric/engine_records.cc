@@ -146,7 +146,7 @@ void Engine::State::send_credit(Connection& connection) noexcept {
   Peer& peer = *peers[connection.peer];
   const bool many = connection.consumed - connection.told >= (options.credits + 1) / 2;
   if (!many && peer.seen.base() - peer.told_base < SequenceWindow::kSpan / 4) return;
-  if (connection.free_buffers == 0) return;  // when one of them has gone
+  if (connection.free_buffers == 0 || connection.under_way() == kCreditRing) return;  // when one has gone
   uint8_t* at = nullptr;
   const uint32_t buffer = take_buffer(connection, at);
   RecordHeader header;

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <array>
+#include <memory>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -16,6 +19,7 @@ inline constexpr std::size_t kMaxChain = 64;
 inline constexpr std::size_t kPollBatch = 64;
 inline constexpr uint32_t kSpareReceives = 4;  // for credit records, and for what arrives twice
 inline constexpr uint32_t kCreditSends = 2;    // under way per connection
+inline constexpr uint32_t kCreditRing = 16;    // entries of a responder: they go in order, and complete in any
 
 struct Slice {
   uint64_t local = 0;
@@ -34,6 +38,37 @@ struct Entry {
   Slice slice;
   EntryKind kind = EntryKind::kData;
   bool done = false;
+};
+
+// A connection's requests, at most a power of two of them. An entry is written before it is read, and its memory is not
+// touched earlier: of many connections most have few requests under way.
+class EntryRing {
+ public:
+  EntryRing() = default;
+  EntryRing(const EntryRing&) = delete;
+  EntryRing& operator=(const EntryRing&) = delete;
+  EntryRing(EntryRing&& other) noexcept
+      : entries_(std::exchange(other.entries_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  EntryRing& operator=(EntryRing&&) = delete;
+  ~EntryRing() { free(); }
+
+  void resize(std::size_t size) {
+    Entry* const entries = std::allocator<Entry>{}.allocate(size);
+    free();
+    entries_ = entries;
+    size_ = size;
+  }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  Entry& operator[](std::size_t index) noexcept { return entries_[index]; }
+
+ private:
+  static_assert(std::is_trivially_destructible_v<Entry>);
+  void free() noexcept {
+    if (entries_ != nullptr) std::allocator<Entry>{}.deallocate(entries_, size_);
+  }
+
+  Entry* entries_ = nullptr;
+  std::size_t size_ = 0;
 };
 
 struct Transfer {
@@ -86,7 +121,7 @@ struct Connection {
   uint32_t remote_rail = 0;
   uint64_t id = 0;
   // Requests under way.
-  std::vector<Entry> ring;  // a power of two
+  EntryRing ring;
   uint64_t head = 0;
   uint64_t tail = 0;
   uint64_t bytes = 0;  // under way

@@ -101,11 +101,12 @@ struct SharedConnection {
   bool established = false;
   bool failed = false;
   Status why = Status::kIo;
-  std::vector<ReceiveRequest> receives;  // a ring
+  std::unique_ptr<ReceiveRequest[]> receives;  // a ring of a power of two
+  uint64_t receives_size = 0;
   uint64_t receives_head = 0;
   uint64_t receives_tail = 0;
 
-  ReceiveRequest& at(uint64_t position) noexcept { return receives[position & (receives.size() - 1)]; }
+  ReceiveRequest& at(uint64_t position) noexcept { return receives[position & (receives_size - 1)]; }
 };
 
 class SharedOfiDomain final : public OfiPort {
@@ -135,7 +136,8 @@ class SharedOfiDomain final : public OfiPort {
     SharedConnection made;
     made.operations = fresh_operations();
     made.operations->connection = number;
-    made.receives.resize(std::bit_ceil(traits_.receive_depth));
+    made.receives_size = std::bit_ceil(traits_.receive_depth);
+    made.receives = std::make_unique_for_overwrite<ReceiveRequest[]>(made.receives_size);
     while (made.token >> 16 == 0) made.token = (random_u64() & ~kNumberMask) | number;
     made.side = &side;
     std::vector<uint8_t> mine = encode(OfiEnd{made.token, side.name});
@@ -209,7 +211,7 @@ class SharedOfiDomain final : public OfiPort {
     SharedConnection& connection = connections_[number];
     if (connection.side == nullptr || connection.failed) return 0;
     for (std::size_t i = 0; i < count; ++i) {
-      if (connection.receives_tail - connection.receives_head == connection.receives.size()) return i;
+      if (connection.receives_tail - connection.receives_head == connection.receives_size) return i;
       connection.at(connection.receives_tail++) = requests[i];
     }
     return count;
