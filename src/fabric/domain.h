@@ -37,6 +37,7 @@ struct DomainTraits {
   bool completes_in_order = true;      // a completion covers unsignalled requests before it
   bool registers_beside = false;       // memory may be registered by another thread beside everything else
   bool other_processes_only = false;   // it must not reach engines of this process
+  bool moves_by_polls = false;         // of both ends, and nothing wakes the other one
   bool breaks_for_memory = false;      // where memory of this side is not mapped any more, without saying so
   int32_t numa_node = -1;              // -1: unknown
 };

@@ -133,6 +133,7 @@ std::size_t Engine::progress(uint64_t now_ns) noexcept {
   s.in_progress = true;
   if (s.now_ns != 0 && now_ns > s.now_ns + kAwayNs) s.forgive(now_ns - s.now_ns);
   s.now_ns = now_ns;
+  if (std::exchange(s.asked, false)) s.poll_until_ns = now_ns + kPollForNs;
   s.turn_events = 0;
   ++s.turns;
   for (Rail& rail : s.rails)
@@ -184,6 +185,13 @@ void Engine::event_fds(std::vector<int>& fds) const {
 bool Engine::arm() noexcept {
   return std::all_of(state_->rails.begin(), state_->rails.end(),
                      [](Rail& rail) { return rail.domain->event_fd() >= 0 && rail.domain->arm(); });
+}
+
+bool Engine::needs_polls() const noexcept {
+  const bool asked = state_->now_ns < state_->poll_until_ns;
+  return std::any_of(state_->rails.begin(), state_->rails.end(), [&](const Rail& rail) {
+    return (asked || rail.under_way != 0) && rail.domain->traits().moves_by_polls;
+  });
 }
 
 std::string Engine::describe() const {

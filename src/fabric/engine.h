@@ -35,6 +35,8 @@ struct EngineOptions {
   uint32_t credits = 16;          // records under way per connection
   uint64_t slice_bytes = 0;       // 0: as the domain says
   uint64_t tick_ns = 1 * kMillisecondNs;
+  // Whether peers are asked to poll while something is under way to them that moves by their polls; else the host does it.
+  bool asks_to_poll = false;
   uint64_t control_retry_ns = 20 * kMillisecondNs;
   uint64_t connect_timeout_ns = 2 * kSecondNs;  // then another pair of rails is tried, for twice as long
   uint64_t stall_ns = 1 * kSecondNs;         // without progress: ask whether the peer lives; twice it: break
@@ -165,6 +167,8 @@ class Engine {
   // Descriptors of the rails that tell of completions, after arm() returned true. False: go on polling.
   void event_fds(std::vector<int>& fds) const;
   bool arm() noexcept;
+  // Something is under way, from here or from a peer that asked, that moves by the polls of both sides.
+  bool needs_polls() const noexcept;
 
   std::size_t known_peers() const noexcept;             // and room for those that come
   uint32_t connections_to(Handle peer) const noexcept;  // ready ones, as initiator

@@ -198,6 +198,7 @@ void Engine::on_control(Handle handle, std::span<const uint8_t> bytes) noexcept 
     case ControlType::kPing: {
       ControlMessage answer = *message;
       answer.type = ControlType::kPong;
+      s.asked = true;
       std::swap(answer.from, answer.to);
       s.host.send_control(handle, encode(answer));
       break;

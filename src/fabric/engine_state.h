@@ -17,9 +17,10 @@ namespace towline::fabric {
 inline constexpr uint32_t kNoIndex = UINT32_MAX;
 inline constexpr std::size_t kMaxChain = 64;
 inline constexpr std::size_t kPollBatch = 64;
-inline constexpr uint32_t kSpareReceives = 4;  // for credit records, and for what arrives twice
-inline constexpr uint32_t kCreditSends = 2;    // under way per connection
-inline constexpr uint32_t kCreditRing = 16;    // entries of a responder: they go in order, and complete in any
+inline constexpr uint64_t kPollForNs = 8 * kMillisecondNs;  // when a peer asks for it
+inline constexpr uint32_t kSpareReceives = 4;               // for credit records, and for what arrives twice
+inline constexpr uint32_t kCreditSends = 2;                 // under way per connection
+inline constexpr uint32_t kCreditRing = 16;  // entries of a responder: they go in order, and complete in any
 
 struct Slice {
   uint64_t local = 0;
@@ -330,6 +331,8 @@ struct Engine::State {
   uint64_t last_connection = 0;
   uint32_t busy_connections = 0;  // connecting or closing
   uint64_t now_ns = 0;
+  bool asked = false;  // by a peer to poll, since the last turn
+  uint64_t poll_until_ns = 0;
   uint64_t next_tick_ns = 0;
   uint64_t next_peer_check_ns = 0;
   uint64_t next_deadline_ns = kNoDeadline;

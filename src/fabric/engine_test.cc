@@ -328,6 +328,26 @@ TEST(FabricEngine, ACancelledTransferStopsAndOthersGoOn) {
   EXPECT_EQ(one.outcomes[1].completed, 1u);
 }
 
+// libfabric's shm, whose owner makes the copies and has nothing that wakes it.
+TEST(FabricEngine, APeerIsAskedToPollWhileSomethingMovesByItsPollsAndNoLonger) {
+  World world;
+  LoopbackOptions port = rated(100'000'000);
+  port.traits.moves_by_polls = true;
+  TestHost& one = world.add_host(1, port, {.asks_to_poll = true});
+  TestHost& two = world.add_host(1, port, {.asks_to_poll = true});
+  Buffers buffers{world, 10 * kMiB};  // a tenth of a second
+  ASSERT_EQ(one.engine->submit(buffers.request(TransferOp::kWrite, 64 << 10)), Status::kInProgress);
+  ASSERT_TRUE(world.until([&] { return two.engine->needs_polls(); }, 5 * kMillisecondNs));
+  uint64_t unasked = 0;
+  ASSERT_TRUE(world.until([&] {
+    unasked += two.engine->needs_polls() ? 0 : 1;
+    return one.completions == 1;
+  }));
+  EXPECT_EQ(unasked, 0u);
+  EXPECT_FALSE(one.engine->needs_polls());  // nobody has anything under way to it
+  EXPECT_TRUE(world.until([&] { return !two.engine->needs_polls(); }, 20 * kMillisecondNs));
+}
+
 TEST(FabricEngine, MoreMessagesThanCreditsWaitAndArriveOnce) {
   World world;
   EngineOptions options;

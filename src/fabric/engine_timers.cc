@@ -8,6 +8,7 @@ namespace {
 constexpr uint32_t kMostStalls = 4;
 constexpr uint32_t kMostBreaks = 32;  // rails that come and go break many, too
 constexpr uint32_t kMostDoublings = 2;
+constexpr uint64_t kAskEveryNs = kPollForNs / 4;  // a peer to poll
 }  // namespace
 
 void Engine::State::tick() noexcept {
@@ -68,6 +69,7 @@ void Engine::State::check_deadlines() noexcept {
 
 void Engine::State::check_connections() noexcept {
   for (Rail& rail : rails) {
+    const bool asks = options.asks_to_poll && rail.domain->traits().moves_by_polls;
     for (uint32_t i = 0; i < options.max_connections; ++i) {
       Connection& connection = rail.connections[i];
       if (connection.state == ConnectionState::kFree || connection.state == ConnectionState::kDraining)
@@ -90,6 +92,9 @@ void Engine::State::check_connections() noexcept {
         if (silent_ns >= 2 * options.stall_ns) {
           break_stalled(connection);
         } else if (silent_ns >= options.stall_ns && now_ns - peer.pinged_at_ns >= options.stall_ns / 2) {
+          peer.pinged_at_ns = now_ns;
+          send_control(peer, connection, ControlType::kPing);
+        } else if (asks && now_ns - peer.pinged_at_ns >= kAskEveryNs) {
           peer.pinged_at_ns = now_ns;
           send_control(peer, connection, ControlType::kPing);
         }

@@ -20,6 +20,7 @@ namespace towline::fabric {
 TransferEngine::TransferEngine(std::vector<std::unique_ptr<Domain>> domains, TransferEngineOptions options)
     : options_(std::move(options)) {
   options_.engine.record_bytes += kMessageHeader;
+  options_.engine.asks_to_poll = true;
   engine_ = std::make_unique<Engine>(options_.engine, std::move(domains), static_cast<EngineHost&>(*this));
   memories_ = std::make_unique<Registrations>(*engine_);
   carrier_ = std::make_unique<Carrier>(*engine_, options_.carrier);
@@ -77,10 +78,12 @@ void TransferEngine::run() noexcept {
     const uint64_t now_ns = monotonic_now_ns();
     if (happened != 0) last_event_ns = now_ns;
     deliver(held);
-    const bool spin = now_ns - last_event_ns < options_.spin_ns;
+    const bool polls = engine_->needs_polls();
+    const bool spin = polls || now_ns - last_event_ns < options_.spin_ns;
     if (!spin) asleep_.store(true, std::memory_order_seq_cst);
     held.unlock();
     if (!spin) sleep(timer_ns, now_ns - last_event_ns);
+    if (polls && happened == 0) sched_yield();  // to the other side, where processors are few
     while (waiting_.load(std::memory_order_relaxed) != 0 && !closing_) sched_yield();
   }
 }

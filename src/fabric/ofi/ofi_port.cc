@@ -106,6 +106,7 @@ OfiPort::OfiPort(OfiInfo info, const OfiOptions& options) : info_(std::move(info
   traits_.completes_in_order = false;
   // Within a process it uses the peer's own mapping, which goes with the peer.
   traits_.other_processes_only = options.provider == "shm";
+  traits_.moves_by_polls = options.provider == "shm";
   poller_ = UniqueFd{epoll_create1(EPOLL_CLOEXEC)};
 }
 
