@@ -90,6 +90,11 @@ VerbsDevice::VerbsDevice(const VerbsLibrary& library, const VerbsOptions& option
     : library_(library), options_(options), name_(fmt::format("{}/{}", options.device, options.port)) {
   int count = 0;
   ibv_device** list = library_.get_device_list(&count);
+  if (list == nullptr && errno == ENOSYS)
+    fail(
+        Status::kNotFound,
+        "verbs: there is no device {}; the kernel has no RDMA devices, or its module ib_uverbs is not loaded",
+        options.device);
   if (list == nullptr) fail_errno(errno, "verbs: the RDMA devices of this host can't be listed");
   const std::unique_ptr<ibv_device*, void (*)(ibv_device**)> held{list, library_.free_device_list};
   std::string names;

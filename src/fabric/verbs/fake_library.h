@@ -145,6 +145,7 @@ class FakeVerbs {
   }
 
   std::vector<std::unique_ptr<FakeDevice>> devices;
+  int list_error = 0;  // of get_device_list
   bool run_when_polled = true;
   uint64_t completions = 0;
   uint64_t requests = 0;
@@ -357,6 +358,10 @@ class FakeVerbs {
 
   static ibv_device** get_device_list(int* count) {
     FakeVerbs& world = *current();
+    if (world.list_error != 0) {
+      errno = world.list_error;
+      return nullptr;
+    }
     auto** list = new ibv_device*[world.devices.size() + 1];
     for (std::size_t i = 0; i < world.devices.size(); ++i) list[i] = world.devices[i].get();
     list[world.devices.size()] = nullptr;

@@ -289,6 +289,9 @@ class VerbsDevices : public ::testing::Test {
 };
 
 TEST_F(VerbsDevices, WhatIsMissingIsNamed) {
+  world.list_error = ENOSYS;
+  EXPECT_TRUE(contains(refusal({"mlx5_7", 1, -1}, Status::kNotFound), "ib_uverbs is not loaded"));
+  world.list_error = 0;
   EXPECT_TRUE(contains(refusal({"mlx5_7", 1, -1}, Status::kNotFound), "this host has none"));
   FakeDevice& device = world.add_device("mlx5_0");
   EXPECT_TRUE(contains(refusal({"mlx5_7", 1, -1}, Status::kNotFound), "there are: mlx5_0"));
