@@ -335,7 +335,7 @@ Status ShmGroup::fail_mismatch(int index, int other, uint64_t phase) {
 // takes as long as a small operation does.
 void ShmGroup::prefetch_half(uint64_t from, uint64_t bytes) const noexcept {
   constexpr uint64_t kMostBytes = 4096;
-  if (bytes > kMostBytes) return;  // a long run of stores hides it
+  if (bytes > kMostBytes) return;  // it is a small share of what they take
   const uint8_t* const stage = half(index_, next_stage()) + from;
   for (uint64_t at = 0; at < bytes; at += kCacheLineBytes) prefetch_for_write(stage + at);
 }
