@@ -300,7 +300,9 @@ TEST_P(CollectivesNormBetweenHosts, RanksThatDisagreeAreTold) {
     const Tried tried(rank, {.rows = 2, .width = 256});
     towline_collective_norm_t call = tried.call();
     if (rank.rank == 0) call.epsilon = 1e-6f;
-    ASSERT_EQ(towline_collective_issue_norm(rank.on_gpu, &call, nullptr, stream), TOWLINE_OK);
+    // A rank that comes last may find that the others have disagreed.
+    if (towline_collective_issue_norm(rank.on_gpu, &call, nullptr, stream) != TOWLINE_OK)
+      EXPECT_NE(communicator_error(rank.on_gpu), "");
     rank.gpu.drain(stream);
     std::string text;
     while ((text = communicator_error(rank.on_gpu)).empty()) std::this_thread::yield();
