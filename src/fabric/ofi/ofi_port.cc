@@ -5,15 +5,23 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "fabric/ofi/ofi_memory.h"
+#include "fabric/ofi/shm_files.h"
 #include "fabric/topology.h"
 
 namespace towline::fabric {
+
+namespace {
+
+constexpr uint64_t kShmFileAgeNs = 10 * kSecondNs;
+
+}  // namespace
 
 // All devices of the provider that have what the engine needs: writes, reads and sends, reliable, with
 // completions that mean delivery.
@@ -89,6 +97,14 @@ OfiPort::OfiPort(OfiInfo info, const OfiOptions& options) : info_(std::move(info
   traits_.name = fmt::format("ofi {} {}", options.provider, domain_name);
   if (options.provider == "efa") traits_.device = domain_name.substr(0, domain_name.find('-'));
   if (!traits_.device.empty()) traits_.numa_node = numa_node_of_device(traits_.device);
+  if (options.provider == "shm") {
+    remove_abandoned_shm_files(kShmFileAgeNs);
+    const std::string address = unique_shm_address();
+    std::free(info_->src_addr);  // NOLINT(cppcoreguidelines-no-malloc): libfabric frees it so, too
+    info_->src_addr = strdup(address.c_str());
+    if (info_->src_addr == nullptr) fail(Status::kOutOfMemory, "no memory for an address");
+    info_->src_addrlen = address.size() + 1;
+  }
   fid_fabric* fabric = nullptr;
   check(OfiLibrary::get().open_fabric(info_->fabric_attr, &fabric), "fi_fabric");
   fabric_.reset(fabric);
@@ -170,6 +186,10 @@ OfiEndpoint OfiPort::open_endpoint(fid_cq& queue, std::size_t peers) const {
   check(fi_ep_bind(endpoint, &av->fid, 0), "fi_ep_bind");
   check(fi_ep_bind(endpoint, &queue.fid, FI_TRANSMIT | FI_RECV), "fi_ep_bind");
   check(fi_enable(endpoint), "fi_enable");
+  if (traits_.moves_by_polls) {  // shm
+    const std::vector<uint8_t> name = name_of(*endpoint);
+    made.file = lock_shm_file({name.begin(), name.end()});
+  }
   return made;
 }
 

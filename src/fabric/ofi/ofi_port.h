@@ -33,6 +33,7 @@ uint64_t ofi_bandwidth(const fi_info& info) noexcept;
 Status ofi_status_of(int error) noexcept;
 
 struct OfiEndpoint {
+  UniqueFd file;  // of the provider shm, locked while the endpoint lives
   Fid<fid_av> table;
   Fid<fid_ep> endpoint;
 };

@@ -2,16 +2,19 @@
 // each.
 #include "fabric/ofi/ofi.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <numeric>
 
@@ -284,6 +287,47 @@ TEST_P(OfiProcesses, AKilledPeerIsLostInTimeAndTheRestEnds) {
   EXPECT_LT(monotonic_now_ns() - killed_at, 3 * kSecondNs);
   EXPECT_EQ(side_->losses, 1u);
   EXPECT_EQ(side_->results.rbegin()->second.status, Status::kPeerLost);
+}
+
+// The files in /dev/shm that endpoints of the provider shm have; `owner` has made them.
+std::vector<std::string> shm_files_of(pid_t owner) {
+  std::vector<std::string> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("towline-fi-" + std::to_string(owner) + "-")) found.push_back(entry.path());
+  }
+  return found;
+}
+
+bool is_locked(const std::string& file) {
+  const UniqueFd opened{open(file.c_str(), O_RDWR | O_CLOEXEC)};
+  return opened && flock(opened.get(), LOCK_EX | LOCK_NB) != 0;
+}
+
+// So the next rail of whatever process takes them away.
+TEST_P(OfiProcesses, FilesOfAKilledPeerAreLockedNoMore) {
+  if (std::string{GetParam()} != "shm") return;
+  start();
+  RandomPages pages = all_pages(*side_);
+  ASSERT_EQ(side_->engine.submit(request(TransferOp::kWrite, pages, 0)), Status::kInProgress);
+  ASSERT_TRUE(side_->until([&] { return side_->ended == 1; })) << side_->engine.describe();
+  const std::vector<std::string> theirs = shm_files_of(child_);
+  ASSERT_FALSE(theirs.empty());
+  ASSERT_FALSE(shm_files_of(getpid()).empty());
+  for (const std::string& file : theirs) EXPECT_TRUE(is_locked(file)) << file;
+  for (const std::string& file : shm_files_of(getpid())) EXPECT_TRUE(is_locked(file)) << file;
+  side_->ignore_end = true;
+  killed_ = true;
+  ASSERT_EQ(kill(child_, SIGKILL), 0);
+  siginfo_t gone{};
+  ASSERT_EQ(waitid(P_PID, static_cast<id_t>(child_), &gone, WEXITED | WNOWAIT), 0);
+  for (const std::string& file : theirs) {
+    EXPECT_TRUE(std::filesystem::exists(file)) << file;
+    EXPECT_FALSE(is_locked(file)) << file;
+    std::filesystem::remove(file);
+  }
+  side_.reset();
+  EXPECT_TRUE(shm_files_of(getpid()).empty()) << "the other endpoints' files are left";
 }
 
 INSTANTIATE_TEST_SUITE_P(Providers, OfiProcesses,
