@@ -198,8 +198,13 @@ def test_what_is_wrong_is_refused_or_told(sides):
     with pytest.raises(RuntimeError, match="unregister"):
         one.engine.unregister_memory(one.pointer)
     two.engine.stop()
-    one.engine.submit_imm(1, two.descriptor, *outcome.callbacks)
-    assert outcome.wait().startswith("PEER_LOST")
+    # libfabric's tcp has sent a message when the kernel has it: what is on its way as the peer goes may look done.
+    for _ in range(1000):
+        one.engine.submit_imm(1, two.descriptor, *outcome.callbacks)
+        told = outcome.wait()
+        if told != "done":
+            break
+    assert told.startswith("PEER_LOST")
 
 
 def test_tensors_are_registered():
