@@ -29,6 +29,7 @@
 
 #include "base/check.h"
 #include "base/copy/copy.h"
+#include "base/sync/prefetch.h"
 #include "base/sync/spin.h"
 
 namespace towline {
@@ -66,15 +67,6 @@ RingRegions<Byte> ring_regions(std::span<Byte> ring, uint64_t position, std::siz
   return {ring.subspan(start, until_end), ring.first(bytes - until_end)};
 }
 
-// Asks for the cache line to be ours to write, without waiting for it.
-inline void prefetch_for_write(const uint8_t* at) noexcept {
-#if defined(__x86_64__)
-  asm volatile("prefetchw %0" : : "m"(*at));  // what the builtin becomes only where the compiler is told
-#else
-  __builtin_prefetch(at, 1);
-#endif
-}
-
 }  // namespace detail
 
 // The producer's end: one thread at a time. Data is a power of two long and outlives this. A new end starts
@@ -97,7 +89,7 @@ class SpscProducer {
     const auto regions = detail::ring_regions(data_, written_, bytes < free_known() ? bytes : free_known());
     for (const std::span<uint8_t>& region : {regions.first, regions.second})
       for (const uint8_t *at = region.data(), *end = at + region.size(); at < end; at += kCacheLineBytes)
-        detail::prefetch_for_write(at);
+        prefetch_for_write(at);
   }
 
   // Publishes the first `bytes` of what write_regions() gave.
