@@ -12,6 +12,7 @@
 #include <deque>
 
 #include "mesh.h"
+#include "ofi_hints.h"
 
 namespace {
 
@@ -28,16 +29,8 @@ struct Name {
 struct BareMember {
   BareMember(const std::string& provider, uint32_t members)
       : contexts(kReceives + members), buffers((kReceives + 1) * kRecordBytes) {
-    fi_info* hints = fi_allocinfo();
-    hints->caps = FI_MSG | FI_RMA | FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
-    hints->mode = FI_CONTEXT | FI_CONTEXT2;
-    hints->ep_attr->type = FI_EP_RDM;
-    hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
-    hints->domain_attr->threading = FI_THREAD_DOMAIN;
-    hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
-    hints->tx_attr->op_flags = FI_DELIVERY_COMPLETE;
-    hints->fabric_attr->prov_name = strdup(provider.c_str());
-    must(fi_getinfo(FI_VERSION(1, 11), nullptr, nullptr, 0, hints, &info) == 0, "fi_getinfo");
+    must(fi_getinfo(FI_VERSION(1, 11), nullptr, nullptr, 0, ofi_hints(provider.c_str()), &info) == 0,
+         "fi_getinfo");
     must(fi_fabric(info->fabric_attr, &fabric, nullptr) == 0, "fi_fabric");
     must(fi_domain(fabric, info, &domain, nullptr) == 0, "fi_domain");
     fi_cq_attr attributes{};
