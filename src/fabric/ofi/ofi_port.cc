@@ -17,12 +17,6 @@
 
 namespace towline::fabric {
 
-namespace {
-
-constexpr uint64_t kShmFileAgeNs = 10 * kSecondNs;
-
-}  // namespace
-
 // All devices of the provider that have what the engine needs: writes, reads and sends, reliable, with
 // completions that mean delivery.
 OfiInfo find_ofi_devices(const OfiOptions& options) {
@@ -97,8 +91,9 @@ OfiPort::OfiPort(OfiInfo info, const OfiOptions& options) : info_(std::move(info
   traits_.name = fmt::format("ofi {} {}", options.provider, domain_name);
   if (options.provider == "efa") traits_.device = domain_name.substr(0, domain_name.find('-'));
   if (!traits_.device.empty()) traits_.numa_node = numa_node_of_device(traits_.device);
-  if (options.provider == "shm") {
-    remove_abandoned_shm_files(kShmFileAgeNs);
+  const bool shm = options.provider == "shm";
+  if (shm) {
+    remove_abandoned_shm_files(kNewShmFileNs);
     const std::string address = unique_shm_address();
     std::free(info_->src_addr);  // NOLINT(cppcoreguidelines-no-malloc): libfabric frees it so, too
     info_->src_addr = strdup(address.c_str());
@@ -116,13 +111,13 @@ OfiPort::OfiPort(OfiInfo info, const OfiOptions& options) : info_(std::move(info
   traits_.slice_bytes = std::min<uint64_t>(1 << 20, info_->ep_attr->max_msg_size);
   // Over shm the owner copies everything that is queued in one go, and the sender waits meanwhile: the more is
   // queued, the fewer times the two processes wait for each other. send_depth bounds it there.
-  traits_.window_bytes = options.provider == "shm" ? 64 << 20 : 8 << 20;
+  traits_.window_bytes = shm ? 64 << 20 : 8 << 20;
   traits_.bandwidth_bytes_per_s = ofi_bandwidth(*info_);
   traits_.ordered = false;
   traits_.completes_in_order = false;
   // Within a process it uses the peer's own mapping, which goes with the peer.
-  traits_.other_processes_only = options.provider == "shm";
-  traits_.moves_by_polls = options.provider == "shm";
+  traits_.other_processes_only = shm;
+  traits_.moves_by_polls = shm;
   poller_ = UniqueFd{epoll_create1(EPOLL_CLOEXEC)};
 }
 
@@ -186,7 +181,7 @@ OfiEndpoint OfiPort::open_endpoint(fid_cq& queue, std::size_t peers) const {
   check(fi_ep_bind(endpoint, &av->fid, 0), "fi_ep_bind");
   check(fi_ep_bind(endpoint, &queue.fid, FI_TRANSMIT | FI_RECV), "fi_ep_bind");
   check(fi_enable(endpoint), "fi_enable");
-  if (traits_.moves_by_polls) {  // shm
+  if (traits_.kind == "ofi:shm") {
     const std::vector<uint8_t> name = name_of(*endpoint);
     made.file = lock_shm_file({name.begin(), name.end()});
   }

@@ -7,11 +7,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <ctime>
+#include <chrono>
 #include <memory>
 #include <string_view>
 
-#include "base/clock.h"
 #include "base/error.h"
 
 namespace towline::fabric {
@@ -22,12 +21,9 @@ constexpr std::string_view kProviderPrefix = "fi_shm://";
 constexpr std::string_view kPrefix = "towline-fi-";
 
 bool older(const struct stat& file, uint64_t age_ns) noexcept {
-  timespec now = {};
-  clock_gettime(CLOCK_REALTIME, &now);
-  const auto ns = [](const timespec& time) {
-    return static_cast<uint64_t>(time.tv_sec) * kSecondNs + static_cast<uint64_t>(time.tv_nsec);
-  };
-  return ns(file.st_ctim) + age_ns <= ns(now);
+  using namespace std::chrono;
+  const auto changed = seconds(file.st_ctim.tv_sec) + nanoseconds(file.st_ctim.tv_nsec);
+  return changed + nanoseconds(age_ns) <= system_clock::now().time_since_epoch();
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/clock.h"
 #include "base/os/unique_fd.h"
 
 namespace towline::fabric {
@@ -22,8 +23,10 @@ constexpr const char* kShmFolder = "/dev/shm";
 // is no such file. Throws Error(kAgain) if it was just taken for garbage.
 [[nodiscard]] UniqueFd lock_shm_file(const std::string& endpoint_name, const char* folder = kShmFolder);
 
-// Removes this user's files that nobody has locked and that are older than `age_ns`: a new one is locked a moment after it was
-// made. Returns how many.
+// A new file is locked a moment after it was made: one that is older than this has no owner, or is locked.
+constexpr uint64_t kNewShmFileNs = 10 * kSecondNs;
+
+// Removes this user's files that nobody has locked and that are older than `age_ns`. Returns how many.
 uint64_t remove_abandoned_shm_files(uint64_t age_ns, const char* folder = kShmFolder) noexcept;
 
 }  // namespace towline::fabric
