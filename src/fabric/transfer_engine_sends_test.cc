@@ -135,8 +135,7 @@ TEST_F(FabricSends, CancelledOrLateSendsAndReceivesAreFencedAndLeaveNothingBehin
   one.engine.deregister_memory(one.memory);
 }
 
-// On a slow network, with the write under way, of which the rest would take 290 ms. A busy machine gets as much again as
-// the promise.
+// On a slow network, with the write under way.
 TEST(FabricCancel, TheReceiverOfASendThatIsCancelledUnderWayLearnsOfItWithin100Milliseconds) {
   constexpr uint64_t kBytes = 32u << 20;
   const auto rails = [](const char* name) {
@@ -158,7 +157,7 @@ TEST(FabricCancel, TheReceiverOfASendThatIsCancelledUnderWayLearnsOfItWithin100M
   const uint64_t cancelled_at = monotonic_now_ns();
   one.cancel(send);
   EXPECT_EQ(two.wait(receive, kLimitNs), Status::kCancelled);
-  EXPECT_LT(monotonic_now_ns() - cancelled_at, 200 * kMillisecondNs);
+  EXPECT_LT(monotonic_now_ns() - cancelled_at, 100 * kMillisecondNs);
   EXPECT_EQ(one.wait(send, kLimitNs), Status::kCancelled);
 }
 
