@@ -301,8 +301,8 @@ TEST_P(CollectivesNormBetweenHosts, RanksThatDisagreeAreTold) {
     towline_collective_norm_t call = tried.call();
     if (rank.rank == 0) call.epsilon = 1e-6f;
     // A rank that comes last may find that the others have disagreed.
-    if (towline_collective_issue_norm(rank.on_gpu, &call, nullptr, stream) != TOWLINE_OK)
-      EXPECT_NE(communicator_error(rank.on_gpu), "");
+    const int32_t status = towline_collective_issue_norm(rank.on_gpu, &call, nullptr, stream);
+    ASSERT_TRUE(status == TOWLINE_OK || status == TOWLINE_MISMATCH) << status;
     rank.gpu.drain(stream);
     std::string text;
     while ((text = communicator_error(rank.on_gpu)).empty()) std::this_thread::yield();
