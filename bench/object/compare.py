@@ -149,7 +149,7 @@ def arguments() -> argparse.Namespace:
                         help="folder that bench/peers/clouds/setup printed")
     parser.add_argument("--nixl-python", type=pathlib.Path, default=ROOT / "build/peers/nixl/bin/python",
                         help="interpreter that bench/peers/nixl/setup printed")
-    parser.add_argument("--azurite", default="azurite-blob", help="the program")
+    parser.add_argument("--azurite", help="the program; default: azurite-blob, in PATH or where scripts/install-deps puts it")
     parser.add_argument("--towline-python", type=pathlib.Path, default=ROOT / "build/venv/bin/python",
                         help="interpreter with Towline's package")
     parser.add_argument("--sizes", nargs="+", type=size_of, default=SIZES, help="of an object: 64k 1m 64m 1g")
@@ -165,11 +165,33 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def find_azurite() -> str | None:
+    place = pathlib.Path.home() / ".cache/towline/bin/azurite-blob"
+    return shutil.which("azurite-blob") or (str(place) if place.exists() else None)
+
+
+def check_programs(args) -> None:
+    """Each server has its own clients, and no other's are asked for."""
+    clouds = (args.cloud_peers / "bin/python", "bench/peers/clouds/setup")
+    azure = [clouds, (args.nixl_python, "bench/peers/nixl/setup")]
+    needed = {
+        "s3": [(args.peers / "s5cmd", "bench/peers/s3/setup")],
+        "azure": azure,
+        "azure_put": azure,
+        "gcs": [clouds, (args.cloud_peers / "fake-gcs-server", "bench/peers/clouds/setup")],
+        "gcs_put": [clouds],
+    }
+    for program, setup in needed[args.server]:
+        if not program.exists():
+            raise SystemExit(f"there is no {program}: run {setup}")
+    args.azurite = args.azurite or find_azurite()
+    if args.server == "azure" and args.azurite is None:
+        raise SystemExit("there is no azurite-blob in PATH: scripts/install-deps test installs it where there is npm, or give --azurite")
+
+
 def main() -> int:
     args = arguments()
-    needed = args.peers / "s5cmd" if args.server == "s3" else args.cloud_peers / "fake-gcs-server"
-    if not needed.exists():
-        raise SystemExit(f"there is no {needed}: run bench/peers/{'s3' if args.server == 's3' else 'clouds'}/setup")
+    check_programs(args)
     kind = args.server
     if args.server == "gcs":
         args.operations = ["GET"]  # the server takes no uploads by the XML interface, which Towline's are
