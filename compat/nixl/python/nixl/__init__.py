@@ -20,12 +20,13 @@ from ._api import (
     nixlBind,
 )
 from ._utils import ba_buf, free_passthru, malloc_passthru, verify_transfer
-from .logging import get_logger, set_log_level_by_env, setup_logging
+from .logging import LOGGING_CONFIG, get_logger, set_log_level_by_env, setup_logging
 
 __version__ = "1.5.1"  # of the interface; what is behind it, is _bindings.version
 __all__ = [
     *_bindings.__all__,
     "DEFAULT_COMM_PORT",
+    "LOGGING_CONFIG",
     "ba_buf",
     "free_passthru",
     "get_logger",

@@ -10,8 +10,26 @@ import logging
 import os
 import sys
 
-_FORMAT = "%(asctime)s NIXL %(levelname)-7s %(filename)s:%(lineno)d %(message)s"
-_DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
+# In the form that logging.config.dictConfig takes: programs add handlers of theirs and hand it to that. setup_logging() does the
+# same without logging.config, which imports sockets. The level is the logger's alone, so that NIXL_LOG_LEVEL=DEBUG shows.
+LOGGING_CONFIG = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {
+        "simpleFormatter": {
+            "format": "%(asctime)s NIXL %(levelname)-7s %(filename)s:%(lineno)d %(message)s",
+            "datefmt": "%Y-%m-%d %H:%M:%S",
+        }
+    },
+    "handlers": {
+        "consoleHandler": {
+            "class": "logging.StreamHandler",
+            "formatter": "simpleFormatter",
+            "stream": "ext://sys.stdout",
+        }
+    },
+    "loggers": {"nixl": {"level": "INFO", "handlers": ["consoleHandler"], "propagate": False}},
+}
 _LEVELS = {
     "TRACE": logging.DEBUG,
     "DEBUG": logging.DEBUG,
@@ -42,7 +60,8 @@ def setup_logging() -> None:
         return
     _configured = True
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter(_FORMAT, _DATE_FORMAT))
+    form = LOGGING_CONFIG["formatters"]["simpleFormatter"]
+    handler.setFormatter(logging.Formatter(form["format"], form["datefmt"]))
     nixl_logger = logging.getLogger("nixl")
     nixl_logger.addHandler(handler)
     nixl_logger.setLevel(logging.INFO)

@@ -87,6 +87,69 @@ def test_enumerations_are_numbers():
     assert len(list(nixl.nixl_thread_sync_t)) == 3
 
 
+def test_the_loggers_configuration_is_in_the_standard_form():
+    """Programs hand NIXL's to logging.config, with handlers of theirs."""
+    done = run_script(
+        """
+        import logging, logging.config, sys
+        import nixl
+        print(logging.getLogger("nixl").handlers[0].formatter._fmt == nixl.LOGGING_CONFIG["formatters"]["simpleFormatter"]["format"])
+        config = {**nixl.logging.LOGGING_CONFIG, "handlers": {"consoleHandler": {
+            "class": "logging.StreamHandler", "formatter": "simpleFormatter", "stream": "ext://sys.stderr"}}}
+        logging.config.dictConfig(config)
+        nixl.get_logger("moved").info("to stderr")
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert "NIXL INFO" in done.stderr and "to stderr" in done.stderr
+
+
+def test_a_lower_level_of_the_environment_shows():
+    done = run_script("import nixl; nixl.get_logger('x').debug('seen at last')", NIXL_LOG_LEVEL="DEBUG")
+    assert "seen at last" in done.stdout, done.stderr
+
+
+def test_the_version_of_cuda_is_found_without_importing_anything(tmp_path):
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").write_text("raise SystemExit('torch was imported')")
+    script = f"""
+        import sys, types
+        sys.path.insert(0, {str(tmp_path)!r})
+        from nixl_meta_utils import detect_cuda_major
+        print(detect_cuda_major())
+        """
+    for text, major in (
+        ("cuda: Optional[str] = '13.0'\n", "13"),
+        ("from typing import Optional\n__version__ = '2.9'\ncuda = \"12.6\"\n", "12"),
+        ("cuda = None\nhip = '6.2'\n", "None"),
+    ):
+        (torch / "version.py").write_text(text)
+        assert run_script(script).stdout == f"{major}\n"
+    imported = """
+        import sys, types
+        sys.modules["torch"] = types.SimpleNamespace(version=types.SimpleNamespace(cuda="11.8"))
+        from nixl_meta_utils import detect_cuda_major
+        print(detect_cuda_major())
+        """
+    assert run_script(imported).stdout == "11\n"
+
+
+@pytest.mark.parametrize("package", ["nixl_ep_cu12", "nixl_ep_cu13"])
+def test_expert_parallelism_has_the_names_of_its_wheels(package):
+    done = run_script(
+        f"""
+        import importlib
+        import {package}.buffer as buffer
+        import {package}, nixl_ep
+        from {package}.utils import EventOverlap
+        assert buffer is nixl_ep.buffer and {package} is nixl_ep and EventOverlap is nixl_ep.EventOverlap
+        print(importlib.import_module("{package}").Buffer is nixl_ep.Buffer)
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
 def test_raw_memory():
     address = nixl.malloc_passthru(100)
     other = nixl.malloc_passthru(100)
