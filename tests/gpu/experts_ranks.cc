@@ -320,22 +320,23 @@ void Rank::compute() {
   results_.put(as_bytes(results));
 }
 
-void Rank::expect_dispatch(const std::vector<Tokens>& all, const std::vector<bool>& there) {
+void Rank::expect_dispatch_of(const Shape& shape, const std::vector<Tokens>& all,
+                              const std::vector<bool>& there) const {
   const Received got = received();
-  const Received wanted = expected_dispatch(shape_, rank_, all, there);
+  const Received wanted = expected_dispatch(shape, rank_, all, there);
   ASSERT_EQ(got.ranges, wanted.ranges);
   ASSERT_EQ(got.counts, wanted.counts);
-  for (uint32_t expert = 0; expert < shape_.local; ++expert)
+  for (uint32_t expert = 0; expert < shape.local; ++expert)
     for (int32_t at = 0; at < wanted.counts[expert]; ++at) {
-      const uint64_t place = expert * shape_.places() + static_cast<uint64_t>(at);
-      const uint64_t row = row_bytes(shape_);
+      const uint64_t place = expert * shape.places() + static_cast<uint64_t>(at);
+      const uint64_t row = row_bytes(shape);
       ASSERT_EQ(got.source[place], wanted.source[place]);
       ASSERT_EQ(0, std::memcmp(got.x.data() + place * row, wanted.x.data() + place * row, row))
           << "rank " << rank_ << ", expert " << expert << ", token " << at;
-      if (!shape_.fp8()) continue;
-      const uint64_t words = shape_.hidden / ((shape_.format & TOWLINE_EXPERTS_UE8M0) != 0 ? 512 : 128);
+      if (!shape.fp8()) continue;
+      const uint64_t words = shape.hidden / ((shape.format & TOWLINE_EXPERTS_UE8M0) != 0 ? 512 : 128);
       for (uint64_t word = 0; word < words; ++word) {
-        const uint64_t offset = ((expert * words + word) * shape_.places() + static_cast<uint64_t>(at)) * 4;
+        const uint64_t offset = ((expert * words + word) * shape.places() + static_cast<uint64_t>(at)) * 4;
         ASSERT_EQ(0, std::memcmp(got.scales.data() + offset, wanted.scales.data() + offset, 4))
             << "rank " << rank_ << ", expert " << expert << ", token " << at << ", scale " << word;
       }

@@ -205,6 +205,38 @@ TEST(ExpertsPhases, TheThirdWaitsForTheFirst) {
   });
 }
 
+// A large exchange leaves the slots of a small one alone that was sent before it and is still to be received.
+TEST(ExpertsPhases, TwoOpenExchangesHaveDifferentShapes) {
+  Shape small;
+  Shape large = small;
+  large.hidden = 4 * small.hidden;
+  run_ranks(large, [small, large](Rank& rank, Group& group) {
+    const auto all_of = [](const Shape& shape) {
+      return routed_all(shape, shape.max_tokens,
+                        [](uint32_t, uint32_t token, uint32_t k) { return (token + k) % 4; });
+    };
+    const auto receive = [&](const Shape& shape, towline_experts_call& call) {
+      call.phases = TOWLINE_EXPERTS_RECEIVE;
+      ASSERT_EQ(rank.issue(call), TOWLINE_OK) << rank.error();
+      rank.drain();
+      rank.expect_dispatch_of(shape, all_of(shape), group.everyone());
+    };
+    std::vector<towline_experts_call> sent;
+    for (const Shape& shape : {small, large}) {
+      rank.set(all_of(shape)[rank.number()]);
+      towline_experts_call call = rank.dispatch_call();
+      call.hidden = shape.hidden;
+      call.phases = TOWLINE_EXPERTS_SEND;
+      ASSERT_EQ(rank.issue(call), TOWLINE_OK) << rank.error();
+      rank.drain();
+      sent.push_back(call);
+    }
+    group.meet();
+    receive(small, sent[0]);
+    receive(large, sent[1]);
+  });
+}
+
 TEST(ExpertsPhases, OrderIsChecked) {
   Shape shape;
   shape.ranks = 1;

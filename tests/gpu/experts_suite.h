@@ -89,7 +89,12 @@ class Rank {
   [[nodiscard]] std::string error() const { return table().error(); }
   // Dispatch, results, combine: all of it, and both compared with what is expected of these ranks.
   void round(const std::vector<Tokens>& all, const std::vector<bool>& there);
-  void expect_dispatch(const std::vector<Tokens>& all, const std::vector<bool>& there);
+  void expect_dispatch(const std::vector<Tokens>& all, const std::vector<bool>& there) const {
+    expect_dispatch_of(shape_, all, there);
+  }
+  // Of an exchange that is smaller than the rank's own shape.
+  void expect_dispatch_of(const Shape& shape, const std::vector<Tokens>& all,
+                          const std::vector<bool>& there) const;
   void expect_combine(const Tokens& mine, const std::vector<bool>& there);
 
  private:

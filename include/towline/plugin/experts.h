@@ -100,6 +100,8 @@ typedef struct towline_experts_table_v1 {
   int32_t (*results)(towline_experts* member, uint32_t max_tokens, uint32_t hidden, void** address);
   // The memory of `bytes`.
   int32_t (*memory)(towline_experts* member, void** address, uint64_t* bytes);
+  // As towline_status_name. May be absent.
+  const char* (*status_name)(int32_t status);
 } towline_experts_table_v1;
 #define TOWLINE_EXPERTS_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_experts_table_v1, memory)
 

@@ -9,7 +9,7 @@
 //   Control      words of pairs: some are written by the peer, some are the rank's own
 //   counts       [2][capacity][local]: by each source, how many tokens it sent to each expert
 //   routed       [capacity * local]: the rank's own tally while it sends
-//   slots        [2][capacity][local][max_tokens]: one message each, by the source rank
+//   slots        [capacity][2][local][max_tokens]: one message each, by the source rank
 //   results      [local][capacity * max_tokens][hidden]: the rank's own buffer for combine without a copy
 //
 // A slot of a dispatch holds 16 bytes with the token's number at its source, the payload, and the scales if it is FP8. A slot of
@@ -22,7 +22,8 @@
 // matches. The first exchange of a session waits for the other side to open it, too. A pair that missed anything (a
 // timeout, an exchange while one masked the other) is `broken`: only a new session, which both open, makes it whole.
 //
-// Two buffers. Exchange n of a pair uses half n % 2. A rank sends exchange n only when the peer has taken n - 2 (`taken`).
+// Two buffers. Exchange n of a pair uses half n % 2. A rank sends exchange n only when the peer has taken n - 2 (`taken`). Where a
+// source's halves lie depends on the memory's size alone, so that exchanges of different shapes do not touch one another.
 #pragma once
 
 #include <cstdint>
@@ -64,8 +65,10 @@ struct Control {
 
 // Where parts of a segment lie.
 struct Layout {
-  uint32_t capacity = 0;  // ranks
-  uint32_t local = 0;     // experts of a rank
+  uint32_t capacity = 0;    // ranks
+  uint32_t local = 0;       // experts of a rank
+  uint64_t area_bytes = 0;  // a half of a source's slots
+  // Of an exchange's shape:
   uint64_t slot_bytes = 0;
   uint64_t max_tokens = 0;
 
@@ -74,19 +77,13 @@ struct Layout {
   [[nodiscard]] constexpr uint64_t routed_at() const {
     return counts_at() + uint64_t{2} * capacity * local * sizeof(uint64_t);
   }
-  // What does not depend on an exchange's shape ends here.
   [[nodiscard]] constexpr uint64_t slots_at() const {
     return (routed_at() + uint64_t{capacity} * local * sizeof(uint64_t) + 255) / 256 * 256;
   }
-  [[nodiscard]] constexpr uint64_t half_bytes() const {
-    return uint64_t{capacity} * local * max_tokens * slot_bytes;
-  }
-  [[nodiscard]] constexpr uint64_t results_at() const {
-    return (slots_at() + 2 * half_bytes() + 255) / 256 * 256;
-  }
-  // Of slots and results.
-  [[nodiscard]] constexpr uint64_t bytes(uint64_t hidden) const {
-    return results_at() - slots_at() + uint64_t{local} * capacity * max_tokens * hidden * 2;
+  [[nodiscard]] constexpr uint64_t results_at() const { return slots_at() + 2 * capacity * area_bytes; }
+  // The area that this shape needs. A rank's results fit in `capacity` of them, as they are smaller than slots.
+  [[nodiscard]] constexpr uint64_t needed_bytes() const {
+    return (uint64_t{local} * max_tokens * slot_bytes + 255) / 256 * 256;
   }
 
   [[nodiscard]] constexpr uint64_t count_at(uint32_t half, uint32_t source, uint32_t expert) const {
@@ -94,8 +91,8 @@ struct Layout {
   }
   [[nodiscard]] constexpr uint64_t slot_at(uint32_t half, uint32_t source, uint32_t expert,
                                            uint64_t slot) const {
-    return slots_at() + half * half_bytes() +
-           ((uint64_t{source} * local + expert) * max_tokens + slot) * slot_bytes;
+    return slots_at() + (uint64_t{2} * source + half) * area_bytes +
+           (uint64_t{expert} * max_tokens + slot) * slot_bytes;
   }
 };
 

@@ -13,6 +13,9 @@ namespace {
 constexpr uint32_t kMostBlocks = 256;
 constexpr uint64_t kMostCount = (uint64_t{1} << kCountBits) - 1;
 constexpr size_t kMostOpen = 2;
+// The memory's areas for each rank: two halves of slots, and a part of the results.
+constexpr uint64_t kAreas = 3;
+constexpr uint64_t kAreaGrain = 256;
 // Of nonces: not 0.
 uint32_t tag_of(uint64_t key) { return static_cast<uint32_t>(key >> 48) | 1; }
 constexpr auto kLook = std::chrono::microseconds(50);
@@ -53,10 +56,12 @@ Member::Member(cuda::KernelDevice& device, const cuda::KernelSet& kernels,
     : device_(device),
       gpu_(checked(options, device.gpus().size()).gpu),
       rank_(options.rank),
-      bytes_((options.bytes + 255) / 256 * 256),
+      bytes_(options.bytes / (kAreas * options.capacity * kAreaGrain) *
+             (kAreas * options.capacity * kAreaGrain)),
       timeout_ns_(options.timeout_ns) {
   layout_.capacity = options.capacity;
   layout_.local = options.local;
+  layout_.area_bytes = bytes_ / (kAreas * layout_.capacity);
   kernels_ = device_.load(gpu_, kernels);
   stream_ = device_.make_stream(gpu_);
   done_ = device_.make_moment(gpu_);
@@ -81,8 +86,8 @@ void Member::end_work() noexcept {
 }
 
 uint64_t Member::bytes_for(uint32_t capacity, uint32_t local, uint32_t max_tokens, uint32_t hidden) noexcept {
-  const Layout layout{capacity, local, Layout::slot_bytes_of(hidden), max_tokens};
-  return (layout.bytes(hidden) + 255) / 256 * 256;
+  const Layout layout{capacity, local, 0, Layout::slot_bytes_of(hidden), max_tokens};
+  return kAreas * capacity * layout.needed_bytes();
 }
 
 uint32_t Member::blocks() const noexcept {
@@ -164,11 +169,12 @@ Layout Member::layout_of(uint32_t max_tokens, uint32_t hidden) const {
   Layout layout = layout_;
   layout.slot_bytes = Layout::slot_bytes_of(hidden);
   layout.max_tokens = max_tokens;
-  if (layout.bytes(hidden) > bytes_)
+  if (layout.needed_bytes() > layout.area_bytes)
     fail(Status::kInvalidArgument,
          "experts: {} tokens of {} elements for {} ranks of {} experts need {} bytes; this rank has {}: "
          "open it with more, on every rank",
-         max_tokens, hidden, layout_.capacity, layout_.local, layout.bytes(hidden), bytes_);
+         max_tokens, hidden, layout_.capacity, layout_.local,
+         kAreas * layout_.capacity * layout.needed_bytes(), bytes_);
   return layout;
 }
 

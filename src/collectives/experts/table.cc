@@ -105,6 +105,7 @@ towline_experts_table_v1 table_with(int32_t (*open)(const towline_experts_option
   made.issue = issue;
   made.results = results;
   made.memory = memory;
+  made.status_name = [](int32_t status) { return status_name(static_cast<Status>(status)); };
   return made;
 }
 

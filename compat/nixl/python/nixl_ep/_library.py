@@ -11,9 +11,6 @@ DISPATCH, COMBINE, BARRIER, MASK, UNMASK, CLEAN, QUERY = range(7)
 SEND, RECEIVE = 1, 2
 BFLOAT16, FP8, ROUND_SCALE, UE8M0 = 0, 1, 2, 4
 
-# Statuses (towline/status.h) of a rank that was described earlier and is gone.
-PEER_LOST, STALE, IO, NOT_FOUND, UNREACHABLE = -15, -17, -20, -5, -24
-
 
 class Options(ctypes.Structure):
     _fields_ = [
@@ -71,13 +68,14 @@ class Table(ctypes.Structure):
         ("issue", CFUNCTYPE(c_int32, c_void_p, POINTER(Call), c_void_p)),
         ("results", CFUNCTYPE(c_int32, c_void_p, c_uint32, c_uint32, POINTER(c_void_p))),
         ("memory", CFUNCTYPE(c_int32, c_void_p, POINTER(c_void_p), POINTER(c_uint64))),
+        ("status_name", CFUNCTYPE(c_char_p, c_int32)),
     ]
 
 
 class ExpertsError(RuntimeError):
-    """A call of the library that failed: `status` is Towline's code, and the text says what to do."""
+    """A call of the library that failed: `status` is the name of Towline's code, as "PEER_LOST", and the text says what to do."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: str, text: str) -> None:
         super().__init__(text)
         self.status = status
 
@@ -104,7 +102,7 @@ class Member:
 
     def _check(self, status: int) -> None:
         if status < 0:
-            raise ExpertsError(status, self._table.error().decode())
+            raise ExpertsError(self._table.status_name(status).decode(), self._table.error().decode())
 
     def close(self) -> None:
         self._table.close(self._handle)

@@ -177,7 +177,7 @@ class Buffer:
     def _connect(self, member: _library.Member, store, rank: int, end: float) -> None:
         """A process that died leaves its description in the store, until the one that takes its place has put its own; one that
         ends takes it away, and a store can then give an empty one."""
-        gone = {_library.PEER_LOST, _library.STALE, _library.IO, _library.NOT_FOUND, _library.UNREACHABLE}
+        gone = {"PEER_LOST", "STALE", "IO", "NOT_FOUND", "UNREACHABLE"}
         while True:
             left = end - time.monotonic()
             if description := bytes(store.get(self._key(rank))):
