@@ -5,6 +5,7 @@
 
 #include <linux/mempolicy.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -75,6 +76,9 @@ struct FakeDevice : ibv_device {
   int dmabuf_fd = -1;  // of the last one
   uint64_t dmabuf_offset = 0;
   unsigned last_access = 0;
+  bool pins =
+      false;  // whole shared mappings that are registered: it moves their pages, wherever they are mapped
+  std::map<uint32_t, uint8_t*> pinned;  // by key
   std::vector<int> policies;  // of registered memory: by which the kernel chooses NUMA nodes for its pages
 };
 
@@ -228,8 +232,10 @@ class FakeVerbs {
     const auto start = reinterpret_cast<uint64_t>(region.addr);
     const bool inside =
         address >= start && address - start <= region.length && length <= region.length - (address - start);
-    return inside && (found->second.second & rights) == rights ? reinterpret_cast<uint8_t*>(address)
-                                                               : nullptr;
+    if (!inside || (found->second.second & rights) != rights) return nullptr;
+    const auto pinned = device.pinned.find(key);
+    return pinned != device.pinned.end() ? pinned->second + (address - start)
+                                         : reinterpret_cast<uint8_t*>(address);
   }
 
   // False: it has to wait, for a receive.
@@ -432,6 +438,10 @@ class FakeVerbs {
     device.last_access = static_cast<unsigned>(access);
     device.policies.push_back(policy_of(address));
     ibv_mr* const made = region.get();
+    // A size of 0 maps the pages of a shared mapping a second time.
+    if (void* const pages = device.pins ? mremap(address, 0, length, MREMAP_MAYMOVE) : MAP_FAILED;
+        pages != MAP_FAILED)
+      device.pinned[made->lkey] = static_cast<uint8_t*>(pages);
     device.regions[made->lkey] = {std::move(region), access};
     device.locked_bytes += length;
     return made;
@@ -442,6 +452,10 @@ class FakeVerbs {
   static int dereg_mr(ibv_mr* region) {
     FakeDevice& device = device_of(region->context);
     device.locked_bytes -= region->length;
+    if (const auto pinned = device.pinned.find(region->lkey); pinned != device.pinned.end()) {
+      munmap(pinned->second, region->length);
+      device.pinned.erase(pinned);
+    }
     device.regions.erase(region->lkey);
     return 0;
   }

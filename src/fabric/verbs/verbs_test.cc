@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/mman.h>
 
 #include "base/error.h"
 #include "base/random.h"
@@ -174,6 +175,56 @@ TEST_F(VerbsEngines, AKeyThatTheNicRefusesEndsItsTransferWithTheReason) {
   remote = Engine::describe(theirs);
   EXPECT_EQ(run(request(TransferOp::kWrite)), Status::kOk) << "over a new queue pair";
   EXPECT_EQ(to, from);
+}
+
+TEST_F(VerbsEngines, LocalMemoryThatTheNicRefusesEndsItsTransferAndOthersGoOn) {
+  open(1);
+  for (const TransferOp op : {TransferOp::kWrite, TransferOp::kRead}) {
+    LocalMemory wrong = mine;
+    wrong.keys[0].local_key += 1'000'000;
+    local_pointer = &wrong;
+    EXPECT_EQ(run(request(op)), Status::kInvalidArgument);
+    EXPECT_TRUE(std::all_of(to.begin(), to.end(), [](uint8_t byte) { return byte == 0; }));
+    local_pointer = &mine;
+  }
+  EXPECT_EQ(run(request(TransferOp::kWrite)), Status::kOk) << "over a new queue pair";
+  EXPECT_EQ(to, from);
+  EXPECT_TRUE(hosts[0].losses.empty());
+}
+
+// A NIC moves the pages that it has pinned, whatever is mapped there now. So no one else may touch the memory: an engine
+// that does ends its process here.
+TEST_F(VerbsEngines, OfMemoryThatWasUnmappedThePinnedPagesMove) {
+  constexpr uint64_t kHoleBytes = 64 << 10;
+  constexpr uint64_t kHole[2] = {256 << 10, 512 << 10};
+  open(1);
+  uint8_t* memory[2];
+  for (uint32_t host = 0; host < 2; ++host) {
+    devices[host][0]->pins = true;
+    memory[host] = static_cast<uint8_t*>(
+        mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    ASSERT_NE(memory[host], MAP_FAILED);
+    LocalMemory& registered = host == 0 ? mine : theirs;
+    hosts[host].engine->deregister_memory(registered);
+    registered = hosts[host].engine->register_memory({memory[host], kBytes, true, true});
+    ASSERT_EQ(devices[host][0]->pinned.size(), 1u);
+  }
+  remote = Engine::describe(theirs);
+  std::copy(from.begin(), from.end(), memory[0]);
+  for (uint32_t host = 0; host < 2; ++host) ASSERT_EQ(munmap(memory[host] + kHole[host], kHoleBytes), 0);
+  const auto same = [&](uint32_t host) {
+    const uint64_t hole = kHole[host];
+    return std::equal(memory[host], memory[host] + hole, from.begin()) &&
+           std::equal(memory[host] + hole + kHoleBytes, memory[host] + kBytes,
+                      from.begin() + static_cast<std::ptrdiff_t>(hole + kHoleBytes));
+  };
+  EXPECT_EQ(run(request(TransferOp::kWrite)), Status::kOk);
+  EXPECT_TRUE(same(1)) << "the pages that are unmapped at the sender, too";
+  std::fill(memory[0], memory[0] + kHole[0], uint8_t{0});
+  std::fill(memory[0] + kHole[0] + kHoleBytes, memory[0] + kBytes, uint8_t{0});
+  EXPECT_EQ(run(request(TransferOp::kRead)), Status::kOk);
+  EXPECT_TRUE(same(0)) << "the pages that are unmapped at the owner, too";
+  for (uint8_t* const pages : memory) munmap(pages, kBytes);
 }
 
 TEST_F(VerbsEngines, APortThatGoesDownLosesNoByteAndComesBack) {
