@@ -20,6 +20,7 @@ struct Member final : EngineHost {
     EngineOptions options;
     options.max_connections = engines;
     options.credits = 4;
+    options.control_kept = true;
     options.lost_ns = options.give_up_ns =
         120 * kSecondNs;  // one thread has many engines: each waits long for its turn
     engine = std::make_unique<Engine>(options, std::move(domains), *this);
@@ -64,6 +65,7 @@ struct Member final : EngineHost {
     const RailCounters counters = engine->counters(0);
     figures.connections += counters.connections;
     figures.evictions += counters.evictions;
+    figures.breaks += counters.breaks;
   }
 
   std::unique_ptr<Engine> engine;

@@ -25,6 +25,7 @@ struct MeshFigures {
   double processor_s = 0;
   uint64_t connections = 0;  // ends that are open, as initiator and as responder
   uint64_t evictions = 0;
+  uint64_t breaks = 0;
   uint64_t descriptors = 0;
   uint64_t resident_kib = 0;
 };
@@ -171,15 +172,16 @@ int run_mesh(int argc, char** argv, std::string rail, const char* what) {
     all.processor_s += one.processor_s;
     all.connections += one.connections;
     all.evictions += one.evictions;
+    all.breaks += one.breaks;
     all.descriptors = std::max(all.descriptors, one.descriptors);
     all.resident_kib = std::max(all.resident_kib, one.resident_kib);
   }
   fmt::print(
       "{}: {} {} of {} processes connected to each other in {:.2f} s ({:.2f} s of processors): {} ends of "
       "connections "
-      "open, {} closed for others; at most {} descriptors and {} MiB a process\n",
-      rail, count, what, processes, took_s, all.processor_s, all.connections, all.evictions, all.descriptors,
-      all.resident_kib >> 10);
+      "open, {} closed for others, {} broken; at most {} descriptors and {} MiB a process\n",
+      rail, count, what, processes, took_s, all.processor_s, all.connections, all.evictions, all.breaks,
+      all.descriptors, all.resident_kib >> 10);
   of_all("q");
   std::fflush(nullptr);
   while (wait(nullptr) > 0) {

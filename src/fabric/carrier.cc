@@ -87,9 +87,13 @@ void Carrier::send(Handle handle, std::span<const uint8_t> message) noexcept {
   const auto* const peer = s.find(handle);
   if (peer == nullptr || peer->line == nullptr || message.size() > kMaxControlBytes) return;
   auto& line = *peer->line;
-  if (line.over || line.frames.unsent() + message.size() > s.options.max_unsent_bytes) return;
+  if (line.over) return;
+  if (line.frames.unsent() + message.size() > s.options.max_unsent_bytes) {
+    line.dropped = true;
+    return;
+  }
   if (!line.frames.append(message)) return s.end(line, kNoMemoryForMessages);
-  s.write(line);
+  if (&line != s.being_read) s.write(line);
 }
 
 std::size_t Carrier::progress(uint64_t now_ns) noexcept {

@@ -17,12 +17,12 @@ bool same(const Id& a, const Id& b) noexcept { return ((a.hi ^ b.hi) | (a.lo ^ b
 
 }  // namespace
 
-auto Carrier::State::add_line(std::list<Line>& to, Stream stream) -> Line& {
+auto Carrier::State::add_line(std::list<Line>& to, Stream stream, uint32_t watched) -> Line& {
   stream.tune({});
   Line& line = to.emplace_back(std::move(stream));
   line.deadline_ns = now_ns + options.hello_ns;
   try {
-    poller.add(line.frames.stream().fd(), EPOLLIN, &line);
+    poller.add(line.frames.stream().fd(), watched, &line);
   } catch (...) {
     to.pop_back();
     throw;
@@ -40,21 +40,36 @@ void Carrier::State::start(Known& peer, std::size_t endpoint) {
   Stream stream = Stream::open(to->family());
   const int error = stream.start_connect(*to);
   if (error != 0 && error != EINPROGRESS) fail_errno(error, "connecting to {}", to->text());
-  Line& line = add_line(lines, std::move(stream));
-  line.initiated = true;
+  Line& line = add_line(lines, std::move(stream), EPOLLIN | EPOLLOUT);
+  line.initiated = line.wants_write = true;
   line.connecting = error == EINPROGRESS;
   line.peer = peer.handle;
   line.endpoint = endpoint;
   peer.line = &line;
   try {
     say_hello(line, peer.address.ticket);
-    line.wants_write = true;
-    poller.modify(line.frames.stream().fd(), EPOLLIN | EPOLLOUT, &line);
   } catch (...) {
     peer.line = nullptr;
     end(line, kNoMemoryForMessages);
     throw;
   }
+}
+
+// What was said to the peer went to a line that has ended.
+void Carrier::State::start_or_lose(Known& peer, std::size_t endpoint) noexcept {
+  const Handle handle = peer.handle;
+  const auto lose = [&](std::string_view why) {
+    forget(handle);
+    engine.peer_lost(handle, why);
+  };
+  try {
+    start(peer, endpoint);
+  } catch (const core::Error& error) {
+    return lose(error.message());
+  } catch (const std::exception&) {
+    return lose(kNoMemoryForMessages);
+  }
+  engine.say_again(handle);
 }
 
 void Carrier::State::say_hello(Line& line, const Id& their_ticket) {
@@ -83,6 +98,13 @@ void Carrier::State::write(Line& line) noexcept {
 }
 
 void Carrier::State::read(Line& line) noexcept {
+  being_read = &line;
+  take_frames(line);
+  being_read = nullptr;
+  write(line);
+}
+
+void Carrier::State::take_frames(Line& line) noexcept {
   constexpr int kMostReads = 16;  // a turn
   for (int i = 0; i < kMostReads && !line.over; ++i) {
     const StreamResult got = line.frames.fill();
@@ -105,6 +127,7 @@ void Carrier::State::read(Line& line) noexcept {
         end(line, "it can't be answered");
       }
     }
+    if (got.bytes < FramedStream::kMostRead) return;
   }
 }
 
@@ -130,7 +153,6 @@ void Carrier::State::take_hello(Line& line, std::span<const uint8_t> frame) {
     const auto at = std::find_if(strangers.begin(), strangers.end(),
                                  [&](const Line& stranger) { return &stranger == &line; });
     lines.splice(lines.end(), strangers, at);
-    write(line);
   }
   if (!line.over) --awaited;
   line.said_hello = true;
@@ -153,7 +175,7 @@ void Carrier::State::accept() noexcept {
       sweep();
     }
     try {
-      add_line(strangers, Stream::accepted(std::move(fd))).source = source;
+      add_line(strangers, Stream::accepted(std::move(fd)), EPOLLIN).source = source;
     } catch (const std::exception&) {  // closes it
     }
   }
@@ -167,7 +189,13 @@ void Carrier::State::handle(Line& line, uint32_t what) noexcept {
       return end(line, "it can't be reached", error);
     line.connecting = false;
   }
-  if ((what & EPOLLOUT) != 0) write(line);
+  if ((what & EPOLLOUT) != 0) {
+    write(line);
+    if (line.dropped && !line.over && line.frames.unsent() == 0) {
+      line.dropped = false;
+      engine.say_again(line.peer);
+    }
+  }
   if ((what & (EPOLLIN | EPOLLERR | EPOLLHUP)) != 0) read(line);
 }
 
@@ -215,25 +243,20 @@ void Carrier::State::sweep() noexcept {
 // A peer whose line has ended is asked once more. If it does not answer, it is lost.
 void Carrier::State::go_on(Line& line) noexcept {
   Known* peer = line.peer.is_none() ? nullptr : find(line.peer);
-  if (peer == nullptr || peer->line != &line) return;
+  if (peer == nullptr) return;
+  if (peer->line != &line) return engine.say_again(line.peer);  // what it still had is lost
   peer->line = nullptr;
   const std::size_t next = line.said_hello ? 0 : line.endpoint + 1;
-  const Handle handle = peer->handle;
-  const auto lose = [&](std::string_view why) {
-    forget(handle);
-    engine.peer_lost(handle, why);
-  };
+  if (next < peer->address.endpoints.size() && (line.said_hello || line.initiated))
+    return start_or_lose(*peer, next);
   std::string why;
   try {
-    if (next < peer->address.endpoints.size() && (line.said_hello || line.initiated))
-      return start(*peer, next);
     why = line.error == 0 ? line.why : fmt::format("{}: {}", line.why, errno_text(line.error));
-  } catch (const core::Error& error) {
-    return lose(error.message());
   } catch (const std::exception&) {
-    return lose(kNoMemoryForMessages);
+    why.clear();
   }
-  lose(why);
+  forget(line.peer);
+  engine.peer_lost(line.peer, why.empty() ? std::string_view(kNoMemoryForMessages) : why);
 }
 
 }  // namespace towline::fabric

@@ -25,6 +25,7 @@ struct Carrier::State {
     bool initiated = false;
     bool over = false;  // waits to be swept
     bool wants_write = false;
+    bool dropped = false;                // a message, as too much was unsent
     const char* why = "";                // it is over
     int error = 0;                       // an errno that says more
     uint64_t deadline_ns = kNoDeadline;  // to connect and say hello
@@ -48,8 +49,9 @@ struct Carrier::State {
   }
 
   CarrierAddress address() const;
-  Line& add_line(std::list<Line>& to, Stream stream);
+  Line& add_line(std::list<Line>& to, Stream stream, uint32_t watched);
   void start(Known& peer, std::size_t endpoint);
+  void start_or_lose(Known& peer, std::size_t endpoint) noexcept;
   void say_hello(Line& line, const Id& their_ticket);
   Known& add_peer(const CarrierAddress& address);
   Known* find(Handle handle) noexcept;
@@ -59,6 +61,7 @@ struct Carrier::State {
   void handle(Line& line, uint32_t what) noexcept;
   void write(Line& line) noexcept;
   void read(Line& line) noexcept;
+  void take_frames(Line& line) noexcept;
   void take_hello(Line& line, std::span<const uint8_t> frame);
   void end(Line& line, const char* why, int error = 0) noexcept;
   void end_late() noexcept;
@@ -74,6 +77,7 @@ struct Carrier::State {
   std::list<Line> strangers;  // oldest first
   std::list<Line> lines;      // of peers
   std::list<Line> swept;
+  Line* being_read = nullptr;  // what is said over it goes out when all has been read
   std::map<Id, Known> peers;
   std::unordered_map<uint64_t, Id> by_handle;
   bool some_over = false;

@@ -93,6 +93,39 @@ TEST_F(FabricCarrier, BothMayConnectAtOnce) {
   ASSERT_TRUE(until({&one, &two}, [&] { return one.counts[2] == 1 && two.counts[1] == 1; }));
 }
 
+// The engines here repeat no message in time: only what the carrier has said again arrives.
+EngineOptions never_repeating() {
+  EngineOptions options;
+  options.control_kept = true;
+  options.max_backoff_ns = options.connect_timeout_ns = 1000 * kSecondNs;
+  return options;
+}
+
+TEST_F(FabricCarrier, WhatWasSaidOverALineThatEndsIsSaidAgainOverTheNextOne) {
+  Node one{fabric_, {}, never_repeating()};
+  Node two{fabric_};
+  CarrierAddress address = handed_over(two);
+  {
+    const ListeningSocket closed{parse_endpoint("127.0.0.1:0", 0)};
+    address.endpoints.insert(address.endpoints.begin(), closed.reachable().front().endpoint());
+  }
+  const Handle peer = one.carrier->connect(address);
+  ASSERT_EQ(one.count(peer, 5), Status::kInProgress);
+  one.engine->progress(monotonic_now_ns());  // asks for a connection before the first line has ended
+  EXPECT_TRUE(until({&one, &two}, [&] { return two.counts[5] == 1; }));
+}
+
+TEST_F(FabricCarrier, WhatFoundTooMuchUnsentIsSaidAgainWhenThatIsGone) {
+  CarrierOptions options;
+  Node two{fabric_};
+  options.max_unsent_bytes = encode(two.carrier->address()).size() + 32;  // a hello alone
+  Node one{fabric_, options, never_repeating()};
+  const Handle peer = one.carrier->connect(handed_over(two));
+  ASSERT_EQ(one.count(peer, 5), Status::kInProgress);
+  one.engine->progress(monotonic_now_ns());
+  EXPECT_TRUE(until({&one, &two}, [&] { return two.counts[5] == 1; }));
+}
+
 TEST_F(FabricCarrier, WithoutTheTicketNobodyIsTaken) {
   CarrierOptions options;
   options.hello_ns = 50 * kMillisecondNs;

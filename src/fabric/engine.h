@@ -37,8 +37,10 @@ struct EngineOptions {
   uint64_t tick_ns = 1 * kMillisecondNs;
   // Whether peers are asked to poll while something is under way to them that moves by their polls; else the host does it.
   bool asks_to_poll = false;
-  uint64_t control_retry_ns = 20 * kMillisecondNs;
-  uint64_t connect_timeout_ns = 2 * kSecondNs;  // then another pair of rails is tried, for twice as long
+  // The host loses no control message without a say_again(): they are repeated every max_backoff_ns only.
+  bool control_kept = false;
+  uint64_t control_retry_ns = 20 * kMillisecondNs;  // first; doubles up to max_backoff_ns
+  uint64_t connect_timeout_ns = 2 * kSecondNs;      // then another pair of rails is tried, for twice as long
   uint64_t stall_ns = 1 * kSecondNs;         // without progress: ask whether the peer lives; twice it: break
   uint64_t lost_ns = 5 * kSecondNs;          // without an answer: the peer is lost
   uint64_t give_up_ns = 10 * kSecondNs;      // without any path: what waits fails
@@ -153,6 +155,8 @@ class Engine {
   // Ends all connections and tells nobody; memory may be deregistered then. Only destruction may follow.
   void close() noexcept;
   void on_control(Handle peer, std::span<const uint8_t> message) noexcept;
+  // Control messages to the peer may have been lost: sends those again that wait for an answer.
+  void say_again(Handle peer) noexcept;
 
   // kInProgress: complete() follows, never from within. kAgain: too many are under way. kPeerLost, kStale,
   // kInvalidArgument, kLimitExceeded: not accepted.

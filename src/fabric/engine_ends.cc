@@ -62,7 +62,7 @@ void Engine::State::drained(Connection& connection) noexcept {
   }
   connection.state = ConnectionState::kClosing;
   connection.since_ns = now_ns;
-  connection.control_wait_ns = options.control_retry_ns;
+  connection.control_wait_ns = first_control_wait_ns();
   ++busy_connections;
   if (!peer.lost) send_control(peer, connection, ControlType::kClose);
 }

@@ -131,7 +131,7 @@ void Engine::State::prepare(Connection& connection) {
   connection.granted = connection.sent = connection.consumed = connection.told = 0;
   connection.announce_end = true;
   connection.failed_path = false;
-  connection.control_wait_ns = options.control_retry_ns;
+  connection.control_wait_ns = first_control_wait_ns();
   connection.last_progress_ns = now_ns;
   connection.why = Status::kOk;
 }
@@ -155,6 +155,22 @@ void Engine::State::send_control(Peer& peer, Connection& connection, ControlType
   host.send_control(peer.handle(), encode(message));
 }
 
+void Engine::say_again(Handle handle) noexcept {
+  State& s = *state_;
+  Peer* peer = s.find(handle);
+  if (peer == nullptr || peer->lost || s.busy_connections == 0) return;
+  for (Rail& rail : s.rails) {
+    for (uint32_t i = 0; i < s.options.max_connections; ++i) {
+      Connection& connection = rail.connections[i];
+      if (connection.peer != peer->index) continue;
+      if (connection.state == ConnectionState::kConnecting)
+        s.send_control(*peer, connection, ControlType::kConnect);
+      else if (connection.state == ConnectionState::kClosing)
+        s.send_control(*peer, connection, ControlType::kClose);
+    }
+  }
+}
+
 // --- What peers say ------------------------------------------------------------------------------------
 
 void Engine::on_control(Handle handle, std::span<const uint8_t> bytes) noexcept {
@@ -172,6 +188,8 @@ void Engine::on_control(Handle handle, std::span<const uint8_t> bytes) noexcept 
     case ControlType::kAccept:
       if (Connection* connection = s.find_initiated(*peer, message->connection))
         s.on_accept(*connection, *message);
+      else
+        s.close_unknown(*peer, message->connection);
       break;
     case ControlType::kRefuse:
       if (Connection* connection = s.find_initiated(*peer, message->connection);
@@ -255,6 +273,7 @@ void Engine::State::on_connect(Peer& peer, const ControlMessage& message) noexce
       return;
     } catch (const std::exception& error) {
       refusal.status = refusal_of(rails[number], error);
+      tell_accepted(peer, number, message.initiator_rail);
     }
   }
   host.send_control(peer.handle(), encode(refusal));
@@ -277,6 +296,26 @@ void Engine::State::accept(Peer& peer, Connection& connection, const ControlMess
     throw;
   }
   send_control(peer, connection, ControlType::kAccept);
+}
+
+// The peer has an end of it although this side gave it up: the kConnect came late, or the kClose got lost.
+void Engine::State::close_unknown(Peer& peer, uint64_t connection) noexcept {
+  ControlMessage message;
+  message.type = ControlType::kClose;
+  message.from = id;
+  message.to = peer.address.engine;
+  message.connection = connection;
+  host.send_control(peer.handle(), encode(message));
+}
+
+// The peer may have given one of these up, whose end is in the way of a new one: it closes those that it does not know.
+void Engine::State::tell_accepted(Peer& peer, uint32_t rail, uint32_t remote_rail) noexcept {
+  for (uint32_t i = options.max_connections; i < rails[rail].connections.size(); ++i) {
+    Connection& connection = rails[rail].connections[i];
+    if (connection.state == ConnectionState::kReady && connection.peer == peer.index &&
+        connection.remote_rail == remote_rail)
+      send_control(peer, connection, ControlType::kAccept);
+  }
 }
 
 void Engine::State::on_accept(Connection& connection, const ControlMessage& message) noexcept {

@@ -1,6 +1,10 @@
 // Hosts that are slow, not gone: making a connection takes some libraries seconds on a loaded machine.
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <set>
+
+#include "base/error.h"
 #include "fabric/test_support.h"
 
 namespace towline::fabric {
@@ -11,7 +15,7 @@ using testing::TestHost;
 using testing::World;
 
 // Opening an end takes time, in which its engine does nothing else.
-class SlowPort final : public Domain {
+class SlowPort : public Domain {
  public:
   SlowPort(std::unique_ptr<Domain> port, uint64_t& now_ns, uint64_t open_ns)
       : port_(std::move(port)), now_ns_(now_ns), open_ns_(open_ns) {}
@@ -48,6 +52,33 @@ class SlowPort final : public Domain {
   std::unique_ptr<Domain> port_;
   uint64_t& now_ns_;
   const uint64_t open_ns_;
+};
+
+// Takes one end from peers at a time, as endpoints that connections share take one of each peer.
+class SharedPort final : public SlowPort {
+ public:
+  SharedPort(std::unique_ptr<Domain> port, uint64_t& now_ns) : SlowPort(std::move(port), now_ns, 0) {}
+
+  std::vector<uint8_t> open(uint32_t connection, ConnectionEnd end) override {
+    if (end == ConnectionEnd::kResponder) responders_.insert(connection);
+    return SlowPort::open(connection, end);
+  }
+  void connect(uint32_t connection, std::span<const uint8_t> other_end) override {
+    if (responders_.contains(connection)) {
+      if (taken_by_) fail(Status::kUnreachable, "connection {} is there", *taken_by_);
+      taken_by_ = connection;
+    }
+    SlowPort::connect(connection, other_end);
+  }
+  void release(uint32_t connection) noexcept override {
+    responders_.erase(connection);
+    if (taken_by_ == connection) taken_by_.reset();
+    SlowPort::release(connection);
+  }
+
+ private:
+  std::set<uint32_t> responders_;
+  std::optional<uint32_t> taken_by_;
 };
 
 TestHost& add_slow_host(World& world, uint32_t rails, uint64_t open_ns) {
@@ -100,6 +131,74 @@ TEST(FabricSlow, APeerThatAnswersLaterThanAConnectionMayTakeIsReached) {
 }
 
 // A pause of this host, as of a stopped process: the peer's answers lay here all the while.
+TEST(FabricSlow, WhereControlMessagesAreKeptAPeerThatAnswersLateIsAskedOnce) {
+  for (const bool kept : {false, true}) {
+    World world;
+    EngineOptions options;
+    options.control_kept = kept;
+    TestHost& host = world.add_host(1, {}, options);
+    world.add_host(1);
+    std::vector<TestHost::Letter> said;
+    host.hold = [&](const TestHost::Letter& letter) { said.push_back(letter); };
+    TransferRequest request;
+    request.peer = host.peers[1];
+    request.count = 1;
+    ASSERT_EQ(host.engine->submit(request), Status::kInProgress);
+    for (int i = 0; i < 9; ++i) world.step(80 * kMillisecondNs);
+    if (kept)
+      EXPECT_EQ(said.size(), 1u);
+    else
+      EXPECT_GT(said.size(), 3u);
+    // The host says that it may be lost.
+    said.clear();
+    host.engine->say_again(host.peers[1]);
+    ASSERT_EQ(said.size(), 1u);
+    host.hold = nullptr;
+    host.letters.push_back(said[0]);
+    EXPECT_TRUE(world.until([&] { return world.hosts[1]->counts[0] == 1; }, 10 * kMillisecondNs));
+    EXPECT_TRUE(host.letters.empty());
+  }
+}
+
+// The first host asks for a connection, gives it up and tells that, all of which arrives late and in another order.
+class FabricLate : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    TestHost& host = world_.add_host(1);
+    world_.add_host(1, {}, {}, [this](std::unique_ptr<Domain> port) {
+      return std::make_unique<SharedPort>(std::move(port), world_.now_ns);
+    });
+    std::vector<std::vector<uint8_t>> said;
+    host.hold = [&](const TestHost::Letter& letter) { said.push_back(letter.bytes); };
+    TransferRequest request;
+    request.peer = host.peers[1];
+    request.immediate = 3;
+    request.count = 1;
+    ASSERT_EQ(host.engine->submit(request), Status::kInProgress);
+    ASSERT_TRUE(world_.until([&] { return closes(said); }, 4 * kSecondNs, 10 * kMillisecondNs));
+    host.hold = nullptr;
+    Engine& other = *world_.hosts[1]->engine;
+    other.on_control(world_.hosts[1]->peers[0], said.back());
+    world_.hosts[1]->mute = GetParam();  // whether its answer is lost
+    other.on_control(world_.hosts[1]->peers[0], said.front());
+    world_.hosts[1]->mute = false;
+    ASSERT_EQ(other.counters(0).connections, 1u);
+  }
+  static bool closes(const std::vector<std::vector<uint8_t>>& said) {
+    return !said.empty() && decode_control(said.back())->type == ControlType::kClose;
+  }
+
+  World world_;
+};
+
+TEST_P(FabricLate, AConnectionThatWasGivenUpIsInNobodysWay) {
+  EXPECT_TRUE(world_.until([&] { return world_.hosts[1]->counts[3] == 1; }, 3 * kSecondNs, 10'000))
+      << world_.hosts[0]->engine->describe() << world_.hosts[1]->engine->describe();
+  EXPECT_EQ(world_.hosts[1]->engine->counters(0).connections, 1u);
+}
+
+INSTANTIATE_TEST_SUITE_P(AnswerIsLost, FabricLate, ::testing::Bool());
+
 TEST(FabricSlow, AHostThatStoodStillDoesNotBlameItsPeer) {
   World world;
   TestHost& one = world.add_host(1);

@@ -277,9 +277,14 @@ struct Engine::State {
   Connection* evict(Rail& rail, bool initiator) noexcept;
   void prepare(Connection& connection);
   void send_control(Peer& peer, Connection& connection, ControlType type) noexcept;
+  uint64_t first_control_wait_ns() const noexcept {
+    return options.control_kept ? options.max_backoff_ns : options.control_retry_ns;
+  }
   void on_connect(Peer& peer, const ControlMessage& message) noexcept;
   void accept(Peer& peer, Connection& connection, const ControlMessage& message);
   void on_accept(Connection& connection, const ControlMessage& message) noexcept;
+  void close_unknown(Peer& peer, uint64_t connection) noexcept;
+  void tell_accepted(Peer& peer, uint32_t rail, uint32_t remote_rail) noexcept;
   void on_close(Peer& peer, const ControlMessage& message) noexcept;
   void send_closed(Peer& peer, uint64_t id) noexcept;
   Connection* find_initiated(Peer& peer, uint64_t id) noexcept;

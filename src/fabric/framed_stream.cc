@@ -30,7 +30,7 @@ StreamResult FramedStream::flush() noexcept {
 }
 
 StreamResult FramedStream::fill() noexcept {
-  uint8_t buffer[16 << 10];
+  uint8_t buffer[kMostRead];
   const StreamResult got = stream_.read(buffer, sizeof buffer);
   if (!got.moved()) return got;
   in_.erase(in_.begin(), in_.begin() + static_cast<std::ptrdiff_t>(taken_));

@@ -26,7 +26,8 @@ class FramedStream {
   [[nodiscard]] StreamResult flush() noexcept;
   [[nodiscard]] std::size_t unsent() const noexcept { return out_.size() - sent_; }
 
-  // Reads once. Failed with ENOMEM: there is no memory for it.
+  static constexpr std::size_t kMostRead = 16 << 10;
+  // Reads once, at most that much. Failed with ENOMEM: there is no memory for it.
   [[nodiscard]] StreamResult fill() noexcept;
   enum class Next : uint8_t {
     kFrame,

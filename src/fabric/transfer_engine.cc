@@ -21,6 +21,7 @@ TransferEngine::TransferEngine(std::vector<std::unique_ptr<Domain>> domains, Tra
     : options_(std::move(options)) {
   options_.engine.record_bytes += kMessageHeader;
   options_.engine.asks_to_poll = true;
+  options_.engine.control_kept = true;
   engine_ = std::make_unique<Engine>(options_.engine, std::move(domains), static_cast<EngineHost&>(*this));
   memories_ = std::make_unique<Registrations>(*engine_);
   carrier_ = std::make_unique<Carrier>(*engine_, options_.carrier);
