@@ -125,25 +125,53 @@ Client::~Client() {
   curl_multi_cleanup(static_cast<CURLM*>(multi_));
 }
 
-// A handle whose last request never had a connection (its host's name is unknown, it was stopped before) may
-// still have its buffer, and libcurl refuses to set that one's size.
+// Idle handles have all options that are the same for all requests: setting them costs more than the rest of a small request.
 void Client::take_handle(Exchange& exchange) {
-  while (exchange.handle_ == nullptr && !idle_handles_.empty()) {
+  if (!idle_handles_.empty()) {
     exchange.handle_ = idle_handles_.back();
     idle_handles_.pop_back();
-    if (options_.buffer_bytes == 0) break;
-    if (curl_easy_setopt(curl_of(exchange.handle_), CURLOPT_BUFFERSIZE,
-                         static_cast<long>(options_.buffer_bytes)) == CURLE_OK)
-      break;
-    curl_easy_cleanup(curl_of(exchange.handle_));
-    exchange.handle_ = nullptr;
+    ++under_way_;
+    return;
   }
-  if (exchange.handle_ == nullptr) exchange.handle_ = curl_easy_init();
+  exchange.handle_ = curl_easy_init();
   if (exchange.handle_ == nullptr) fail(Status::kOutOfMemory, "libcurl gives no handle");
   ++under_way_;
+  set_lasting_options(exchange.handle_);
 }
 
-void Client::prepare(Exchange& exchange) {
+void Client::set_lasting_options(void* handle) {
+  set(handle, CURLOPT_PATH_AS_IS, 1L);
+  set(handle, CURLOPT_PROTOCOLS_STR, "http,https");
+  set(handle, CURLOPT_PROXY, options_.proxy.c_str());
+  set(handle, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
+  set(handle, CURLOPT_NOSIGNAL, 1L);
+  set(handle, CURLOPT_TCP_KEEPALIVE, 1L);
+  set(handle, CURLOPT_TCP_KEEPIDLE, kKeepaliveIdleSeconds);
+  set(handle, CURLOPT_TCP_KEEPINTVL, kKeepaliveEverySeconds);
+  if (options_.buffer_bytes != 0) {
+    set(handle, CURLOPT_BUFFERSIZE, static_cast<long>(options_.buffer_bytes));
+    set(handle, CURLOPT_UPLOAD_BUFFERSIZE, static_cast<long>(options_.buffer_bytes));
+  }
+  set(handle, CURLOPT_CONNECTTIMEOUT_MS, milliseconds(options_.connect_timeout_ns));
+  if (options_.stall_timeout_ns != 0) {
+    set(handle, CURLOPT_LOW_SPEED_LIMIT, 1L);
+    set(handle, CURLOPT_LOW_SPEED_TIME, seconds(options_.stall_timeout_ns));
+  }
+  set(handle, CURLOPT_HEADERFUNCTION, &Exchange::on_header);
+  set(handle, CURLOPT_WRITEFUNCTION, &Exchange::on_write);
+  set(handle, CURLOPT_READFUNCTION, &Exchange::on_read);
+  set(handle, CURLOPT_SEEKFUNCTION, &Exchange::on_seek);
+  if (!options_.ca_file.empty()) {
+    set(handle, CURLOPT_CAINFO, options_.ca_file.c_str());
+    if (options_.ca_file_alone) set(handle, CURLOPT_CAPATH, static_cast<const char*>(nullptr));
+  }
+  if (!options_.cert_file.empty()) {
+    set(handle, CURLOPT_SSLCERT, options_.cert_file.c_str());
+    set(handle, CURLOPT_SSLKEY, options_.key_file.c_str());
+  }
+}
+
+void Client::set_options(Exchange& exchange) {
   const Request& request = exchange.request_;
   void* const handle = exchange.handle_;
   // Headers may hold secrets. Nothing but CURLOPT_VERBOSE would log them, and that is never set.
@@ -157,54 +185,29 @@ void Client::prepare(Exchange& exchange) {
   add_header("User-Agent: towline");
   for (const std::string& header : request.headers) add_header(header.c_str());
   set(handle, CURLOPT_URL, request.url.c_str());
-  set(handle, CURLOPT_PATH_AS_IS, 1L);
-  set(handle, CURLOPT_PROTOCOLS_STR, "http,https");
-  set(handle, CURLOPT_PROXY, options_.proxy.c_str());
-  set(handle, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
   set(handle, CURLOPT_HTTPHEADER, static_cast<curl_slist*>(exchange.list_));
-  set(handle, CURLOPT_NOSIGNAL, 1L);
-  set(handle, CURLOPT_TCP_KEEPALIVE, 1L);
-  set(handle, CURLOPT_TCP_KEEPIDLE, kKeepaliveIdleSeconds);
-  set(handle, CURLOPT_TCP_KEEPINTVL, kKeepaliveEverySeconds);
-  if (options_.buffer_bytes != 0) set(handle, CURLOPT_BUFFERSIZE, static_cast<long>(options_.buffer_bytes));
-  set(handle, CURLOPT_CONNECTTIMEOUT_MS, milliseconds(options_.connect_timeout_ns));
-  if (options_.stall_timeout_ns != 0) {
-    set(handle, CURLOPT_LOW_SPEED_LIMIT, 1L);
-    set(handle, CURLOPT_LOW_SPEED_TIME, seconds(options_.stall_timeout_ns));
-  }
-  if (request.timeout_ns != 0) set(handle, CURLOPT_TIMEOUT_MS, milliseconds(request.timeout_ns));
+  set(handle, CURLOPT_TIMEOUT_MS, request.timeout_ns == 0 ? 0L : milliseconds(request.timeout_ns));
   set(handle, CURLOPT_ERRORBUFFER, exchange.error_text_.data());
-  set(handle, CURLOPT_HEADERFUNCTION, &Exchange::on_header);
   set(handle, CURLOPT_HEADERDATA, static_cast<void*>(&exchange));
-  set(handle, CURLOPT_WRITEFUNCTION, &Exchange::on_write);
   set(handle, CURLOPT_WRITEDATA, static_cast<void*>(&exchange));
   set(handle, CURLOPT_PRIVATE, static_cast<void*>(&exchange));
-  if (!options_.ca_file.empty()) {
-    set(handle, CURLOPT_CAINFO, options_.ca_file.c_str());
-    if (options_.ca_file_alone) set(handle, CURLOPT_CAPATH, static_cast<const char*>(nullptr));
-  }
-  if (!options_.cert_file.empty()) {
-    set(handle, CURLOPT_SSLCERT, options_.cert_file.c_str());
-    set(handle, CURLOPT_SSLKEY, options_.key_file.c_str());
-  }
+  set(handle, CURLOPT_HTTPGET, 1L);  // takes back what the request before was
   if (request.method == "HEAD") {
+    set(handle, CURLOPT_CUSTOMREQUEST, static_cast<const char*>(nullptr));
     set(handle, CURLOPT_NOBODY, 1L);
     return;
   }
   if (request.body != nullptr) {
     set(handle, CURLOPT_UPLOAD, 1L);
-    if (options_.buffer_bytes != 0)
-      set(handle, CURLOPT_UPLOAD_BUFFERSIZE, static_cast<long>(options_.buffer_bytes));
-    set(handle, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(request.body->bytes()));
-    set(handle, CURLOPT_READFUNCTION, &Exchange::on_read);
     set(handle, CURLOPT_READDATA, static_cast<void*>(&exchange));
-    set(handle, CURLOPT_SEEKFUNCTION, &Exchange::on_seek);
     set(handle, CURLOPT_SEEKDATA, static_cast<void*>(&exchange));
   }
+  const curl_off_t bytes = request.body == nullptr ? -1 : static_cast<curl_off_t>(request.body->bytes());
+  set(handle, CURLOPT_INFILESIZE_LARGE, bytes);
   set(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());
 }
 
-void Client::start(Exchange& exchange, Request request, Receiver& receiver) {
+void Client::prepare(Exchange& exchange, Request request, Receiver& receiver) {
   make_room();
   exchange.client_ = this;
   exchange.request_ = std::move(request);
@@ -214,11 +217,14 @@ void Client::start(Exchange& exchange, Request request, Receiver& receiver) {
   exchange.headers.clear();
   exchange.error.clear();
   exchange.error_text_[0] = 0;
-  exchange.head_told_ = exchange.refused_ = false;
+  exchange.head_told_ = exchange.refused_ = exchange.clean_ = false;
   exchange.sent_ = exchange.sent_before_ = 0;
   if (exchange.request_.body != nullptr) exchange.request_.body->rewind();
   take_handle(exchange);
-  prepare(exchange);
+  set_options(exchange);
+}
+
+void Client::start(Exchange& exchange) {
   const CURLMcode code = curl_multi_add_handle(static_cast<CURLM*>(multi_), curl_of(exchange.handle_));
   if (code != CURLM_OK) fail(Status::kInternal, "libcurl: {}", curl_multi_strerror(code));
 }
@@ -233,8 +239,9 @@ void Client::make_room() {
 void Client::give_handle(Exchange& exchange) noexcept {
   if (exchange.handle_ == nullptr) return;
   curl_multi_remove_handle(static_cast<CURLM*>(multi_), curl_of(exchange.handle_));
-  if (idle_handles_.size() < kMostIdleHandles) {
-    curl_easy_reset(curl_of(exchange.handle_));
+  if (exchange.clean_ && idle_handles_.size() < kMostIdleHandles) {
+    curl_easy_setopt(curl_of(exchange.handle_), CURLOPT_ERRORBUFFER, nullptr);  // the exchange may go
+    curl_easy_setopt(curl_of(exchange.handle_), CURLOPT_HTTPHEADER, nullptr);
     idle_handles_.push_back(exchange.handle_);
   } else {
     curl_easy_cleanup(curl_of(exchange.handle_));
@@ -262,7 +269,7 @@ void Client::explain(Exchange& exchange, int code) {
 
 void Client::finish(Exchange& exchange, int code) noexcept {
   try {
-    explain(exchange, code);
+    if (code != CURLE_OK) explain(exchange, code);
   } catch (const std::bad_alloc&) {
     exchange.error.clear();
   }
@@ -292,15 +299,25 @@ void Client::finish(Exchange& exchange, int code) noexcept {
     default:
       exchange.end = connected_us == 0 ? End::kNotSent : End::kBroken;
   }
+  // libcurl counts connections that died over all of a handle's requests, and then gives up.
+  long connects = 0;
+  curl_easy_getinfo(curl_of(exchange.handle_), CURLINFO_NUM_CONNECTS, &connects);
+  exchange.clean_ = code == CURLE_OK && connects == 0;
   give_handle(exchange);
   ended_.push_back(&exchange);
 }
 
 void Client::serve(uint64_t timeout_ns) noexcept {
+  if (ended_.empty() && later_.empty()) {  // else send() left something to tell
+    const uint64_t most_ms =
+        std::min<uint64_t>(timeout_ns / kMillisecondNs + (timeout_ns % kMillisecondNs != 0), 60'000);
+    curl_multi_poll(static_cast<CURLM*>(multi_), nullptr, 0, static_cast<int>(most_ms), nullptr);
+  }
+  perform();
+}
+
+void Client::perform() noexcept {
   auto* const multi = static_cast<CURLM*>(multi_);
-  const uint64_t most_ms =
-      std::min<uint64_t>(timeout_ns / kMillisecondNs + (timeout_ns % kMillisecondNs != 0), 60'000);
-  curl_multi_poll(multi, nullptr, 0, static_cast<int>(most_ms), nullptr);
   int running = 0;
   curl_multi_perform(multi, &running);
   int left = 0;

@@ -61,6 +61,7 @@ class Exchange {
   bool head_told_ = false;
   bool refused_ = false;
   bool later_ = false;
+  bool clean_ = false;  // its handle may be used again as it is
   uint64_t sent_ = 0;
   uint64_t sent_before_ = 0;
   std::array<char, 256> error_text_{};
@@ -74,8 +75,17 @@ class Client {
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
-  // Throws Error. `exchange` and `receiver` stay until the end, or stop().
-  void start(Exchange& exchange, Request request, Receiver& receiver);
+  // Throws Error. Does all that can be done before there is a connection for it: start() then has little left. `exchange` and
+  // `receiver` stay until the end, or stop().
+  void prepare(Exchange& exchange, Request request, Receiver& receiver);
+  // Throws Error. Of one that was prepared.
+  void start(Exchange& exchange);
+  void start(Exchange& exchange, Request request, Receiver& receiver) {
+    prepare(exchange, std::move(request), receiver);
+    start(exchange);
+  }
+  // Sends what was started, as far as that can be done without waiting. What ends meanwhile is told by the next poll().
+  void send() noexcept { perform(); }
   // Nothing is called, read or written for it any more.
   void stop(Exchange& exchange) noexcept;
 
@@ -94,7 +104,9 @@ class Client {
   friend class Exchange;
   void make_room();
   void take_handle(Exchange& exchange);
-  void prepare(Exchange& exchange);
+  void set_lasting_options(void* handle);
+  void set_options(Exchange& exchange);
+  void perform() noexcept;
   void give_handle(Exchange& exchange) noexcept;
   void serve(uint64_t timeout_ns) noexcept;
   void finish(Exchange& exchange, int code) noexcept;

@@ -187,6 +187,34 @@ TEST(HttpClientTest, TheEndTellsWhetherTheServerWasReached) {
   EXPECT_EQ(fetch(client, {"GET", server.url("/answers"), {}}).end, End::kAnswered);
 }
 
+TEST(HttpClientTest, WhatIsPreparedIsSentWhenItIsStartedAndNotBefore) {
+  const Server server({{"/first", answer("x")}, {"/dropped", answer("x")}, {"/second", answer("y")}});
+  Client client(options());
+  EXPECT_EQ(fetch(client, {"GET", server.url("/first"), {}}).end, End::kAnswered);
+  Exchange dropped;
+  Exchange second;
+  Taker never;
+  Taker taker;
+  client.prepare(dropped, {"GET", server.url("/dropped"), {}}, never);
+  client.prepare(second, {"GET", server.url("/second"), {}}, taker);
+  client.poll(0, [](const char* why) { ADD_FAILURE() << why; });
+  EXPECT_TRUE(server.last().starts_with("GET /first "));
+  client.stop(dropped);
+  client.start(second);
+  // Nobody polls: send() has it on its way, and takes the answer, which the next poll tells.
+  const uint64_t last_ns = monotonic_now_ns() + kPatienceNs;
+  while (second.status == 0 && monotonic_now_ns() < last_ns) client.send();
+  EXPECT_TRUE(server.last().starts_with("GET /second "));
+  EXPECT_EQ(taker.ends, 0);
+  const uint64_t begin_ns = monotonic_now_ns();
+  client.poll(kPatienceNs, [](const char* why) { ADD_FAILURE() << why; });
+  EXPECT_LT(monotonic_now_ns() - begin_ns, kPatienceNs / 2);
+  EXPECT_EQ(taker.ends, 1);
+  EXPECT_EQ(taker.body, "y");
+  EXPECT_EQ(never.ends, 0);
+  EXPECT_EQ(server.connections(), 1);
+}
+
 TEST(HttpClientTest, ARequestMayBeStoppedAndOthersStartedOnceLibcurlIsLeft) {
   const Server server({{"/stream", answer("piece")}, {"/next", answer("next")}});
   Client client(options());

@@ -21,6 +21,8 @@ constexpr uint64_t kRetryAfterMostNs = 60 * kSecondNs;
 constexpr uint32_t kAttempts = 6;               // default number of attempts
 constexpr uint64_t kLeastPauseNs = 10'000'000;  // after so many
 constexpr uint64_t kTellEveryNs = 10 * kSecondNs;
+constexpr size_t kMostAhead = 4;                      // requests that are made before there is room for them
+constexpr uint64_t kComposedMostNs = 30 * kSecondNs;  // servers take signatures of some minutes ago
 
 http::Options http_options(const Settings& settings, uint32_t clients) {
   return {.connect_timeout_ns = settings.connect_timeout_ns,
@@ -201,6 +203,30 @@ bool Client::room() const noexcept {
 
 void Client::pump() {
   while (room() && begin_next()) continue;
+  if (room()) return;
+  if (std::exchange(unsent_, false)) thread_.client().send();  // before time goes into those that wait
+  compose_ahead();
+}
+
+void Client::compose_ahead() {
+  for (size_t i = 0; i < kMostAhead; ++i) {
+    if (i >= ready_.size() && !feed_ahead()) return;
+    if (i >= ready_.size()) return;
+    Call& call = *ready_[i];
+    if (call.composed_ns_ == 0) attempt(call, [&] { compose(call); });
+  }
+}
+
+// Lets a feeder add a call to those that wait. False: none has any.
+bool Client::feed_ahead() {
+  while (!feeders_.empty()) {
+    Feeder* const feeder = feeders_.front();
+    feeders_.pop_front();
+    const size_t before = ready_.size();
+    if (feeder->feed()) feeders_.push_back(feeder);
+    if (ready_.size() > before) return true;
+  }
+  return false;
 }
 
 // False: nothing waits.
@@ -223,7 +249,7 @@ bool Client::begin_next(bool urgent) {
   if (ready != ready_.end()) {
     Call& call = **ready;
     ready_.erase(ready);
-    attempt(call);
+    attempt(call, [&] { begin(call); });
     return true;
   }
   const auto found = std::find_if(feeders_.begin(), feeders_.end(),
@@ -257,15 +283,16 @@ void Client::start(Call& call) {
   }
   call.state_ = Call::State::kReady;
   if (room()) {
-    attempt(call);
+    attempt(call, [&] { begin(call); });
   } else {
     ready_.push_back(&call);
   }
 }
 
-void Client::attempt(Call& call) {
+template <class Action>
+void Client::attempt(Call& call, Action&& action) {
   try {
-    begin(call);
+    action();
   } catch (const plugin::Failure& failure) {
     release(call);
     finish(call, failure.status(), failure.what());
@@ -278,19 +305,11 @@ void Client::attempt(Call& call) {
   }
 }
 
-void Client::begin(Call& call) {
+// Makes the request of the next attempt.
+void Client::compose(Call& call) {
   const Settings& settings = service_.settings;
-  call.state_ = Call::State::kUnderWay;
-  under_way_.fetch_add(1, std::memory_order_relaxed);
-  bytes_under_way_ += call.cost;
-  ++call.attempts_;
-  call.progressed_ = false;
-  call.refused_ = {};
-  const bool uncertain = call.answer_.uncertain;
-  call.answer_ = {};
-  call.answer_.uncertain = uncertain;
+  call.composed_ns_ = monotonic_now_ns();
   if (call.before) call.before();
-
   const Endpoint endpoint = service_.endpoint(call.name.bucket);
   const bool sends = call.body == nullptr && (call.method == "PUT" || call.method == "POST");
   call.text_body_ = sends ? std::make_unique<http::TextBody>(call.text) : nullptr;
@@ -313,11 +332,38 @@ void Client::begin(Call& call) {
   service_.protocol->sign(request, call.keys_.get(), settings);
   http::Request sent{.method = call.method, .url = request.target.url(endpoint), .headers = {}, .body = body};
   for (const auto& [name, value] : request.headers) sent.headers.push_back(name + ": " + value);
-  thread_.client().start(call.exchange_, std::move(sent), call);
+  thread_.client().prepare(call.exchange_, std::move(sent), call);
+}
+
+void Client::begin(Call& call) {
+  call.state_ = Call::State::kUnderWay;
+  under_way_.fetch_add(1, std::memory_order_relaxed);
+  bytes_under_way_ += call.cost;
+  ++call.attempts_;
+  call.progressed_ = false;
+  call.refused_ = {};
+  const bool uncertain = call.answer_.uncertain;
+  call.answer_ = {};
+  call.answer_.uncertain = uncertain;
+  if (call.composed_ns_ != 0) {
+    const bool old = monotonic_now_ns() - call.composed_ns_ > kComposedMostNs;
+    if (old || call.keys_ != service_.credentials.now() || (call.outdated && call.outdated()))
+      drop_composed(call);
+  }
+  if (call.composed_ns_ == 0) compose(call);
+  call.composed_ns_ = 0;
+  thread_.client().start(call.exchange_);
+  unsent_ = true;
+}
+
+// Of a request that was made and not sent.
+void Client::drop_composed(Call& call) noexcept {
+  if (std::exchange(call.composed_ns_, 0) != 0) thread_.client().stop(call.exchange_);
 }
 
 void Client::release(Call& call) noexcept {
   if (call.state_ != Call::State::kUnderWay) return;
+  call.composed_ns_ = 0;
   thread_.client().stop(call.exchange_);
   under_way_.fetch_sub(1, std::memory_order_relaxed);
   bytes_under_way_ -= call.cost;
@@ -326,6 +372,7 @@ void Client::release(Call& call) noexcept {
 
 void Client::stop(Call& call) noexcept {
   release(call);
+  drop_composed(call);
   if (call.state_ == Call::State::kReady) std::erase(ready_, &call);
   timers().cancel(call.timer_);
   timers().cancel(call.deadline_timer_);
@@ -352,10 +399,10 @@ void Client::ended(Call& call) {
 }
 
 void Client::judge(Call& call) {
-  const http::Exchange& exchange = call.exchange_;
+  http::Exchange& exchange = call.exchange_;
   Answer& answer = call.answer_;
   answer.http_status = exchange.status;
-  answer.headers = exchange.headers;
+  answer.headers = std::move(exchange.headers);
   switch (exchange.end) {
     case http::End::kAnswered: {
       if (exchange.status / 100 != 2) return judge_refusal(call);

@@ -5,6 +5,9 @@
 // failed for good, or again: later (backoff with full jitter), elsewhere (another region), with other keys,
 // with the server's clock. While a call waits for its next attempt, its place among the requests at once, and
 // in the window, is free for others.
+//
+// The next few requests are made and signed while answers are awaited, so that an answer is followed by a request at once
+// (Client::compose_ahead).
 #pragma once
 
 #include <atomic>
@@ -69,6 +72,8 @@ class Call : private http::Receiver {
   // ---- callbacks An attempt begins: time to set headers anew.
   bool last_attempt = false;  // there is no attempt after this one
   std::function<void()> before{};
+  // Whether before() would set other headers now: of a request that was made and not sent yet.
+  std::function<bool()> outdated{};
   // The head of a good answer is there, its body follows. Not kOk: it is not wanted, and that is why.
   std::function<Verdict(const Answer& answer)> begins{};
   // Bytes of a good answer's body; without it they go to answer.body.
@@ -96,6 +101,7 @@ class Call : private http::Receiver {
   uint32_t attempts_ = 0;
   uint32_t redirects_ = 0;
   bool clock_set_ = false;
+  uint64_t composed_ns_ = 0;          // when its request was made, which is not sent yet; 0: it is not made
   std::shared_ptr<const Keys> keys_;  // that this attempt was signed with
   std::unique_ptr<http::TextBody> text_body_;
   std::string where_;  // host, for messages
@@ -196,8 +202,13 @@ class Client {
   void pump();
   [[nodiscard]] bool begin_next();
   [[nodiscard]] bool begin_next(bool urgent);
+  void compose_ahead();
+  [[nodiscard]] bool feed_ahead();
+  template <class Action>
+  void attempt(Call& call, Action&& action);
+  void compose(Call& call);
+  void drop_composed(Call& call) noexcept;
   void begin(Call& call);
-  void attempt(Call& call);
   void release(Call& call) noexcept;
   void ended(Call& call);
   void judge(Call& call);
@@ -221,6 +232,7 @@ class Client {
   std::atomic<uint32_t> under_way_{0};
   std::atomic<uint32_t> tasks_{0};
   uint64_t bytes_under_way_ = 0;
+  bool unsent_ = false;  // requests were begun, and libcurl was not asked to send them yet
   uint64_t random_;
 };
 

@@ -124,9 +124,10 @@ void Reader::ask(Fetch& fetch) {
       fetch.call.headers.emplace_back(
           "range", fmt::format("bytes={}-{}", fetch.offset + fetch.done, fetch.offset + fetch.bytes - 1));
     if (asks) fetch.call.headers.emplace_back("x-amz-checksum-mode", "ENABLED");
-    if (std::string etag = reading.wanted_version(object); !etag.empty())
-      fetch.call.headers.emplace_back("if-match", std::move(etag));
+    fetch.version = reading.wanted_version(object);
+    if (!fetch.version.empty()) fetch.call.headers.emplace_back("if-match", fetch.version);
   };
+  call.outdated = [&fetch, &object, &reading] { return reading.wanted_version(object) != fetch.version; };
   call.begins = [&fetch, this](const Answer& answer) { return begins(fetch, answer); };
   call.takes = [&fetch, this](std::span<const std::byte> bytes) { return takes(fetch, bytes); };
   call.check = [&fetch, this](const Answer& answer) { return check(fetch, answer); };

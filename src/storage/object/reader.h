@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "storage/object/job.h"
@@ -30,6 +31,7 @@ class Reader final : public Task, private Feeder {
     uint64_t in_segment = 0;
     uint32_t crc = 0;
     bool under_way = false;
+    std::string version;  // that the request insists on
   };
 
   [[nodiscard]] bool urgent() const noexcept override { return job_.urgent; }

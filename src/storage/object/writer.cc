@@ -29,10 +29,21 @@ void Writer::start() {
   }
   left_ = writes_.size();
   if (left_ == 0) return over();
-  for (const auto& write : writes_) write->start();
+  client.add_feeder(*this);
+}
+
+bool Writer::feed() {
+  try {
+    writes_[next_++]->start();
+  } catch (const std::bad_alloc&) {
+    stop(Status::kOutOfMemory, true);
+    return false;
+  }
+  return next_ < writes_.size();
 }
 
 void Writer::stop(Status status, bool now) {
+  client.remove_feeder(*this);
   for (const auto& write : writes_) write->stop(status, now);
   if (writes_.empty()) {
     failed(status, 0, 0, prepared_.plan->bytes);

@@ -19,7 +19,8 @@ struct Share {
   size_t count = 1;
 };
 
-class Writer final : public Task, public WriteListener {
+// The objects are begun one after the other, as there is room for their requests: what is made before it can be sent holds up the first.
+class Writer final : public Task, public WriteListener, private Feeder {
  public:
   // A share of the plan's objects, for all of the plan's parts.
   Writer(Client& task_client, Prepared& prepared, const std::vector<Job*>& parts, Share share);
@@ -33,10 +34,12 @@ class Writer final : public Task, public WriteListener {
   void one_over() override;
   void start() override;
   void stop(Status status, bool now) override;
+  bool feed() override;
 
   Prepared& prepared_;
   const Share share_;
   std::vector<std::unique_ptr<ObjectWrite>> writes_;
+  size_t next_ = 0;  // to be begun
   size_t left_ = 0;
 };
 

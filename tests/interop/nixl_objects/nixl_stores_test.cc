@@ -239,6 +239,54 @@ TEST_P(Stores, ThatStallOrStopEndRequestsByTheirDeadlineAndServeAgain) {
   expect_there(*side, 2);
 }
 
+TEST_P(Stores, WhoseKeysExpireAreAnErrorAndServeAgain) {
+  const auto side = connect();
+  ASSERT_EQ(side->agent->registerMem(named(2)), NIXL_SUCCESS);
+  ASSERT_EQ(move(*side, NIXL_WRITE, 2), NIXL_SUCCESS) << towline::nixl::last_error();
+  proxy_->judge([](const Request&) -> Fault { return {.answer = Proxy::s3_error(403, "ExpiredToken")}; });
+  EXPECT_LT(move(*side, NIXL_READ, 2), 0);
+  EXPECT_LT(move(*side, NIXL_WRITE, 2), 0);
+  proxy_->judge({});
+  side->fill('s');
+  expect_there(*side, 2);
+}
+
+TEST_P(Stores, WithoutSpaceAreAnErrorAndServeAgain) {
+  const auto side = connect();
+  ASSERT_EQ(side->agent->registerMem(named(2)), NIXL_SUCCESS);
+  ASSERT_EQ(move(*side, NIXL_WRITE, 2), NIXL_SUCCESS) << towline::nixl::last_error();
+  proxy_->judge([](const Request& request) -> Fault {
+    return request.method == "PUT" ? Fault{.answer = Proxy::http(507, "")} : Fault{};
+  });
+  EXPECT_LT(move(*side, NIXL_WRITE, 2), 0);
+  proxy_->judge({});
+  side->fill('s');
+  expect_there(*side, 2);
+}
+
+// The objects end before the bytes that were registered, and answers before the bytes that they announce.
+TEST_P(Stores, ThatAreCutShortAreAnErrorAndServeAgain) {
+  const auto side = connect();
+  ASSERT_EQ(side->agent->registerMem(named(2)), NIXL_SUCCESS);
+  ASSERT_EQ(move(*side, NIXL_WRITE, 2), NIXL_SUCCESS) << towline::nixl::last_error();
+  proxy_->judge([](const Request& request) -> Fault {
+    return request.method == "GET" ? Fault{.shorten_by = 1000} : Fault{};
+  });
+  EXPECT_LT(move(*side, NIXL_READ, 2), 0);
+  proxy_->judge({});
+  nixl_reg_dlist_t longer(OBJ_SEG);
+  longer.addDesc(nixlBlobDesc(0, 2 * kBytes, 99, "key/0"));
+  ASSERT_EQ(side->agent->registerMem(longer), NIXL_SUCCESS) << towline::nixl::last_error();
+  nixl_xfer_dlist_t past(OBJ_SEG);
+  past.emplace(uintptr_t{0}, 2 * kBytes, uint64_t{99});
+  nixlXferReqH* read = request(*side, NIXL_READ, side->blocks(1, 2 * kBytes), past, side->name);
+  ASSERT_NE(read, nullptr);
+  EXPECT_LT(run(*side->agent, read), 0);
+  EXPECT_EQ(side->agent->releaseXferReq(read), NIXL_SUCCESS);
+  side->fill('s');
+  expect_there(*side, 2);
+}
+
 TEST_P(Stores, ParametersThatAreWrongAreRefused) {
   const Side side("stores-wrong", kBytes, nixlAgentConfig{}, false);
   for (const char* number : {"many", "0", "-1", "99999999999999"}) {

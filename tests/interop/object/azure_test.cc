@@ -2,6 +2,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <random>
 
@@ -404,6 +405,45 @@ TEST_F(Blobs, AServerThatGoesEndsTransfersByTheirDeadlineAndServesAgain) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 3s);
   own.start();
   expect_contents(blob, 4 * kMib, 17);
+}
+
+TEST_F(Blobs, AServerThatStallsEndsTransfersByTheirDeadlineAndServesAgain) {
+  make_blob("stalled", kMib, 24);
+  Proxy proxy(azure_->port());
+  connect(static_cast<uint16_t>(std::stoi(proxy.url().substr(proxy.url().rfind(':') + 1))));
+  const Region blob = open("stalled");
+  proxy.judge([](const Request&) -> Fault { return {.hold = true}; });
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(run(transfer(Op::read, 0, blob, 0, kMib, {.timeout = 500ms})), Status::kTimedOut);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 3s);
+  proxy.judge({});
+  expect_contents(blob, kMib, 24);
+}
+
+TEST_F(Blobs, ABlobCutShortIsAnErrorAndServesAgain) {
+  make_blob("short", 2 * kMib, 25);
+  const Region blob = open("short");
+  expect_contents(blob, 2 * kMib, 25);
+  make_blob("short", kMib, 26);
+  EXPECT_TRUE(is_error(move(Op::read, 0, blob, 0, 2 * kMib)));
+  make_blob("short", 2 * kMib, 27);
+  expect_contents(blob, 2 * kMib, 27);
+}
+
+TEST_F(Blobs, AFullServerIsAnErrorOfThatTransferOnly) {
+  Proxy proxy(azure_->port());
+  connect(static_cast<uint16_t>(std::stoi(proxy.url().substr(proxy.url().rfind(':') + 1))));
+  std::atomic<unsigned> asked{0};
+  proxy.judge([&](const Request& request) -> Fault {
+    if (request.method != "PUT" || !request.has("/full")) return {};
+    ++asked;
+    return {.answer = Proxy::http(507, "")};
+  });
+  const Region full = open("full", {.create = true, .truncate = true, .bytes = kMib});
+  EXPECT_EQ(move(Op::write, 0, full, 0, kMib), Status::kNoSpace);
+  EXPECT_EQ(asked, 1u) << "asking again frees no space";
+  const Region beside = open("beside", {.create = true, .truncate = true, .bytes = kMib});
+  EXPECT_EQ(move(Op::write, 0, beside, 0, kMib), Status::kOk);
 }
 
 // ---- a peer's memory

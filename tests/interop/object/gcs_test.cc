@@ -1,5 +1,6 @@
 // gs:// before a real S3 server that a proxy makes refuse what Google's XML interface does not have.
 #include <atomic>
+#include <csignal>
 
 #include "fixture.h"
 #include "support/directed.h"
@@ -150,6 +151,103 @@ TEST_F(Gcs, AServerThatIsBusyIsAskedAgain) {
   });
   write("busy", kMib, 4);
   EXPECT_GE(refused, 3u);
+}
+
+TEST_F(Gcs, AnswersThatMakeNoSenseAreErrors) {
+  write("senseless", kMib, 11);
+  use("attempts = 2\n");
+  const Region object = open("senseless");
+  const auto outcome = [&](const Fault& fault) {
+    proxy_->judge([fault](const Request& request) -> Fault {
+      return request.method == "GET" ? fault : google(request);
+    });
+    return move(Op::read, 0, object, 1000, 5000);
+  };
+  EXPECT_EQ(outcome({.shorten_by = 1000}), Status::kIo);
+  EXPECT_EQ(outcome({.set_headers = {{"content-range", "nonsense"}}}), Status::kProtocol);
+  EXPECT_EQ(outcome({.answer = Proxy::http(200, std::string(kMib, 'x'))}), Status::kProtocol);
+  EXPECT_EQ(outcome({.answer = Proxy::http(418, "<not xml")}), Status::kIo);
+  EXPECT_EQ(outcome({.answer = "garbage\r\n\r\n"}), Status::kIo);
+  EXPECT_EQ(outcome({.answer = Proxy::s3_error(503, "SlowDown")}), Status::kBusy);
+  EXPECT_EQ(outcome({}), Status::kOk);
+}
+
+TEST_F(Gcs, AServerThatStallsOrStopsEndsTransfersByTheirDeadlineAndServesAgain) {
+  S3Server own({"bucket"});
+  proxy_ = std::make_unique<Proxy>(own.port(), google);
+  use("");
+  write("survivor", 2 * kMib, 12);
+  const Region object = open("survivor", {.bytes = 2 * kMib});
+  const auto ends_soon = [&](const char* what) {
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_TRUE(is_error(run(transfer(Op::read, 0, object, 0, 2 * kMib, {.timeout = 500ms})))) << what;
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 3s) << what;
+  };
+  proxy_->judge([](const Request&) -> Fault { return {.hold = true}; });
+  ends_soon("stalled");
+  proxy_->judge(google);
+  own.stop(SIGKILL);
+  ends_soon("stopped");
+  own.start();
+  std::memset(memory_.data(), 0, 2 * kMib);
+  ASSERT_EQ(move(Op::read, 0, object, 0, 2 * kMib), Status::kOk);
+  EXPECT_EQ(first_difference(memory_.data(), 2 * kMib, 12), 2 * kMib);
+}
+
+TEST_F(Gcs, AnObjectCutShortIsAnErrorAndServesAgain) {
+  write("short", 2 * kMib, 13);
+  const Region object = open("short");
+  ASSERT_EQ(move(Op::read, 0, object, 0, 2 * kMib), Status::kOk);
+  write("short", kMib, 14);
+  const Status cut = move(Op::read, 0, object, 0, 2 * kMib);
+  EXPECT_TRUE(is_error(cut)) << static_cast<int>(cut);
+  write("short", 2 * kMib, 15);
+  ASSERT_EQ(move(Op::read, 0, object, 0, 2 * kMib), Status::kOk);
+  EXPECT_EQ(first_difference(memory_.data(), 2 * kMib, 15), 2 * kMib);
+}
+
+TEST_F(Gcs, AFullServerIsAnErrorOfThatTransferOnly) {
+  unsigned asked = 0;
+  proxy_->judge([&](const Request& request) -> Fault {
+    if (request.method != "PUT" || !request.has("/full")) return google(request);
+    ++asked;
+    return {.answer = Proxy::http(507, "")};
+  });
+  const Region full = open("full", {.create = true, .truncate = true, .bytes = kMib});
+  EXPECT_EQ(move(Op::write, 0, full, 0, kMib), Status::kNoSpace);
+  EXPECT_EQ(asked, 1u) << "asking again frees no space";
+  write("beside", kMib, 16);
+}
+
+TEST_F(Gcs, KeysThatAreRefusedLaterEndTheTransferWithTheServersWord) {
+  write("expiring", kMib, 17);
+  const Region object = open("expiring");
+  proxy_->judge(
+      [](const Request&) -> Fault { return {.answer = Proxy::s3_error(403, "InvalidAccessKeyId")}; });
+  EXPECT_EQ(move(Op::read, 0, object, 0, kMib), Status::kPermissionDenied);
+  const auto [code, text] = refusal(*agent_, "gs://bucket/another");
+  EXPECT_EQ(code, Status::kPermissionDenied);
+  EXPECT_NE(text.find("403"), std::string::npos) << text;
+  proxy_->judge(google);
+  EXPECT_EQ(move(Op::read, 0, object, 0, kMib), Status::kOk);
+}
+
+TEST_F(Gcs, BadSettingsAreNamed) {
+  const auto reason = [&](const std::string& more) -> std::string {
+    try {
+      const Agent agent("misset", options_for("plugins = \"object\"\n" + more));
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "taken";
+  };
+  for (const auto& [lines, named] : {std::pair{"[gcs]\nendpoint = \"ftp://host\"\n", "gcs.endpoint"},
+                                     {"[gcs]\nnobody_knows = 1\n", "gcs.nobody_knows"},
+                                     {"[tuning.gcs]\nconcurrency = 0\n", "tuning.gcs.concurrency"},
+                                     {"[tuning.gcs]\npart = \"much\"\n", "tuning.gcs.part"}}) {
+    const std::string text = reason(lines);
+    EXPECT_NE(text.find(named), std::string::npos) << lines << text;
+  }
 }
 
 TEST_F(Gcs, KeysThatAreMissingOrWrongAreNamed) {

@@ -91,6 +91,63 @@ TEST_F(ObjectBounds, ManySmallObjectsOfOnePostHaveAsManyRequestsAsTheSettingsSay
   EXPECT_EQ(first_difference(memory_.data(), kObjects * kEach, 7), kObjects * kEach);
 }
 
+// The first request does not wait for the checksums of all others: an object of which the bytes change while the first is under way
+// has them as they are then.
+TEST_F(ObjectBounds, ObjectsOfOnePostAreBegunAsThereIsRoomForThem) {
+  constexpr uint64_t kEach = 64 << 10;
+  constexpr size_t kObjects = 16;
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "concurrency = 1\n");
+  std::vector<Region> objects;
+  std::vector<Blocks> blocks;
+  for (size_t i = 0; i < kObjects; ++i) {
+    objects.push_back(open("begun/" + std::to_string(i), {.create = true, .truncate = true, .bytes = kEach}));
+    blocks.push_back(objects.back().blocks(0, kEach));
+  }
+  stamp_bytes(memory_.data(), kObjects * kEach, 8);
+  const BlockList mine = agent_->block_list(blocks_of(memory_.data(), kObjects * kEach, kEach));
+  const Transfer all = directed(*agent_, Op::write, mine, agent_->block_list(blocks), {.timeout = 60s});
+  std::atomic<unsigned> puts{0};
+  proxy.judge([&](const Request& request) -> Fault {
+    if (request.method == "PUT" && ++puts == 1)
+      stamp_bytes(memory_.data() + (kObjects - 1) * kEach, kEach, 9);
+    return {};
+  });
+  EXPECT_EQ(run(all), Status::kOk);
+  EXPECT_EQ(puts, kObjects) << "none was refused for its checksum and sent again";
+  proxy.judge({});
+  ASSERT_EQ(move(Op::read, 0, objects.back(), 0, kEach), Status::kOk);
+  EXPECT_EQ(first_difference(memory_.data(), kEach, 9), kEach);
+}
+
+// Requests that were made while another was under way, and are not wanted any more, are never sent.
+TEST_F(ObjectBounds, RequestsThatAreMadeAheadAreNotSentAfterACancel) {
+  constexpr uint64_t kEach = 64 << 10;
+  constexpr size_t kObjects = 8;
+  for (size_t i = 0; i < kObjects; ++i) make_object("ahead/" + std::to_string(i), kEach, i);
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "concurrency = 1\n");
+  std::vector<Region> objects;
+  std::vector<Blocks> blocks;
+  for (size_t i = 0; i < kObjects; ++i) {
+    objects.push_back(open("ahead/" + std::to_string(i)));
+    blocks.push_back(objects.back().blocks(0, kEach));
+  }
+  const BlockList mine = agent_->block_list(blocks_of(memory_.data(), kObjects * kEach, kEach));
+  const Transfer all = directed(*agent_, Op::read, mine, agent_->block_list(blocks), {.timeout = 60s});
+  proxy.forget();
+  proxy.judge([](const Request&) -> Fault { return {.hold = true}; });
+  ASSERT_EQ(all.post(), Status::kInProgress);
+  ASSERT_TRUE(eventually([&] { return proxy.seen().size() == 1; }));
+  all.cancel();
+  EXPECT_EQ(all.wait(20s), Status::kCancelled);
+  EXPECT_EQ(all.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+  proxy.judge({});
+  ASSERT_EQ(move(Op::read, 0, objects[5], 0, kEach), Status::kOk);
+  EXPECT_EQ(first_difference(memory_.data(), kEach, 5), kEach);
+  EXPECT_EQ(proxy.seen().size(), 2u) << "the one that was cancelled, and the one of afterwards";
+}
+
 TEST_F(ObjectBounds, NoMoreRequestsAreUnderWayThanTheSettingsSay) {
   make_object("bounded", 32 * kMib, 17);
   Proxy proxy(server_->port());

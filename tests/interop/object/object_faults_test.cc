@@ -268,6 +268,26 @@ TEST_F(ObjectFaults, AServerThatFailsForGoodIsAnErrorOfThatTransferOnly) {
   EXPECT_NE(bad.route().find("InternalError"), std::string::npos) << bad.route();
 }
 
+TEST_F(ObjectFaults, AFullServerIsAnErrorOfThatTransferOnly) {
+  Proxy proxy(server_->port());
+  connect(proxy.url());
+  std::atomic<unsigned> asked{0};
+  for (const std::string& answer : {Proxy::http(507, ""), Proxy::s3_error(507, "XMinioStorageFull"),
+                                    Proxy::s3_error(403, "QuotaExceeded")}) {
+    asked = 0;
+    proxy.judge([&](const Request& request) -> Fault {
+      if (request.method != "PUT" || !request.has("/full")) return {};
+      ++asked;
+      return {.answer = answer};
+    });
+    const Region full = open("full", {.create = true, .truncate = true, .bytes = kMib});
+    EXPECT_EQ(move(Op::write, 0, full, 0, kMib), Status::kNoSpace) << answer;
+    EXPECT_EQ(asked, 1u) << "asking again frees no space: " << answer;
+    const Region beside = open("beside", {.create = true, .truncate = true, .bytes = kMib});
+    EXPECT_EQ(move(Op::write, 0, beside, 0, kMib), Status::kOk);
+  }
+}
+
 TEST_F(ObjectFaults, AnswersThatMakeNoSenseAreErrors) {
   make_object("senseless", kMib, 8);
   Proxy proxy(server_->port());
