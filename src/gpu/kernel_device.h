@@ -138,6 +138,8 @@ class KernelDevice {
   virtual std::unique_ptr<LoadedKernels> load(uint32_t gpu, const KernelSet& set) = 0;
   // `graph`: the number of the graph that the stream records, or 0.
   [[nodiscard]] virtual StreamState stream_state(uint32_t gpu, void* stream, uint64_t& graph) = 0;
+  // Its memory is host memory: a model's.
+  [[nodiscard]] virtual bool on_host() const noexcept { return false; }
   // Can kernels on this GPU use the address? Otherwise they would break the process's context.
   [[nodiscard]] virtual bool usable(uint32_t gpu, uint64_t address) const = 0;
   [[nodiscard]] virtual std::string code_text(Code code) const = 0;

@@ -1,7 +1,10 @@
 // Ranks that are processes, which need no GPU: they hand their memory over by descriptor.
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <functional>
 
 #include "gpu/experts_suite.h"
 
@@ -67,6 +70,104 @@ TEST(ExpertsProcesses, GoOnWithoutOneThatDied) {
   shape.timeout_ns = 1'000'000'000;
   run_processes(shape, true);
 }
+
+// ---- A rank that another takes the place of
+
+constexpr uint64_t kSeedOfSecond = 100;
+
+std::vector<Tokens> both(const Shape& shape, uint64_t seed) {
+  return {random_tokens(shape, 0, seed), random_tokens(shape, 1, seed)};
+}
+
+void join(Rank& rank, int socket) {
+  give(socket, rank.describe());
+  ASSERT_EQ(rank.connect(1 - rank.number(), take(socket)), TOWLINE_OK) << rank.error();
+  ASSERT_EQ(rank.command(TOWLINE_EXPERTS_UNMASK, 1 - rank.number()), TOWLINE_OK) << rank.error();
+}
+
+// It goes by the signal when its part of an exchange is under way.
+void be_first(const Shape& shape, int socket, int signal) {
+  Rank rank(*found_platform(), shape, 1);
+  join(rank, socket);
+  for (uint64_t seed = 1; seed <= kRounds; ++seed) rank.round(both(shape, seed), {true, true});
+  rank.set(both(shape, kRounds + 1)[1]);
+  towline_experts_call call = rank.dispatch_call();
+  call.phases = TOWLINE_EXPERTS_SEND;
+  ASSERT_EQ(rank.issue(call), TOWLINE_OK) << rank.error();
+  ::raise(signal);
+}
+
+void be_second(const Shape& shape, int socket) {
+  char go = 0;
+  if (::read(socket, &go, 1) != 1) return;
+  Rank rank(*found_platform(), shape, 1);
+  join(rank, socket);
+  for (uint64_t i = 0; i < kRounds; ++i) rank.round(both(shape, kSeedOfSecond + i), {true, true});
+}
+
+struct Child {
+  explicit Child(const std::function<void(int socket)>& body) {
+    int sockets[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);
+    socket = sockets[0];
+    pid = ::fork();
+    EXPECT_GE(pid, 0);
+    if (pid == 0) {
+      ::close(sockets[0]);
+      body(sockets[1]);
+      ::_exit(testing::Test::HasFailure() ? 1 : 0);
+    }
+    ::close(sockets[1]);
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+  ~Child() {
+    ::close(socket);
+    if (pid > 0) {
+      ::kill(pid, SIGKILL);
+      ::waitpid(pid, nullptr, 0);
+    }
+  }
+  void expect_good_end() {
+    int status = 0;
+    EXPECT_EQ(::waitpid(pid, &status, 0), pid);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "the other process failed";
+    pid = -1;
+  }
+  int socket = -1;
+  pid_t pid = -1;
+};
+
+void run_replaced(int signal) {
+  Shape shape;
+  shape.timeout_ns = 4'000'000'000;
+  const Child first([&](int socket) { be_first(shape, socket, signal); });
+  Child second([&](int socket) { be_second(shape, socket); });
+  Rank rank(*found_platform(), shape, 0);
+  join(rank, first.socket);
+  for (uint64_t seed = 1; seed <= kRounds; ++seed) rank.round(both(shape, seed), {true, true});
+  // What comes of the exchange that it goes in is not known.
+  rank.set(both(shape, kRounds + 1)[0]);
+  towline_experts_call dispatch = rank.dispatch_call();
+  ASSERT_EQ(rank.issue(dispatch), TOWLINE_OK) << rank.error();
+  rank.drain();
+  rank.compute();
+  towline_experts_call combine = rank.combine_call();
+  ASSERT_EQ(rank.issue(combine), TOWLINE_OK) << rank.error();
+  rank.drain();
+  for (uint64_t seed = 20; seed < 23; ++seed) rank.round(both(shape, seed), {true, false});
+  EXPECT_EQ(rank.masks(), (std::vector<int32_t>{0, 1}));
+  ASSERT_EQ(rank.disconnect(1), TOWLINE_OK) << rank.error();
+  ASSERT_EQ(::write(second.socket, "g", 1), 1);
+  join(rank, second.socket);
+  for (uint64_t i = 0; i < kRounds; ++i) rank.round(both(shape, kSeedOfSecond + i), {true, true});
+  EXPECT_EQ(rank.masks(), (std::vector<int32_t>{0, 0}));
+  second.expect_good_end();
+}
+
+TEST(ExpertsProcesses, ARankThatIsKilledInAnExchangeIsLeftOutAndReplaced) { run_replaced(SIGKILL); }
+
+TEST(ExpertsProcesses, ARankThatFallsSilentIsLeftOutAndReplaced) { run_replaced(SIGSTOP); }
 
 }  // namespace
 }  // namespace towline::gpu_test::experts

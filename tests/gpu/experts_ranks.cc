@@ -2,11 +2,13 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <thread>
 
 #include "gpu/experts_suite.h"
+#include "towline/plugin/experts_functions.h"
 
 namespace towline::gpu_test::experts {
 namespace {
@@ -97,6 +99,14 @@ towline_experts* opened(const Shape& shape, uint32_t rank) {
   options.local = shape.local;
   options.bytes = table().bytes_for(shape.ranks, shape.local, shape.max_tokens, shape.hidden);
   options.timeout_ns = shape.timeout_ns;
+  const towline_experts_functions_v1 functions = towline_experts_functions();
+  std::string host;
+  if (ranks_a_host() != 0) {
+    host = "host " + std::to_string(rank / ranks_a_host());
+    options.functions = &functions;
+    options.host = host.c_str();
+    options.listen = "127.0.0.1:0";
+  }
   towline_experts* member = nullptr;
   EXPECT_EQ(table().open(&options, &member), TOWLINE_OK) << table().error();
   return member;
@@ -110,6 +120,11 @@ std::vector<uint8_t> as_bytes(const std::vector<Element>& from) {
 }
 
 }  // namespace
+
+uint32_t ranks_a_host() {
+  const char* const given = std::getenv("EXPERTS_RANKS_A_HOST");
+  return given == nullptr ? 0 : static_cast<uint32_t>(std::atoi(given));
+}
 
 // ---- The reference
 
@@ -214,7 +229,7 @@ Rank::~Rank() {
 }
 
 std::vector<uint8_t> Rank::describe() const {
-  std::vector<uint8_t> bytes(4096);
+  std::vector<uint8_t> bytes(65536);
   size_t length = bytes.size();
   EXPECT_EQ(table().describe(member_, bytes.data(), &length), TOWLINE_OK) << table().error();
   bytes.resize(length);

@@ -8,7 +8,8 @@
 namespace towline::gpu_test::experts {
 namespace {
 
-constexpr uint64_t kShortNs = 300'000'000;
+// Of tests in which ranks are late: the others must be in time.
+const uint64_t kShortNs = ranks_a_host() == 0 ? 300'000'000 : 3'000'000'000;
 
 std::vector<Tokens> random_all(const Shape& shape, uint64_t seed) {
   std::vector<Tokens> all;
@@ -613,7 +614,7 @@ TEST(ExpertsRefusals, ConnectionsThatDoNotFit) {
       Rank leaves(*found_platform(), group.shape, 1);
       gone = leaves.describe();
     }
-    EXPECT_EQ(same.connect(1, gone), TOWLINE_PEER_LOST);
+    EXPECT_EQ(same.connect(1, gone), ranks_a_host() == 1 ? TOWLINE_UNREACHABLE : TOWLINE_PEER_LOST);
   });
 }
 

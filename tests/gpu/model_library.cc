@@ -6,6 +6,7 @@
 #include "gpu/fake/fake_device.h"
 #include "gpu/fake/fake_kernels.h"
 #include "towline/export.h"
+#include "towline/plugin/experts_functions.h"
 
 using towline::cuda::fake::FakeStream;
 
@@ -17,6 +18,11 @@ TOWLINE_API const void* towline_gpu_model_table() {
 // As towline_experts_v1.
 TOWLINE_API const void* towline_gpu_model_experts() {
   return &towline::collectives::experts::table_over(towline::cuda::fake::fake_kernel_device);
+}
+// Of experts_functions.h.
+TOWLINE_API const void* towline_gpu_model_functions() {
+  static const towline_experts_functions_v1 functions = towline_experts_functions();
+  return &functions;
 }
 TOWLINE_API void* towline_gpu_model_stream() { return new FakeStream(0); }
 // The pool: as towline_gpu_malloc and towline_gpu_free.

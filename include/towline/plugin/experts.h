@@ -2,7 +2,7 @@
 // `towline_experts_v1`, a function without arguments that returns it. Its caller is a package for one engine's interface; nixl_ep
 // is the first.
 //
-// A member is this process's rank in a group: memory on a GPU that the other ranks of the host map, and kernels in the
+// A member is this process's rank in a group: memory on a GPU that the other ranks map or write to, and kernels in the
 // application's streams. Functions return a status (towline/status.h); `error` has the text of the calling thread's last failure.
 // One thread at a time uses a member. Structs begin with their size (towline/plugin/sized.h).
 #pragma once
@@ -17,6 +17,7 @@ extern "C" {
 #endif
 
 typedef struct towline_experts towline_experts;
+struct towline_experts_functions_v1;  // experts_functions.h
 
 typedef struct towline_experts_options {
   size_t struct_size;
@@ -26,6 +27,12 @@ typedef struct towline_experts_options {
   uint32_t local;       // experts of each rank
   uint64_t bytes;       // for exchanges: as `bytes_for` says
   uint64_t timeout_ns;  // of every wait in a kernel. A rank that is later is masked
+  // Of experts_functions.h: with them the member makes an agent, to exchange tokens with ranks whose memory
+  // can't be mapped. Null: with ranks of this host alone.
+  const struct towline_experts_functions_v1* functions;
+  // Ranks with another name count as on another host. Null or "": the real host. At most 255 bytes.
+  const char* host;
+  const char* listen;  // of the agent (towline_agent_options_t); null: "*:0"
 } towline_experts_options;
 #define TOWLINE_EXPERTS_OPTIONS_MINIMUM TOWLINE_BYTES_THROUGH(towline_experts_options, timeout_ns)
 
@@ -88,7 +95,7 @@ typedef struct towline_experts_table_v1 {
   void (*close)(towline_experts* member);
   // What another rank needs to connect to this one. *bytes: the room at `to`, then what was needed.
   int32_t (*describe)(towline_experts* member, uint8_t* to, size_t* bytes);
-  // Maps another rank's memory. The rank stays masked. Both sides must connect.
+  // Maps another rank's memory or, where that can't be, finds a way for transfers. The rank stays masked. Both sides must connect.
   int32_t (*connect)(towline_experts* member, uint32_t rank, const uint8_t* description, size_t bytes,
                      uint64_t timeout_ns);
   // Masks the rank and lets its memory go. Waits as `close` does.

@@ -14,15 +14,18 @@ TOWLINE_DEVICE uint64_t range_of(const Job& job, uint32_t expert, uint32_t rank)
       reinterpret_cast<const int64_t*>(job.layout_range)[uint64_t{expert} * job.ranks + rank]);
 }
 
-// All threads.
+// All threads. `entry`: of the rank's tokens that the expert had.
 TOWLINE_DEVICE void return_token(const Job& job, const Control& me, uint32_t rank, uint32_t expert,
-                                 uint64_t at) {
+                                 uint64_t at, uint64_t entry) {
   const uint64_t place = uint64_t{expert} * job.ranks * job.layout.max_tokens + at;
   const auto token = static_cast<uint32_t>(reinterpret_cast<const int32_t*>(job.src_info)[place]);
-  if (token >= job.layout.max_tokens) return;  // it would be another's memory
   const auto half = static_cast<uint32_t>((me.sent[rank] + 1) & 1);
+  if (is_remote(job, me, rank) && device::thread() == 0)
+    device::store_unit<uint32_t>(
+        me.peer[rank] + job.layout.used_at(half, expert * job.layout.max_tokens + entry), token);
+  if (token >= job.layout.max_tokens) return;  // it would be another's memory
   const uint64_t row = uint64_t{2} * job.hidden;
-  const uint64_t to = me.peer[rank] + job.layout.slot_at(half, job.rank, expert, token) + kHeaderBytes;
+  const uint64_t to = me.slots[rank] + job.layout.slot_at(half, job.rank, expert, token) + kHeaderBytes;
   for (uint64_t byte = uint64_t{16} * device::thread(); byte < row; byte += uint64_t{16} * device::threads())
     device::store_pack(to + byte, device::load_pack(job.x + place * row + byte));
 }
@@ -33,11 +36,21 @@ TOWLINE_DEVICE void publish_returned(const Job& job, Control& me) {
     join_session(me, rank);
     const uint64_t number = ++me.sent[rank];
     uint64_t count = 0;
-    for (uint32_t expert = 0; expert < job.layout.local; ++expert)
-      count += range_of(job, expert, rank) & 0xffffffff;
+    const bool remote = is_remote(job, me, rank);
+    for (uint32_t expert = 0; expert < job.layout.local; ++expert) {
+      const uint64_t of_expert = range_of(job, expert, rank) & 0xffffffff;
+      count += of_expert;
+      if (remote)
+        device::store_relaxed(
+            reinterpret_cast<uint64_t*>(me.peer[rank] + job.layout.count_at(number & 1, job.rank, expert)),
+            of_expert);
+    }
     Control& there = peer_control(me, rank);
     device::store_relaxed(&there.shape[number & 1][job.rank], shape_of(job, true));
-    device::store_release(&there.returned[number & 1][job.rank], make_flag(me.theirs[rank], number, count));
+    if (remote)
+      say_ready(job, me, rank);
+    else
+      device::store_release(&there.returned[number & 1][job.rank], make_flag(me.theirs[rank], number, count));
   }
 }
 
@@ -52,7 +65,7 @@ TOWLINE_DEVICE void run_combine_send(const Job& job, Scratch& scratch, uint32_t 
     if (scratch.rank[rank] == 0) continue;
     const uint64_t range = range_of(job, expert, rank);
     for (uint64_t token = item % parts; token < (range & 0xffffffff); token += parts)
-      return_token(job, me, rank, expert, (range >> 32) + token);
+      return_token(job, me, rank, expert, (range >> 32) + token, token);
   }
   if (last_block(job, blocks)) publish_returned(job, me);
 }
@@ -74,10 +87,10 @@ TOWLINE_DEVICE void run_combine_await(const Job& job, Scratch& scratch) {
     bool came = false;
     if (takes_part(me, rank)) {
       const auto half = static_cast<uint32_t>((me.got[rank] + 1) & 1);
-      const uint64_t* const flag = &me.returned[half][rank];
+      const uint64_t* const flag = &from_peer(me, rank).returned[half][rank];
       came = await_flag(job, me, rank, flag, &scratch.rank[rank]) &&
              flag_count(device::load_relaxed(flag)) == scratch.routes[rank] &&
-             device::load_relaxed(&me.shape[half][rank]) == shape_of(job, true);
+             device::load_relaxed(&from_peer(me, rank).shape[half][rank]) == shape_of(job, true);
       if (came)
         ++me.got[rank];
       else

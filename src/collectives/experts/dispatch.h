@@ -59,7 +59,7 @@ TOWLINE_DEVICE void address_token(const Job& job, Control& me, uint32_t token, S
     add_to(&routed[expert], 1);
     const auto half = static_cast<uint32_t>((me.sent[rank] + 1) & 1);
     const uint64_t slot =
-        me.peer[rank] + job.layout.slot_at(half, job.rank, expert % job.layout.local, scratch.slot[k]);
+        me.slots[rank] + job.layout.slot_at(half, job.rank, expert % job.layout.local, scratch.slot[k]);
     device::store_unit<uint32_t>(slot, token);
     scratch.to[k] = slot + kHeaderBytes;
   }
@@ -122,6 +122,9 @@ TOWLINE_DEVICE void publish_counts(const Job& job, Control& me) {
         me.peer[rank] + job.layout.count_at(half, job.rank, expert % job.layout.local));
     device::store_release(flag, make_flag(me.theirs[rank], me.sent[rank], count));
   }
+  device::sync();
+  for (uint32_t rank = device::thread(); rank < job.ranks; rank += device::threads())
+    if (me.peer[rank] != 0 && !is_masked(me, rank) && is_remote(job, me, rank)) say_ready(job, me, rank);
 }
 
 TOWLINE_DEVICE void run_dispatch_send(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
@@ -144,10 +147,9 @@ TOWLINE_DEVICE void run_dispatch_send(const Job& job, Scratch& scratch, uint32_t
 
 // What came from a rank is whole and fits. One thread, when its flags are there.
 TOWLINE_DEVICE bool counts_fit(const Job& job, const Control& me, uint32_t rank, uint32_t half) {
-  if (device::load_relaxed(&me.shape[half][rank]) != shape_of(job, false)) return false;
+  if (device::load_relaxed(&from_peer(me, rank).shape[half][rank]) != shape_of(job, false)) return false;
   for (uint32_t expert = 0; expert < job.layout.local; ++expert) {
-    const auto* const flag =
-        reinterpret_cast<const uint64_t*>(job.segment + job.layout.count_at(half, rank, expert));
+    const uint64_t* const flag = count_from(job, me, half, rank, expert);
     if (flag_count(device::load_relaxed(flag)) > job.layout.max_tokens) return false;
   }
   return true;
@@ -165,8 +167,7 @@ TOWLINE_DEVICE void await_counts(const Job& job, Control& me, Scratch& scratch) 
     const uint32_t rank = i % job.ranks;
     if (scratch.rank[rank] == 0) continue;
     const auto half = static_cast<uint32_t>((me.got[rank] + 1) & 1);
-    const auto* const flag =
-        reinterpret_cast<const uint64_t*>(job.segment + job.layout.count_at(half, rank, i / job.ranks));
+    const uint64_t* const flag = count_from(job, me, half, rank, i / job.ranks);
     if (!await_flag(job, me, rank, flag, &scratch.routes[rank]))
       *static_cast<volatile uint32_t*>(&scratch.routes[rank]) = 1;
     if (job.wait_ns != 0 && i < job.ranks)
@@ -195,8 +196,7 @@ TOWLINE_DEVICE void run_dispatch_await(const Job& job, Scratch& scratch) {
       uint64_t count = 0;
       if (scratch.rank[rank] != 0) {
         const auto half = static_cast<uint32_t>(me.got[rank] & 1);
-        count = flag_count(device::load_relaxed(
-            reinterpret_cast<const uint64_t*>(job.segment + job.layout.count_at(half, rank, expert))));
+        count = flag_count(device::load_relaxed(count_from(job, me, half, rank, expert)));
       }
       reinterpret_cast<int64_t*>(job.layout_range)[uint64_t{expert} * job.ranks + rank] =
           static_cast<int64_t>(begin << 32 | count);

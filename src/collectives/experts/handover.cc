@@ -17,8 +17,8 @@
 namespace towline::collectives::experts {
 namespace {
 
-constexpr uint64_t kMagic = 0x746578706572'0001;
-constexpr std::size_t kHeadBytes = sizeof(uint64_t) + 3 * sizeof(uint32_t);
+constexpr uint64_t kMagic = 0x746578706572'0002;
+constexpr std::size_t kMostMetadata = 1 << 20;
 
 // The pieces of this process.
 struct Local {
@@ -82,20 +82,30 @@ std::vector<uint8_t> encode(const Description& description) {
   out.u32(description.rank);
   out.u32(description.capacity);
   out.u32(description.local);
-  const std::vector<uint8_t> piece = cuda::encode(description.piece);
-  bytes.insert(bytes.end(), piece.begin(), piece.end());
+  out.string16(description.host);
+  out.u64(description.side.slots);
+  out.u32(description.side.kind);
+  out.u64(description.side.device);
+  out.bytes32(description.side.metadata);
+  out.raw(cuda::encode(description.piece));
   return bytes;
 }
 
 std::optional<Description> decode_description(std::span<const uint8_t> bytes) {
-  if (bytes.size() < kHeadBytes) return std::nullopt;
-  WireReader in{bytes.first(kHeadBytes)};
+  WireReader in{bytes};
   if (in.u64() != kMagic) return std::nullopt;
   Description description;
   description.rank = in.u32();
   description.capacity = in.u32();
   description.local = in.u32();
-  auto piece = cuda::decode_piece_notice(bytes.subspan(kHeadBytes));
+  description.host = in.string16(kMostHost);
+  description.side.slots = in.u64();
+  description.side.kind = in.u32();
+  description.side.device = in.u64();
+  const std::span<const uint8_t> metadata = in.bytes32(kMostMetadata);
+  description.side.metadata.assign(metadata.begin(), metadata.end());
+  if (!in.ok()) return std::nullopt;
+  auto piece = cuda::decode_piece_notice(bytes.subspan(in.position()));
   if (!piece) return std::nullopt;
   description.piece = std::move(*piece);
   return description;
@@ -141,19 +151,16 @@ void PieceServer::serve() noexcept {
   }
 }
 
+bool within_reach(const Description& from, const cuda::Gpu& mine, const std::string& host) {
+  if (from.host != host || !from.piece.host.same_host(read_host_identity())) return false;
+  return mine.uuid == from.piece.gpu || (!mine.partitioned && !from.piece.partitioned);
+}
+
 std::shared_ptr<cuda::SharedPiece> take_piece(cuda::KernelDevice& device, uint32_t gpu,
                                               const Description& from, Deadline deadline) {
   const HostIdentity here = read_host_identity();
-  if (!from.piece.host.same_host(here))
-    fail(Status::kUnsupported,
-         "experts: rank {} is on another host: tokens are exchanged within one host only", from.rank);
   const cuda::Gpu& mine = device.gpus()[gpu];
   const bool same_gpu = mine.uuid == from.piece.gpu;
-  if (!same_gpu && (mine.partitioned || from.piece.partitioned))
-    fail(Status::kUnsupported,
-         "experts: rank {} is on {}, this one on {}: an instance of MIG reaches no other GPU's memory",
-         from.rank, cuda::uuid_text(from.piece.gpu, from.piece.partitioned),
-         cuda::uuid_text(mine.uuid, mine.partitioned));
   if (!from.piece.host.same_process(here)) return device.import(gpu, ask(from, deadline), from.piece.bytes);
   std::shared_ptr<cuda::SharedPiece> piece = find_local(from);
   if (!same_gpu) piece->let_reach(gpu);

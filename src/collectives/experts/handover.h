@@ -12,10 +12,13 @@
 
 #include "base/clock.h"
 #include "base/sync/wake.h"
+#include "collectives/experts/proxy.h"
 #include "gpu/kernel_device.h"
 #include "gpu/symmetric_wire.h"
 
 namespace towline::collectives::experts {
+
+inline constexpr std::size_t kMostHost = 255;  // bytes of a host's name
 
 // What a rank tells the others, by whatever way the application has.
 struct Description {
@@ -23,6 +26,8 @@ struct Description {
   uint32_t capacity = 0;
   uint32_t local = 0;
   cuda::PieceNotice piece;
+  std::string host;  // that the application counts it on; empty: the real one
+  RemoteSide side;   // without metadata: it can't be reached from other hosts
 };
 std::vector<uint8_t> encode(const Description& description);
 // Null: another build's, or none.
@@ -51,6 +56,8 @@ class PieceServer {
   std::thread thread_;
 };
 
+// The rank's memory can be mapped here, by what both say of themselves.
+bool within_reach(const Description& from, const cuda::Gpu& mine, const std::string& host);
 // The piece of the rank, for this GPU. Throws Error.
 std::shared_ptr<cuda::SharedPiece> take_piece(cuda::KernelDevice& device, uint32_t gpu,
                                               const Description& from, Deadline deadline);

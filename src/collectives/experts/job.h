@@ -1,4 +1,4 @@
-// The exchange of experts' tokens within one host: what ranks share, and the argument of its kernels. Shared by host and
+// The exchange of experts' tokens: what ranks share, and the argument of its kernels. Shared by host and
 // device.
 //
 // A rank has `local` experts; expert e belongs to rank e / local. Dispatch sends each token to the ranks of its top-k experts;
@@ -21,6 +21,10 @@
 // that took another's place is told from it. So a flag of an earlier session, of whatever age, never
 // matches. The first exchange of a session waits for the other side to open it, too. A pair that missed anything (a
 // timeout, an exchange while one masked the other) is `broken`: only a new session, which both open, makes it whole.
+//
+// Ranks of other hosts. A kernel finds two pieces of pinned host memory in the place of what it can't map: an image of the peer's segment, to
+// which it writes, and words laid out as this segment's, which the peer's flags come to. proxy.h moves both. In the image, `ready` says that
+// the counts and slots of an exchange are whole, and `used` which slots a combine has filled.
 //
 // Two buffers. Exchange n of a pair uses half n % 2. A rank sends exchange n only when the peer has taken n - 2 (`taken`). Where a
 // source's halves lie depends on the memory's size alone, so that exchanges of different shapes do not touch one another.
@@ -47,8 +51,11 @@ struct Control {
   uint64_t shape[2][kMostRanks];     // of the exchange in that half
   uint64_t returned[2][kMostRanks];  // the flag of a combine
   uint64_t met[kMostRanks];          // this rank's nonce << 32 | barriers that the peer came to
+  uint64_t ready[2][kMostRanks];     // in images alone: the exchange in that half is whole
   // The rank's own.
-  uint64_t peer[kMostRanks];    // its segment as this rank reaches it; 0: not connected
+  uint64_t peer[kMostRanks];    // its segment, or the image, as this rank reaches it; 0: not connected
+  uint64_t slots[kMostRanks];   // the same, from which slots are found by slot_at()
+  uint64_t from[kMostRanks];    // where its words come to: this segment, or pinned memory laid out like it
   uint64_t tag[kMostRanks];     // of the member that is connected, in all nonces that it gives
   uint64_t mine[kMostRanks];    // the nonce that this rank gave it
   uint64_t theirs[kMostRanks];  // the nonce that it gave, in this session or, if fresh, in the one before
@@ -73,6 +80,10 @@ struct Layout {
   uint64_t max_tokens = 0;
 
   static constexpr uint64_t slot_bytes_of(uint64_t hidden) { return kHeaderBytes + 2 * hidden; }
+  // That an exchange uses of a slot.
+  static constexpr uint64_t used_bytes_of(uint64_t hidden, bool fp8) {
+    return fp8 ? kHeaderBytes + hidden + hidden / kScaled * sizeof(float) : slot_bytes_of(hidden);
+  }
   [[nodiscard]] constexpr uint64_t counts_at() const { return (sizeof(Control) + 255) / 256 * 256; }
   [[nodiscard]] constexpr uint64_t routed_at() const {
     return counts_at() + uint64_t{2} * capacity * local * sizeof(uint64_t);
@@ -84,6 +95,12 @@ struct Layout {
   // The area that this shape needs. A rank's results fit in `capacity` of them, as they are smaller than slots.
   [[nodiscard]] constexpr uint64_t needed_bytes() const {
     return (uint64_t{local} * max_tokens * slot_bytes + 255) / 256 * 256;
+  }
+
+  // In an image, whose slots are elsewhere: for each half a slot's number, uint32, in the order of experts and results.
+  [[nodiscard]] constexpr uint64_t used_entries() const { return area_bytes / slot_bytes_of(kScaled); }
+  [[nodiscard]] constexpr uint64_t used_at(uint32_t half, uint64_t entry) const {
+    return slots_at() + (half * used_entries() + entry) * sizeof(uint32_t);
   }
 
   [[nodiscard]] constexpr uint64_t count_at(uint32_t half, uint32_t source, uint32_t expert) const {
@@ -101,7 +118,7 @@ enum class Command : uint32_t {
   kUnmask = 1,
   kClean = 2,    // unmasks those that are connected, and masks the others
   kQuery = 3,    // writes `masked` to `out`, as int32
-  kConnect = 4,  // `x` is the peer's segment. It is masked
+  kConnect = 4,  // `x`, `scales` and `out` are its `peer`, `slots` and `from`. It is masked
   kDisconnect = 5,
 };
 

@@ -31,6 +31,8 @@ const towline_experts_options& checked(const towline_experts_options& options, s
          options.capacity);
   if (options.local == 0 || options.local > 1024)
     fail(Status::kInvalidArgument, "experts: a rank has 1 to 1024 experts, not {}", options.local);
+  if (options.host != nullptr && std::string_view(options.host).size() > kMostHost)
+    fail(Status::kInvalidArgument, "experts: a host's name has at most {} bytes", kMostHost);
   if (options.timeout_ns == 0)
     fail(Status::kInvalidArgument, "experts: the timeout is 0: give at least 1 ms");
   return options;
@@ -58,7 +60,8 @@ Member::Member(cuda::KernelDevice& device, const cuda::KernelSet& kernels,
       rank_(options.rank),
       bytes_(options.bytes / (kAreas * options.capacity * kAreaGrain) *
              (kAreas * options.capacity * kAreaGrain)),
-      timeout_ns_(options.timeout_ns) {
+      timeout_ns_(options.timeout_ns),
+      host_(options.host == nullptr ? "" : options.host) {
   layout_.capacity = options.capacity;
   layout_.local = options.local;
   layout_.area_bytes = bytes_ / (kAreas * layout_.capacity);
@@ -68,15 +71,31 @@ Member::Member(cuda::KernelDevice& device, const cuda::KernelSet& kernels,
   last_ = device_.make_moment(gpu_);
   piece_ = device_.allocate(gpu_, segment_bytes());
   server_ = std::make_unique<PieceServer>(piece_);
+  proxy_ = proxy_for(options);
   // A rank's tokens for itself take the same way.
   for (uint32_t peer = 0; peer < layout_.capacity; ++peer)
-    if (peer != rank_) command_now(Command::kMask, peer, 0);
-  command_now(Command::kConnect, rank_, piece_->address(), tag_of(server_->key()));
-  command_now(Command::kUnmask, rank_, 0);
+    if (peer != rank_) command_now(Command::kMask, peer);
+  command_now(Command::kConnect, rank_, {piece_->address(), piece_->address(), piece_->address()},
+              tag_of(server_->key()));
+  command_now(Command::kUnmask, rank_);
   peers_[rank_] = {piece_, true};
 }
 
-Member::~Member() { end_work(); }
+Member::~Member() {
+  end_work();
+  proxy_.reset();
+}
+
+std::unique_ptr<Proxy> Member::proxy_for(const towline_experts_options& options) const {
+  if (options.functions == nullptr) return nullptr;
+  towline_experts_functions_v1 functions = {};
+  if (towline_take(&functions, sizeof functions, TOWLINE_EXPERTS_FUNCTIONS_V1_MINIMUM, options.functions) ==
+      0)
+    fail(Status::kInvalidArgument, "experts: a struct has fewer bytes than its first version");
+  return std::make_unique<Proxy>(device_, functions,
+                                 Proxy::Options{gpu_, rank_, layout_, piece_->address(), device_.on_host(),
+                                                timeout_ns_, options.listen});
+}
 
 // Waits for this member's kernels alone: those of other ranks of the process may be waiting for it. Replays of graphs can't be told
 // from other work.
@@ -110,6 +129,8 @@ std::vector<uint8_t> Member::describe() const {
   mine.piece.gpu = device_.gpus()[gpu_].uuid;
   mine.piece.partitioned = device_.gpus()[gpu_].partitioned;
   mine.piece.socket = server_->socket();
+  mine.host = host_;
+  if (proxy_ != nullptr) mine.side = proxy_->side();
   return encode(mine);
 }
 
@@ -117,7 +138,7 @@ void Member::connect(uint32_t rank, std::span<const uint8_t> description, uint64
   if (rank >= layout_.capacity || rank == rank_)
     fail(Status::kInvalidArgument, "experts: rank {} of {} can't connect to rank {}", rank_, layout_.capacity,
          rank);
-  if (peers_[rank].piece != nullptr)
+  if (is_connected(rank))
     fail(Status::kAlreadyExists, "experts: rank {} is connected already: disconnect it first", rank);
   const auto from = decode_description(description);
   if (!from) fail(Status::kMismatch, "experts: rank {} runs another build of Towline", rank);
@@ -130,22 +151,39 @@ void Member::connect(uint32_t rank, std::span<const uint8_t> description, uint64
          "give all ranks the same sizes",
          rank, from->capacity, from->local, from->piece.length, layout_.capacity, layout_.local,
          segment_bytes());
+  if (!within_reach(*from, device_.gpus()[gpu_], host_)) {
+    if (proxy_ == nullptr || from->side.metadata.empty())
+      fail(Status::kUnsupported,
+           "experts: the memory of rank {} can't be mapped (another host, or an instance of MIG), and rank "
+           "{} was "
+           "opened without Towline's functions",
+           rank, proxy_ == nullptr ? rank_ : rank);
+    command_now(Command::kConnect, rank, proxy_->connect(rank, from->side, timeout_ns),
+                tag_of(from->piece.key));
+    return;
+  }
   Peer peer{take_piece(device_, gpu_, *from, Deadline::after(monotonic_now_ns(), timeout_ns)),
             from->piece.gpu == device_.gpus()[gpu_].uuid};
-  command_now(Command::kConnect, rank, peer.piece->address(), tag_of(from->piece.key));
+  const uint64_t at = peer.piece->address();
+  command_now(Command::kConnect, rank, {at, at, piece_->address()}, tag_of(from->piece.key));
   peers_[rank] = std::move(peer);
 }
 
 void Member::disconnect(uint32_t rank) {
-  if (rank >= layout_.capacity || rank == rank_ || peers_[rank].piece == nullptr)
+  if (rank >= layout_.capacity || rank == rank_ || !is_connected(rank))
     fail(Status::kInvalidArgument, "experts: rank {} is not connected to rank {}", rank, rank_);
   end_work();
-  command_now(Command::kDisconnect, rank, 0);
+  command_now(Command::kDisconnect, rank);
+  if (proxy_ != nullptr) proxy_->disconnect(rank);
   peers_[rank] = {};
 }
 
+bool Member::is_connected(uint32_t rank) const noexcept {
+  return peers_[rank].piece != nullptr || (proxy_ != nullptr && proxy_->has(rank));
+}
+
 // In the member's own stream, and waits for it alone: other kernels may wait for what comes of this.
-void Member::command_now(Command command, uint32_t peer, uint64_t address, uint32_t peer_tag) {
+void Member::command_now(Command command, uint32_t peer, const RemoteBases& bases, uint32_t peer_tag) {
   Job job = {};
   job.segment = piece_->address();
   job.layout = layout_;
@@ -154,7 +192,9 @@ void Member::command_now(Command command, uint32_t peer, uint64_t address, uint3
   job.peer = peer;
   job.tag = tag_of(server_->key());
   job.peer_tag = peer_tag;
-  job.x = address;
+  job.x = bases.peer;
+  job.scales = bases.slots;
+  job.out = bases.from;
   run(Kernel::kCommand, job, 1, stream_->native());
   if (const cuda::Code code = done_->record(stream_->native()); code != 0)
     fail(Status::kIo, "experts: the GPU refused an event: {}", device_.code_text(code));
@@ -308,6 +348,7 @@ void Member::exchange(towline_experts_call& call, void* stream) {
   const bool dispatch = call.op == TOWLINE_EXPERTS_DISPATCH;
   const uint64_t arrived = uint64_t{layout_.local} * call.ranks * call.max_tokens;
   if ((call.phases & TOWLINE_EXPERTS_SEND) != 0) {
+    if (proxy_ != nullptr) proxy_->prepare(job.layout, call.hidden, (call.format & kFp8) != 0, call.ranks);
     run(dispatch ? Kernel::kDispatchSend : Kernel::kCombineSend, job, dispatch ? call.tokens : arrived,
         stream);
     if ((call.phases & TOWLINE_EXPERTS_RECEIVE) == 0) {
@@ -329,7 +370,7 @@ void Member::check_peer(const towline_experts_call& call) const {
          layout_.capacity);
   if (call.op == TOWLINE_EXPERTS_MASK && call.peer == rank_)
     fail(Status::kInvalidArgument, "experts: rank {} can't mask itself", rank_);
-  if (call.op == TOWLINE_EXPERTS_UNMASK && peers_[call.peer].piece == nullptr)
+  if (call.op == TOWLINE_EXPERTS_UNMASK && !is_connected(call.peer))
     fail(Status::kInvalidArgument, "experts: rank {} can't be unmasked before it is connected", call.peer);
 }
 

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "collectives/experts/handover.h"
 #include "collectives/experts/kernels.h"
+#include "collectives/experts/proxy.h"
 #include "gpu/kernel_device.h"
 #include "towline/plugin/experts.h"
 
@@ -51,8 +52,10 @@ class Member {
   void exchange(towline_experts_call& call, void* stream);
   void small(const towline_experts_call& call, void* stream);
   void end_work() noexcept;
+  [[nodiscard]] std::unique_ptr<Proxy> proxy_for(const towline_experts_options& options) const;
   void run(Kernel kernel, const Job& job, uint64_t blocks, void* stream);
-  void command_now(Command command, uint32_t peer, uint64_t address, uint32_t peer_tag = 0);
+  void command_now(Command command, uint32_t peer, const RemoteBases& bases = {}, uint32_t peer_tag = 0);
+  [[nodiscard]] bool is_connected(uint32_t rank) const noexcept;
   [[nodiscard]] uint32_t blocks() const noexcept;
 
   cuda::KernelDevice& device_;
@@ -68,6 +71,8 @@ class Member {
   bool in_graphs_ = false;
   std::shared_ptr<cuda::SharedPiece> piece_;
   std::unique_ptr<PieceServer> server_;
+  const std::string host_;
+  std::unique_ptr<Proxy> proxy_;  // null: the application gave no functions
   struct Peer {
     std::shared_ptr<cuda::SharedPiece> piece;
     bool on_this_gpu = false;

@@ -18,6 +18,18 @@ TOWLINE_DEVICE Control& peer_control(const Control& me, uint32_t rank) {
   return *reinterpret_cast<Control*>(me.peer[rank]);
 }
 
+// The words that the rank has written for this one.
+TOWLINE_DEVICE Control& from_peer(const Control& me, uint32_t rank) {
+  return *reinterpret_cast<Control*>(me.from[rank]);
+}
+TOWLINE_DEVICE bool is_remote(const Job& job, const Control& me, uint32_t rank) {
+  return me.from[rank] != job.segment;
+}
+TOWLINE_DEVICE const uint64_t* count_from(const Job& job, const Control& me, uint32_t half, uint32_t rank,
+                                          uint32_t expert) {
+  return reinterpret_cast<const uint64_t*>(me.from[rank] + job.layout.count_at(half, rank, expert));
+}
+
 // A flag: the receiver's nonce, the number of the exchange, and how many tokens there are.
 TOWLINE_DEVICE uint64_t flag_head(uint64_t nonce, uint64_t number) {
   return nonce << kNumberBits | (number & ((uint64_t{1} << kNumberBits) - 1));
@@ -121,10 +133,10 @@ TOWLINE_DEVICE bool await_room(const Job& job, Control& me, uint32_t rank) {
       return false;
     }
     if (me.fresh[rank] != 0) {
-      const uint64_t nonce = device::load_acquire(&me.opened[rank]);
+      const uint64_t nonce = device::load_acquire(&from_peer(me, rank).opened[rank]);
       if (nonce != me.theirs[rank] && nonce >> kTagShift == me.tag[rank]) return true;
     } else {
-      const uint64_t taken = device::load_acquire(&me.taken[rank]);
+      const uint64_t taken = device::load_acquire(&from_peer(me, rank).taken[rank]);
       const uint32_t seen = taken >> 32 == me.mine[rank] ? static_cast<uint32_t>(taken) : 0;
       if (static_cast<uint32_t>(me.sent[rank]) + 1 - seen <= 2) return true;
     }
@@ -138,7 +150,7 @@ TOWLINE_DEVICE bool await_room(const Job& job, Control& me, uint32_t rank) {
 // After await_room(): takes the session's nonce of the other side. One thread.
 TOWLINE_DEVICE void join_session(Control& me, uint32_t rank) {
   if (me.fresh[rank] == 0) return;
-  me.theirs[rank] = device::load_acquire(&me.opened[rank]);
+  me.theirs[rank] = device::load_acquire(&from_peer(me, rank).opened[rank]);
   me.fresh[rank] = 0;
 }
 
@@ -146,6 +158,12 @@ TOWLINE_DEVICE void join_session(Control& me, uint32_t rank) {
 TOWLINE_DEVICE bool takes_part(const Control& me, uint32_t rank) {
   return me.peer[rank] != 0 && !is_masked(me, rank) && device::load_relaxed(&me.broken[rank]) == 0 &&
          me.fresh[rank] == 0 && me.sent[rank] != me.got[rank];
+}
+
+// To the rank's proxy, after all that the exchange has of this rank. One thread.
+TOWLINE_DEVICE void say_ready(const Job& job, Control& me, uint32_t rank) {
+  device::store_release(&peer_control(me, rank).ready[me.sent[rank] & 1][job.rank],
+                        make_flag(me.theirs[rank], me.sent[rank], 0));
 }
 
 // Waits for a flag. False: it did not come, or the rank was masked meanwhile. One thread.
@@ -215,6 +233,8 @@ TOWLINE_DEVICE void run_command(const Job& job) {
       case Command::kConnect:
         if (!named) break;
         me.peer[rank] = job.x;
+        me.slots[rank] = job.scales;
+        me.from[rank] = job.out;
         me.tag[rank] = job.peer_tag;
         give_up_on(me, rank);
         break;
@@ -240,7 +260,7 @@ TOWLINE_DEVICE void run_barrier(const Job& job) {
     if (me.peer[rank] == 0 || is_masked(me, rank) || me.fresh[rank] != 0) continue;
     Waiter waiter;
     for (;;) {
-      const uint64_t met = device::load_acquire(&me.met[rank]);
+      const uint64_t met = device::load_acquire(&from_peer(me, rank).met[rank]);
       if (met >> 32 == me.mine[rank] &&
           static_cast<int32_t>(static_cast<uint32_t>(met) - static_cast<uint32_t>(me.barriers[rank])) >= 0)
         break;

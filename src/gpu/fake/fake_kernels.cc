@@ -180,6 +180,7 @@ class FakeKernels final : public KernelDevice {
     graph = theirs->recording();
     return graph != 0 ? StreamState::kRecords : StreamState::kRuns;
   }
+  [[nodiscard]] bool on_host() const noexcept override { return true; }
   [[nodiscard]] bool usable(uint32_t gpu, uint64_t address) const override {
     return !faults().forgotten(address) && faults().gpu_of(address) == gpu;
   }

@@ -13,6 +13,8 @@ class _Memory:
 class TorchGpu:
     """The calling thread's current GPU."""
 
+    host: str | None = None  # the real one; tests count ranks as on other hosts
+
     def __init__(self) -> None:
         import torch
 
@@ -24,6 +26,12 @@ class TorchGpu:
         from . import _library
 
         return _library.load()
+
+    def functions(self) -> int:
+        """The address of Towline's functions, for ranks of other hosts."""
+        from nixl import _bindings
+
+        return _bindings._experts_functions()
 
     def stream(self) -> int:
         import torch

@@ -21,6 +21,9 @@ class Options(ctypes.Structure):
         ("local", c_uint32),
         ("bytes", c_uint64),
         ("timeout_ns", c_uint64),
+        ("functions", c_void_p),
+        ("host", c_char_p),
+        ("listen", c_char_p),
     ]
 
 
@@ -94,10 +97,23 @@ def load() -> Table:
 class Member:
     """This process's rank. One thread at a time uses it."""
 
-    def __init__(self, table: Table, gpu: int, rank: int, capacity: int, local: int, size: int, timeout_ns: int) -> None:
+    def __init__(
+        self,
+        table: Table,
+        gpu: int,
+        rank: int,
+        capacity: int,
+        local: int,
+        size: int,
+        timeout_ns: int,
+        functions: int | None,
+        host: str | None,
+    ) -> None:
+        """functions: the address of Towline's functions, to reach ranks of other hosts. host: the name of the host that this rank counts as
+        on; None: the real one."""
         self._table = table
         self._handle = c_void_p()
-        options = Options(ctypes.sizeof(Options), gpu, rank, capacity, local, size, timeout_ns)
+        options = Options(ctypes.sizeof(Options), gpu, rank, capacity, local, size, timeout_ns, functions, host.encode() if host else None, None)
         self._check(table.open(ctypes.byref(options), ctypes.byref(self._handle)))
 
     def _check(self, status: int) -> None:
@@ -108,8 +124,9 @@ class Member:
         self._table.close(self._handle)
 
     def describe(self) -> bytes:
-        room = (c_uint8 * 4096)()
-        length = c_size_t(len(room))
+        length = c_size_t(0)
+        self._table.describe(self._handle, None, ctypes.byref(length))
+        room = (c_uint8 * length.value)()
         self._check(self._table.describe(self._handle, room, ctypes.byref(length)))
         return bytes(room[: length.value])
 

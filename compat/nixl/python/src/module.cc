@@ -1,6 +1,7 @@
 // The extension module nixl._bindings: enumerations, figures, configuration, and what the other files bind.
 #include <nanobind/stl/chrono.h>
 #include <nanobind/stl/string.h>
+#include <towline/plugin/experts_functions.h>
 #include <towline/towline.h>
 
 #include <chrono>
@@ -110,6 +111,11 @@ NB_MODULE(_bindings, module) {
   bind_agent(module);
   bind_handles(module);
   bind_quick(module);
+  // For libtowline_experts.so, which nixl_ep loads: the address of the table.
+  module.def("_experts_functions", [] {
+    static const towline_experts_functions_v1 functions = towline_experts_functions();
+    return reinterpret_cast<uintptr_t>(&functions);
+  });
   nb::module_::import_("atexit").attr("register")(module.attr("_close_all"));
   nb::list names;
   for (nb::handle item : nb::borrow<nb::dict>(module.attr("__dict__")).keys()) {

@@ -33,6 +33,7 @@ class ModelGpu:
     """In the place of nixl_ep._gpu.TorchGpu: each thread has a current stream."""
 
     index = 0
+    host: str | None = None
     _library = ctypes.CDLL(find()) if find() else None
     _current = threading.local()
 
@@ -49,6 +50,10 @@ class ModelGpu:
         entry = self._library.towline_gpu_model_experts
         entry.restype = ctypes.POINTER(_library.Table)
         return entry().contents
+
+    def functions(self) -> int:
+        self._library.towline_gpu_model_functions.restype = ctypes.c_void_p
+        return self._library.towline_gpu_model_functions()
 
     def stream(self) -> int:
         if not hasattr(self._current, "stream"):

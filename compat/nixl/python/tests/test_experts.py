@@ -67,10 +67,12 @@ def gpu(request, monkeypatch):
 class Rank:
     """A buffer of a thread, and its tokens."""
 
-    def __init__(self, number: int, ranks: int, store, meeting: threading.Barrier, timeout_ms: int) -> None:
+    def __init__(self, number: int, ranks: int, store, meeting: threading.Barrier, timeout_ms: int, a_host: int = 0) -> None:
         self.number, self.ranks, self.meeting = number, ranks, meeting
         self.buffer = Buffer(rank=number, explicitly_destroy=True, tcp_store_group=store, timeout_ms=timeout_ms)
         self.gpu = self.buffer._gpu
+        if a_host:
+            self.gpu.host = f"host {number // a_host}"
         size = self.gpu.table().bytes_for(ranks, LOCAL, TOKENS, HIDDEN)
         self.buffer.update_memory_buffers(ranks, LOCAL, size)
 
@@ -150,8 +152,8 @@ class Rank:
         assert torch.equal(sums.cpu(), self.expected_sums(seed, there))
 
 
-def run(ranks: int, body, timeout_ms: int = 60_000, connects: bool = True) -> None:
-    """The body as every rank, each in a thread."""
+def run(ranks: int, body, timeout_ms: int = 60_000, connects: bool = True, a_host: int = 0) -> None:
+    """The body as every rank, each in a thread. a_host: how many count as on one host; 0: all."""
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     meeting = threading.Barrier(ranks, timeout=120)
     failures = []
@@ -159,7 +161,7 @@ def run(ranks: int, body, timeout_ms: int = 60_000, connects: bool = True) -> No
     def one(number: int) -> None:
         try:
             mine = torch.distributed.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
-            rank = Rank(number, ranks, mine, meeting, timeout_ms)
+            rank = Rank(number, ranks, mine, meeting, timeout_ms, a_host)
             if connects:
                 rank.buffer.connect_ranks(list(range(ranks)))
             body(rank)
@@ -354,6 +356,36 @@ def test_an_empty_description_is_that_of_a_rank_that_leaves(gpu):
         rank.round(0)
 
     run(2, body, connects=False)
+
+
+@pytest.mark.parametrize("ranks, a_host", [(2, 1), (4, 2)])
+def test_ranks_of_two_hosts(gpu, ranks, a_host):
+    def body(rank):
+        for seed in range(4):
+            rank.round(seed, hooks=seed == 1, zero_copy=seed == 2)
+        rank.buffer.barrier()
+        assert rank.masks() == [0] * ranks
+
+    run(ranks, body, a_host=a_host)
+
+
+def test_a_rank_of_another_host_is_replaced(gpu):
+    def body(rank):
+        rank.round(0)
+        rank.meeting.wait()
+        if rank.number == 1:
+            store = rank.buffer.tcp_store_group
+            rank.buffer.destroy()
+            rank.meeting.wait()
+            rank.buffer = Rank(1, 2, store, rank.meeting, 60_000, 1).buffer
+        else:
+            rank.buffer.disconnect_ranks([1])
+            rank.meeting.wait()
+        rank.buffer.connect_ranks([0, 1])
+        for seed in range(1, 4):
+            rank.round(seed)
+
+    run(2, body, a_host=1)
 
 
 def test_masks_follow_the_calls(gpu):

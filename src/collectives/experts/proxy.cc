@@ -1,0 +1,502 @@
+#include "collectives/experts/proxy.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "collectives/experts/pairs.h"
+
+namespace towline::collectives::experts {
+namespace {
+
+constexpr auto kIdle = std::chrono::microseconds(50);
+constexpr uint32_t kBusyPasses = 64;   // without work, before the thread sleeps
+constexpr size_t kMostWays = 8;        // of a rank: shapes of exchanges
+constexpr uint32_t kMostNotices = 64;  // in a pass
+constexpr uint64_t kFirstRepeatNs = 5'000'000;
+constexpr uint64_t kLastRepeatNs = 500'000'000;
+constexpr uint64_t kMostSettlingNs = 1'000'000'000;
+constexpr uint64_t kAskAgainNs = 100'000'000;
+constexpr uint64_t kMostReachingNs = 2'000'000'000;
+constexpr uint64_t kLogNs = 1'000'000'000;
+
+uint64_t up(uint64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+}  // namespace
+
+// ---- The application's thread
+
+Proxy::Proxy(cuda::KernelDevice& device, const towline_experts_functions_v1& functions,
+             const Options& options)
+    : device_(device),
+      functions_(functions),
+      options_(options),
+      in_(device.make_words(options.gpu, options.layout.slots_at())) {
+  TOWLINE_INIT(towline_agent_options_t, agent);
+  agent.listen = options_.listen == nullptr ? "*:0" : options_.listen;
+  agent.default_timeout_ns = std::min(options_.timeout_ns, kMostReachingNs);
+  require(functions_.agent_create(fmt::format("experts-{}", options_.rank).c_str(), &agent, &agent_),
+          "make an agent", options_.rank);
+  TOWLINE_INIT(towline_region_options_t, region);
+  region.access = TOWLINE_ACCESS_WRITE;
+  region.kind = options_.on_host ? TOWLINE_MEMORY_DRAM : TOWLINE_MEMORY_VRAM;
+  region.device = options_.on_host ? 0 : options_.gpu;
+  int32_t status = functions_.region_register(
+      agent_, reinterpret_cast<void*>(options_.segment + options_.layout.slots_at()),
+      options_.layout.results_at() - options_.layout.slots_at(), &region, &region_);
+  if (status >= 0) status = functions_.queue_create(agent_, nullptr, &queue_);
+  if (status < 0) {
+    const std::string why = functions_.last_error();
+    functions_.agent_destroy(agent_);
+    fail(static_cast<Status>(status), "experts: cannot register the memory of rank {}: {}", options_.rank,
+         why);
+  }
+  thread_ = std::thread([this] { run(); });
+}
+
+Proxy::~Proxy() {
+  for (uint32_t rank = 0; rank < kMostRanks; ++rank)
+    if (has(rank)) settle(rank);
+  stops_ = true;
+  thread_.join();
+  for (std::unique_ptr<Remote>& remote : remotes_)
+    for (const Half& half : remote == nullptr ? std::array<Half, 2>{} : remote->halves)
+      if (half.post != nullptr) functions_.post_release(half.post);
+  functions_.queue_release(queue_);
+  functions_.agent_destroy(agent_);  // nothing reads the images any more
+}
+
+void Proxy::require(int32_t status, const char* what, uint32_t rank) const {
+  if (status < 0)
+    fail(static_cast<Status>(status), "experts: cannot {} for rank {}: {}", what, rank,
+         functions_.last_error());
+}
+
+uint64_t Proxy::staging_at() const noexcept {
+  return up(options_.layout.used_at(0, 0) + 2 * options_.layout.used_entries() * sizeof(uint32_t));
+}
+
+RemoteSide Proxy::side() const {
+  RemoteSide made;
+  size_t needed = 0;
+  (void)functions_.agent_metadata(agent_, &region_, 1, nullptr, 0, &needed);
+  made.metadata.resize(needed);
+  require(functions_.agent_metadata(agent_, &region_, 1, made.metadata.data(), needed, &needed),
+          "describe the agent", options_.rank);
+  made.metadata.resize(needed);
+  made.slots = options_.segment + options_.layout.slots_at();
+  made.kind = options_.on_host ? TOWLINE_MEMORY_DRAM : TOWLINE_MEMORY_VRAM;
+  made.device = options_.on_host ? 0 : options_.gpu;
+  return made;
+}
+
+Control& Proxy::image(const Remote& remote) const noexcept {
+  return *static_cast<Control*>(remote.memory->host());
+}
+
+towline_plan_t* Proxy::make_plan(const Remote& remote, const Way& way, uint64_t timeout_ns,
+                                 int32_t& status) const {
+  const uint64_t slots = uint64_t{options_.layout.local} * way.max_tokens;
+  towline_blocks_t blocks = {};
+  blocks.length = way.used_bytes;
+  blocks.dimensions = 2;
+  blocks.count[0] = 2;
+  blocks.count[1] = slots;
+  blocks.stride[0] = options_.layout.area_bytes;
+  blocks.stride[1] = way.slot_bytes;
+  blocks.kind = TOWLINE_MEMORY_DRAM;
+  blocks.address = reinterpret_cast<uint64_t>(remote.memory->host()) + staging_at();
+  towline_block_list_t* from = nullptr;
+  towline_block_list_t* to = nullptr;
+  towline_plan_t* plan = nullptr;
+  status = functions_.block_list_create(agent_, nullptr, &blocks, sizeof blocks, 1, &from);
+  if (status >= 0) {
+    blocks.kind = remote.side.kind;
+    blocks.device = remote.side.device;
+    blocks.address = remote.side.slots + uint64_t{2} * options_.rank * options_.layout.area_bytes;
+    status = functions_.block_list_create(agent_, remote.peer, &blocks, sizeof blocks, 1, &to);
+  }
+  if (status >= 0) {
+    TOWLINE_INIT(towline_plan_options_t, how);
+    how.timeout_ns = timeout_ns;
+    status = functions_.plan_create(agent_, from, to, &how, &plan);
+  }
+  if (from != nullptr) functions_.block_list_destroy(from);
+  if (to != nullptr) functions_.block_list_destroy(to);
+  return plan;
+}
+
+RemoteBases Proxy::connect(uint32_t rank, const RemoteSide& side, uint64_t timeout_ns) {
+  auto made = std::make_unique<Remote>();
+  made->rank = rank;
+  made->side = side;
+  made->words.rank = options_.rank;
+  made->memory = device_.make_words(options_.gpu, memory_bytes());
+  try {
+    TOWLINE_INIT(towline_region_options_t, region);
+    require(functions_.region_register(agent_, static_cast<uint8_t*>(made->memory->host()) + staging_at(),
+                                       2 * options_.layout.area_bytes, &region, &made->region),
+            "register memory", rank);
+    require(functions_.peer_add(agent_, side.metadata.data(), side.metadata.size(), &made->peer),
+            "take the description", rank);
+    made->incarnation = functions_.peer_incarnation(made->peer);
+    // A plan of whole areas, to connect and to see that there is a way.
+    int32_t status = 0;
+    const Way whole{options_.layout.area_bytes / options_.layout.local, 1, kHeaderBytes, nullptr};
+    towline_plan_t* const plan = make_plan(*made, whole, timeout_ns, status);
+    require(status, "find a way", rank);
+    functions_.plan_release(plan);
+  } catch (...) {
+    drop(std::move(made));
+    throw;
+  }
+  const uint64_t words = made->memory->gpu();
+  const RemoteBases bases{words,
+                          words + staging_at() - options_.layout.slots_at() -
+                              uint64_t{2} * options_.rank * options_.layout.area_bytes,
+                          in_->gpu()};
+  const std::lock_guard lock(mutex_);
+  remotes_[rank] = std::move(made);
+  return bases;
+}
+
+// What is in flight is cancelled. The agent keeps the image until nothing reads it.
+void Proxy::drop(std::unique_ptr<Remote> remote) noexcept {
+  for (const Half& half : remote->halves)
+    if (half.post != nullptr) functions_.post_release(half.post);
+  for (const Way& way : remote->ways)
+    if (way.plan != nullptr) functions_.plan_release(way.plan);
+  if (remote->peer != nullptr) (void)functions_.peer_remove(remote->peer);
+  if (remote->region == nullptr) return;
+  (void)functions_.region_release(
+      remote->region, [](void* owner) { delete static_cast<cuda::Words*>(owner); }, remote->memory.release());
+}
+
+// What the rank was sent has come there. The proxy's lock is held.
+bool Proxy::quiet(const Remote& remote) const {
+  if (functions_.peer_health(remote.peer) == TOWLINE_HEALTH_LOST) return true;
+  for (uint32_t half = 0; half < 2; ++half)
+    if (remote.halves[half].post != nullptr ||
+        remote.halves[half].seen != device::load_acquire(&image(remote).ready[half][options_.rank]))
+      return false;
+  return remote.words.taken == device::load_acquire(&image(remote).taken[options_.rank]) &&
+         remote.words.met == device::load_acquire(&image(remote).met[options_.rank]) &&
+         remote.heard >= remote.words.number;
+}
+
+// Waits for that, a bounded time: the rank may be gone.
+void Proxy::settle(uint32_t rank) {
+  const uint64_t end = monotonic_now_ns() + std::min(options_.timeout_ns, kMostSettlingNs);
+  while (monotonic_now_ns() < end) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (quiet(*remotes_[rank])) return;
+    }
+    std::this_thread::sleep_for(kIdle);
+  }
+}
+
+void Proxy::disconnect(uint32_t rank) {
+  if (has(rank)) settle(rank);
+  std::unique_ptr<Remote> gone;
+  {
+    const std::lock_guard lock(mutex_);
+    gone = std::move(remotes_[rank]);
+  }
+  if (gone != nullptr) drop(std::move(gone));
+}
+
+void Proxy::prepare(const Layout& layout, uint32_t hidden, bool fp8, uint32_t ranks) {
+  const Way wanted{layout.slot_bytes, layout.max_tokens, Layout::used_bytes_of(hidden, fp8), nullptr};
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    Remote* const remote = remotes_[rank].get();
+    if (remote == nullptr) continue;
+    std::vector<Way>& ways = remote->ways;
+    const auto found = std::find_if(ways.begin(), ways.end(), [&](const Way& way) {
+      return way.slot_bytes == wanted.slot_bytes && way.max_tokens == wanted.max_tokens &&
+             way.used_bytes == wanted.used_bytes;
+    });
+    if (found != ways.end() && found->plan != nullptr) {
+      if (found + 1 == ways.end()) continue;
+      const std::lock_guard lock(mutex_);
+      std::rotate(found, found + 1, ways.end());
+      continue;
+    }
+    Way made = wanted;
+    int32_t status = 0;
+    made.plan = make_plan(*remote, made, options_.timeout_ns, status);
+    if (made.plan == nullptr) {
+      TOWLINE_LOG(kWarning, "experts: rank {} finds no way to rank {}: {}", options_.rank, rank,
+                  functions_.last_error());
+      continue;
+    }
+    const std::lock_guard lock(mutex_);
+    if (ways.size() == kMostWays) {
+      functions_.plan_release(ways.front().plan);
+      ways.erase(ways.begin());
+    }
+    ways.push_back(made);
+  }
+}
+
+// ---- The proxy's thread
+
+void Proxy::run() noexcept {
+  uint32_t idle = 0;
+  while (!stops_) {
+    idle = pass() ? 0 : idle + 1;
+    if (idle < kBusyPasses)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(kIdle);
+  }
+}
+
+bool Proxy::pass() noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    bool did = receive();
+    take_events();
+    const uint64_t now = monotonic_now_ns();
+    for (const std::unique_ptr<Remote>& remote : remotes_) {
+      if (remote == nullptr) continue;
+      did = look_after_posts(*remote) || did;
+      did = pass_on_taken(*remote) || did;
+      did = send_words(*remote, now) || did;
+      for (uint32_t half = 0; half < 2; ++half) did = send_exchange(*remote, half) || did;
+    }
+    return did;
+  } catch (const std::exception& error) {  // out of memory: what was not done shows as a rank that is late
+    TOWLINE_LOG_EVERY(kWarning, kLogNs, "experts: rank {}: {}", options_.rank, error.what());
+    return false;
+  }
+}
+
+// Telling a rank without a connection would wait for one.
+bool Proxy::reachable(Remote& remote, uint64_t now_ns) {
+  const uint32_t health = functions_.peer_health(remote.peer);
+  if (health == TOWLINE_HEALTH_ALIVE || health == TOWLINE_HEALTH_SUSPECT) return true;
+  if (remote.asked || now_ns < remote.ask_at_ns) return false;
+  remote.asked = functions_.peer_credit_async(remote.peer, queue_, &remote) >= 0;
+  remote.ask_at_ns = now_ns + kAskAgainNs;
+  return false;
+}
+
+void Proxy::take_events() {
+  towline_event_t event = {};
+  while (functions_.queue_next(queue_, &event, 1, sizeof event) == 1) {
+    for (const std::unique_ptr<Remote>& remote : remotes_)
+      if (remote != nullptr && remote.get() == event.user_data) remote->asked = false;
+    functions_.event_release(&event);
+  }
+}
+
+bool Proxy::receive() {
+  for (uint32_t i = 0; i < kMostNotices; ++i) {
+    towline_notice_t notice = {};
+    if (functions_.notice_receive(agent_, &notice, sizeof notice) != TOWLINE_OK) return i != 0;
+    try {
+      take(notice);
+    } catch (...) {
+      functions_.notice_release(agent_, &notice);
+      throw;
+    }
+    functions_.notice_release(agent_, &notice);
+  }
+  return true;
+}
+
+// A rank's words are taken from the agent that was connected as that rank, and from nobody else.
+void Proxy::take(const towline_notice_t& notice) {
+  const auto* const data = static_cast<const uint8_t*>(notice.data);
+  const std::vector<uint8_t> bytes{data, data + notice.bytes};
+  const auto of = [&](uint32_t rank) -> Remote* {
+    if (rank >= options_.layout.capacity || remotes_[rank] == nullptr) return nullptr;
+    return remotes_[rank]->incarnation == notice.peer_incarnation ? remotes_[rank].get() : nullptr;
+  };
+  if (const auto words = decode_words(bytes)) {
+    if (Remote* const remote = of(words->rank)) take(*remote, *words);
+  } else if (const auto exchange = decode_exchange(bytes, options_.layout.local)) {
+    if (Remote* const remote = of(exchange->rank)) take(*remote, *exchange);
+  }
+}
+
+void Proxy::take(Remote& remote, const WordsMessage& message) {
+  remote.heard = std::max(remote.heard, message.heard);
+  remote.answers = remote.answers || message.asks != 0;
+  if (message.number <= remote.words.heard) return;
+  remote.words.heard = message.number;
+  auto& in = *static_cast<Control*>(in_->host());
+  device::store_release(&in.opened[remote.rank], message.opened);
+  device::store_release(&in.met[remote.rank], message.met);
+  remote.taken = message.taken;
+  remote.has_taken = true;
+}
+
+void Proxy::take(Remote& remote, const ExchangeMessage& message) {
+  const uint64_t head = message.flag >> kCountBits;
+  const auto half = static_cast<uint32_t>(head & 1);
+  if (message.number <= remote.halves[half].received) return;
+  uint64_t sum = 0;
+  for (const uint32_t count : message.counts) sum += count;
+  if (sum >> kCountBits != 0) return;  // no exchange has so many
+  remote.halves[half].received = message.number;
+  auto& in = *static_cast<Control*>(in_->host());
+  device::store_relaxed(&in.shape[half][remote.rank], message.shape);
+  if ((message.shape & 1) != 0) {
+    device::store_release(&in.returned[half][remote.rank], head << kCountBits | sum);
+    return;
+  }
+  auto* const base = static_cast<uint8_t*>(in_->host());
+  for (uint32_t expert = 0; expert < options_.layout.local; ++expert)
+    device::store_release(
+        reinterpret_cast<uint64_t*>(base + options_.layout.count_at(half, remote.rank, expert)),
+        head << kCountBits | message.counts[expert]);
+}
+
+// A post that failed is kept until nothing of it can land any more.
+bool Proxy::look_after_posts(Remote& remote) {
+  bool did = false;
+  for (Half& half : remote.halves) {
+    if (half.post == nullptr) continue;
+    if (!half.ended) {
+      const int32_t status = functions_.post_poll(half.post);
+      if (status == TOWLINE_IN_PROGRESS) continue;
+      half.ended = true;
+      if (status < 0)
+        TOWLINE_LOG_EVERY(kWarning, kLogNs, "experts: rank {} could not send to rank {}: {}", options_.rank,
+                          remote.rank, status_text(static_cast<Status>(status)));
+    }
+    if (functions_.post_wait_fenced(half.post, TOWLINE_FENCE_LOCAL | TOWLINE_FENCE_REMOTE, 0) != TOWLINE_OK)
+      continue;
+    functions_.post_release(half.post);
+    half.post = nullptr;
+    did = true;
+  }
+  return did;
+}
+
+// True: nothing in flight could land on top of it.
+bool Proxy::may_post(Remote& remote, uint32_t half, uint64_t flag) {
+  constexpr uint32_t kNonceShift = kCountBits + kNumberBits;
+  for (Half& other : remote.halves) {
+    if (other.post == nullptr || other.flag >> kNonceShift == flag >> kNonceShift) continue;
+    if (!other.cancelled) (void)functions_.post_cancel(other.post);
+    other.cancelled = true;
+  }
+  const Half& beside = remote.halves[1 - half];
+  return remote.halves[half].post == nullptr &&
+         (beside.post == nullptr || beside.flag >> kNonceShift == flag >> kNonceShift);
+}
+
+bool Proxy::send_exchange(Remote& remote, uint32_t half) {
+  Half& mine = remote.halves[half];
+  const uint64_t flag = device::load_acquire(&image(remote).ready[half][options_.rank]);
+  if (flag == mine.seen || !may_post(remote, half, flag)) return false;
+  const uint64_t shape = device::load_relaxed(&image(remote).shape[half][options_.rank]);
+  const auto hidden = static_cast<uint32_t>(shape >> 40);
+  const bool fp8 = (shape & 1) == 0 && (shape >> 1 & kFp8) != 0;
+  const auto way = std::find_if(remote.ways.rbegin(), remote.ways.rend(), [&](const Way& each) {
+    return each.slot_bytes == Layout::slot_bytes_of(hidden) && each.max_tokens == (shape >> 8 & 0xffffffff) &&
+           each.used_bytes == Layout::used_bytes_of(hidden, fp8);
+  });
+  if (way != remote.ways.rend()) {
+    const int32_t status = post(remote, half, flag, *way, shape);
+    if (status == TOWLINE_AGAIN) return false;
+    if (status < 0)
+      TOWLINE_LOG_EVERY(kWarning, kLogNs, "experts: rank {} cannot send to rank {}: {}", options_.rank,
+                        remote.rank, functions_.last_error());
+  }
+  mine.seen = flag;
+  return true;
+}
+
+int32_t Proxy::post(Remote& remote, uint32_t half, uint64_t flag, const Way& way, uint64_t shape) {
+  const Layout& layout = options_.layout;
+  const auto* const base = static_cast<const uint8_t*>(remote.memory->host());
+  const bool combines = (shape & 1) != 0;
+  ExchangeMessage message;
+  message.rank = options_.rank;
+  message.number = number_ + 1;
+  message.flag = flag;
+  message.shape = shape;
+  picks_.clear();
+  const auto first = static_cast<uint32_t>(half * layout.local * way.max_tokens);
+  for (uint32_t expert = 0; expert < layout.local; ++expert) {
+    const uint32_t count = flag_count(device::load_relaxed(
+        reinterpret_cast<const uint64_t*>(base + layout.count_at(half, options_.rank, expert))));
+    message.counts.push_back(count);
+    const auto at = static_cast<uint32_t>(expert * way.max_tokens);
+    for (uint32_t i = 0; i < std::min<uint64_t>(count, way.max_tokens); ++i) {
+      const uint32_t slot =
+          combines ? *reinterpret_cast<const uint32_t*>(base + layout.used_at(half, at + i)) : i;
+      if (slot < way.max_tokens) picks_.push_back(first + at + slot);
+    }
+  }
+  if (picks_.empty()) picks_.push_back(first);
+  const std::vector<uint8_t> notice = encode(message);
+  TOWLINE_INIT(towline_post_options_t, how);
+  how.from = {picks_.data(), sizeof(uint32_t), 0, 0, 0, picks_.size()};
+  how.to = how.from;
+  how.notice = notice.data();
+  how.notice_bytes = notice.size();
+  how.deadline_ns = monotonic_now_ns() + options_.timeout_ns;
+  how.priority = TOWLINE_PRIORITY_LATENCY;
+  Half& mine = remote.halves[half];
+  const int32_t status = functions_.plan_post(way.plan, &how, &mine.post);
+  if (status < 0) {
+    mine.post = nullptr;
+    return status;
+  }
+  mine.flag = flag;
+  mine.ended = mine.cancelled = false;
+  ++number_;
+  return status;
+}
+
+bool Proxy::pass_on_taken(Remote& remote) {
+  if (!remote.has_taken) return false;
+  for (const Half& half : remote.halves) {
+    if (half.post == nullptr) continue;
+    const uint64_t number = half.flag >> kCountBits & ((uint64_t{1} << kNumberBits) - 1);
+    const uint64_t ahead = (number - remote.taken) & ((uint64_t{1} << kNumberBits) - 1);
+    if (ahead != 1 && ahead != 2)
+      return false;  // that post's exchange was taken, and its outcome is still to come
+  }
+  device::store_release(&static_cast<Control*>(in_->host())->taken[remote.rank], remote.taken);
+  remote.has_taken = false;
+  return true;
+}
+
+bool Proxy::send_words(Remote& remote, uint64_t now_ns) {
+  const Control& from = image(remote);
+  WordsMessage now = remote.words;
+  now.opened = device::load_acquire(&from.opened[options_.rank]);
+  now.taken = device::load_acquire(&from.taken[options_.rank]);
+  now.met = device::load_acquire(&from.met[options_.rank]);
+  const bool changed =
+      now.opened != remote.words.opened || now.taken != remote.words.taken || now.met != remote.words.met;
+  const bool asks = changed || remote.heard < now.number;
+  if (!changed && !remote.answers && !(asks && now_ns >= remote.repeat_at_ns)) return false;
+  if (!reachable(remote, now_ns)) return false;
+  if (changed) now.number = ++number_;
+  now.asks = asks ? 1 : 0;
+  const std::vector<uint8_t> bytes = encode(now);
+  const int32_t status = functions_.notice_send(remote.peer, bytes.data(), bytes.size());
+  remote.repeat_ns = changed ? kFirstRepeatNs : std::min(2 * remote.repeat_ns, kLastRepeatNs);
+  if (status == TOWLINE_AGAIN) return false;
+  remote.repeat_at_ns = now_ns + remote.repeat_ns;
+  if (status < 0) {  // repeated like one that is lost
+    TOWLINE_LOG_EVERY(kWarning, kLogNs, "experts: rank {} cannot tell rank {} anything: {}", options_.rank,
+                      remote.rank, functions_.last_error());
+  }
+  remote.answers = false;
+  remote.words = now;
+  return changed;
+}
+
+}  // namespace towline::collectives::experts

@@ -1,0 +1,153 @@
+// Ranks of other hosts. A kernel stores tokens for such a rank in an image of the rank's memory, which is pinned host memory, and
+// raises flags in it as it does for ranks of the host. A thread of the member looks at these flags, and WRITEs the slots that are used to
+// the rank's memory, with a notice behind them. The rank's own proxy takes the notice and raises the flags in pinned memory that its
+// kernels look at.
+//
+//   kernel -> image (slots, used, counts, ready) -> proxy -> one post, and its notice -> proxy -> words -> kernel
+//
+// Order, which all of this rests on:
+//
+//   - A rank's word that it has taken an exchange is passed on to the kernels when the post of the exchange has its outcome. So a
+//     kernel never writes to slots that are still being read.
+//   - The first post of a new session waits until nothing of the sessions before it can land any more.
+//   - A post carries at least one slot, so that a broken connection shows in its outcome. Words that go alone are repeated until they are
+//     heard.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "collectives/experts/job.h"
+#include "collectives/experts/messages.h"
+#include "gpu/kernel_device.h"
+#include "towline/plugin/experts_functions.h"
+
+namespace towline::collectives::experts {
+
+// What a rank of another host needs to know.
+struct RemoteSide {
+  std::vector<uint8_t> metadata;  // of the rank's agent
+  uint64_t slots = 0;             // their address there
+  uint32_t kind = 0;              // towline_kind_t
+  uint64_t device = 0;
+};
+
+// As Control has them.
+struct RemoteBases {
+  uint64_t peer;
+  uint64_t slots;
+  uint64_t from;
+};
+
+class Proxy {
+ public:
+  struct Options {
+    uint32_t gpu = 0;
+    uint32_t rank = 0;
+    Layout layout;         // of no shape
+    uint64_t segment = 0;  // this rank's
+    bool on_host = false;  // it is host memory: a model's
+    uint64_t timeout_ns = 0;
+    const char* listen = nullptr;
+  };
+  // Throws Error, as everything here. The segment outlives it.
+  Proxy(cuda::KernelDevice& device, const towline_experts_functions_v1& functions, const Options& options);
+  Proxy(const Proxy&) = delete;
+  Proxy& operator=(const Proxy&) = delete;
+  ~Proxy();
+
+  [[nodiscard]] RemoteSide side() const;
+  RemoteBases connect(uint32_t rank, const RemoteSide& side, uint64_t timeout_ns);
+  // No kernel uses the rank any more.
+  void disconnect(uint32_t rank);
+  [[nodiscard]] bool has(uint32_t rank) const noexcept { return remotes_[rank] != nullptr; }
+  // Before kernels of an exchange of this shape are launched: finds the ways for its slots. A rank that can't be reached gets nothing
+  // and is masked in time.
+  void prepare(const Layout& layout, uint32_t hidden, bool fp8, uint32_t ranks);
+
+ private:
+  struct Way {
+    uint64_t slot_bytes = 0;
+    uint64_t max_tokens = 0;
+    uint64_t used_bytes = 0;  // of a slot
+    towline_plan_t* plan = nullptr;
+  };
+  struct Half {
+    uint64_t seen = 0;  // the last flag that was looked at
+    towline_post_t* post = nullptr;
+    uint64_t flag = 0;  // of the post
+    bool ended = false;
+    bool cancelled = false;
+    uint64_t received = 0;  // the number of the last message
+  };
+  struct Remote {
+    uint32_t rank = 0;
+    std::unique_ptr<cuda::Words> memory;
+    towline_region_t* region = nullptr;
+    towline_peer_t* peer = nullptr;
+    std::string incarnation;
+    RemoteSide side;
+    std::vector<Way> ways;  // the last used one is the last
+    std::array<Half, 2> halves;
+    WordsMessage words;    // as sent last
+    uint64_t heard = 0;    // of its numbers, by the rank
+    bool answers = false;  // the rank asks what was heard
+    uint64_t repeat_at_ns = 0;
+    uint64_t repeat_ns = 0;
+    bool asked = false;  // to be told once it can be reached
+    uint64_t ask_at_ns = 0;
+    uint64_t taken = 0;  // heard, and not passed on yet
+    bool has_taken = false;
+  };
+
+  [[nodiscard]] uint64_t staging_at() const noexcept;
+  [[nodiscard]] uint64_t memory_bytes() const noexcept {
+    return staging_at() + 2 * options_.layout.area_bytes;
+  }
+  void require(int32_t status, const char* what, uint32_t rank) const;
+  [[nodiscard]] towline_plan_t* make_plan(const Remote& remote, const Way& way, uint64_t timeout_ns,
+                                          int32_t& status) const;
+  [[nodiscard]] Control& image(const Remote& remote) const noexcept;
+  [[nodiscard]] bool quiet(const Remote& remote) const;
+  void settle(uint32_t rank);
+  void drop(std::unique_ptr<Remote> remote) noexcept;
+
+  // The thread.
+  void run() noexcept;
+  [[nodiscard]] bool pass() noexcept;
+  [[nodiscard]] bool receive();
+  void take(const towline_notice_t& notice);
+  void take(Remote& remote, const WordsMessage& message);
+  void take(Remote& remote, const ExchangeMessage& message);
+  void take_events();
+  [[nodiscard]] bool reachable(Remote& remote, uint64_t now_ns);
+  [[nodiscard]] bool look_after_posts(Remote& remote);
+  [[nodiscard]] bool send_exchange(Remote& remote, uint32_t half);
+  [[nodiscard]] bool may_post(Remote& remote, uint32_t half, uint64_t flag);
+  int32_t post(Remote& remote, uint32_t half, uint64_t flag, const Way& way, uint64_t shape);
+  [[nodiscard]] bool pass_on_taken(Remote& remote);
+  [[nodiscard]] bool send_words(Remote& remote, uint64_t now_ns);
+
+  cuda::KernelDevice& device_;
+  const towline_experts_functions_v1 functions_;
+  Options options_;
+  std::unique_ptr<cuda::Words>
+      in_;  // what ranks of other hosts write for this one, laid out as the segment's beginning
+  towline_agent_t* agent_ = nullptr;
+  towline_region_t* region_ = nullptr;
+  towline_queue_t* queue_ = nullptr;  // of ranks that can be reached again
+  std::mutex mutex_;                  // of `remotes_`; one thread alone changes it
+  std::array<std::unique_ptr<Remote>, kMostRanks> remotes_;
+  std::atomic<bool> stops_{false};
+  std::thread thread_;
+  std::vector<uint32_t> picks_;
+  uint64_t number_ = 0;  // of messages: it never goes back, whichever rank connects anew
+};
+
+}  // namespace towline::collectives::experts

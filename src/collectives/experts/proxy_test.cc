@@ -1,0 +1,371 @@
+// The proxy over functions that a test answers itself, with a test in the place of the kernels.
+#include "collectives/experts/proxy.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <set>
+
+#include "collectives/experts/pairs.h"
+#include "gpu/fake/fake_kernels.h"
+
+namespace towline::collectives::experts {
+namespace {
+
+constexpr uint32_t kMe = 1;
+constexpr uint32_t kPeer = 0;
+constexpr uint32_t kLocal = 2;
+constexpr uint64_t kTokens = 4;
+constexpr uint32_t kHidden = 128;
+constexpr uint64_t kNonce = 0x30001;
+const char* const kIncarnation = "the peer's";
+
+struct Post {
+  std::vector<uint32_t> picks;
+  std::vector<uint8_t> notice;
+  int32_t outcome = TOWLINE_IN_PROGRESS;
+  bool fenced = false;
+  bool cancelled = false;
+  bool released = false;
+};
+
+// What the functions say and were told. One for the process: they have no context.
+struct World {
+  std::mutex mutex;
+  std::deque<Post> posts;
+  std::vector<std::vector<uint8_t>> told;
+  std::deque<std::vector<uint8_t>> to_come;
+  std::string from = kIncarnation;
+  uint32_t health = TOWLINE_HEALTH_ALIVE;
+  std::deque<void*> reachable;  // events
+  void* asked = nullptr;
+};
+World* world = nullptr;
+
+template <class Handle>
+Handle* handle() {
+  static int anything = 0;
+  return reinterpret_cast<Handle*>(&anything);
+}
+
+towline_experts_functions_v1 answers() {
+  towline_experts_functions_v1 made = {};
+  made.struct_size = sizeof made;
+  made.last_error = [] { return ""; };
+  made.agent_create = [](const char*, const towline_agent_options_t*, towline_agent_t** agent) {
+    *agent = handle<towline_agent_t>();
+    return int32_t{TOWLINE_OK};
+  };
+  made.agent_destroy = [](towline_agent_t*) { return int32_t{TOWLINE_OK}; };
+  made.region_register = [](towline_agent_t*, void*, uint64_t, const towline_region_options_t*,
+                            towline_region_t** region) {
+    *region = handle<towline_region_t>();
+    return int32_t{TOWLINE_OK};
+  };
+  made.region_release = [](towline_region_t*, void (*released)(void*), void* owner) {
+    released(owner);
+    return int32_t{TOWLINE_OK};
+  };
+  made.peer_add = [](towline_agent_t*, const void*, size_t, towline_peer_t** peer) {
+    *peer = handle<towline_peer_t>();
+    return int32_t{TOWLINE_OK};
+  };
+  made.peer_remove = [](towline_peer_t*) { return int32_t{TOWLINE_OK}; };
+  made.peer_incarnation = [](const towline_peer_t*) { return kIncarnation; };
+  made.peer_health = [](const towline_peer_t*) {
+    const std::lock_guard lock(world->mutex);
+    return world->health;
+  };
+  made.peer_credit_async = [](towline_peer_t*, towline_queue_t*, void* user_data) {
+    const std::lock_guard lock(world->mutex);
+    world->asked = user_data;
+    return int32_t{TOWLINE_OK};
+  };
+  made.block_list_create = [](towline_agent_t*, towline_peer_t*, const towline_blocks_t*, size_t, size_t,
+                              towline_block_list_t** list) {
+    *list = handle<towline_block_list_t>();
+    return int32_t{TOWLINE_OK};
+  };
+  made.block_list_destroy = [](towline_block_list_t*) {};
+  made.plan_create = [](towline_agent_t*, towline_block_list_t*, towline_block_list_t*,
+                        const towline_plan_options_t*, towline_plan_t** plan) {
+    *plan = handle<towline_plan_t>();
+    return int32_t{TOWLINE_OK};
+  };
+  made.plan_release = [](towline_plan_t*) {};
+  made.plan_post = [](towline_plan_t*, const towline_post_options_t* how, towline_post_t** post) {
+    const std::lock_guard lock(world->mutex);
+    const auto* const picks = static_cast<const uint32_t*>(how->to.indices);
+    const auto* const notice = static_cast<const uint8_t*>(how->notice);
+    world->posts.push_back({{picks, picks + how->to.count}, {notice, notice + how->notice_bytes}});
+    *post = reinterpret_cast<towline_post_t*>(&world->posts.back());
+    return int32_t{TOWLINE_IN_PROGRESS};
+  };
+  made.post_poll = [](towline_post_t* post) {
+    const std::lock_guard lock(world->mutex);
+    return reinterpret_cast<Post*>(post)->outcome;
+  };
+  made.post_wait_fenced = [](towline_post_t* post, uint32_t, uint64_t) {
+    const std::lock_guard lock(world->mutex);
+    return int32_t{reinterpret_cast<Post*>(post)->fenced ? TOWLINE_OK : TOWLINE_NOT_YET};
+  };
+  made.post_cancel = [](towline_post_t* post) {
+    const std::lock_guard lock(world->mutex);
+    reinterpret_cast<Post*>(post)->cancelled = true;
+    return int32_t{TOWLINE_OK};
+  };
+  made.post_release = [](towline_post_t* post) {
+    const std::lock_guard lock(world->mutex);
+    reinterpret_cast<Post*>(post)->released = true;
+  };
+  made.notice_send = [](towline_peer_t*, const void* data, size_t bytes) {
+    const std::lock_guard lock(world->mutex);
+    const auto* const from = static_cast<const uint8_t*>(data);
+    world->told.emplace_back(from, from + bytes);
+    return int32_t{TOWLINE_OK};
+  };
+  made.notice_receive = [](towline_agent_t*, towline_notice_t* notice, size_t) {
+    const std::lock_guard lock(world->mutex);
+    if (world->to_come.empty()) return int32_t{TOWLINE_AGAIN};
+    auto* const held = new std::vector<uint8_t>(world->to_come.front());
+    world->to_come.pop_front();
+    notice->peer_incarnation = world->from.c_str();
+    notice->data = held->data();
+    notice->bytes = held->size();
+    notice->held = held;
+    return int32_t{TOWLINE_OK};
+  };
+  made.notice_release = [](towline_agent_t*, towline_notice_t* notice) {
+    delete static_cast<std::vector<uint8_t>*>(notice->held);
+  };
+  made.queue_create = [](towline_agent_t*, const towline_queue_options_t*, towline_queue_t** queue) {
+    *queue = handle<towline_queue_t>();
+    return int32_t{TOWLINE_OK};
+  };
+  made.queue_release = [](towline_queue_t*) {};
+  made.queue_next = [](towline_queue_t*, towline_event_t* event, size_t, size_t) {
+    const std::lock_guard lock(world->mutex);
+    if (world->reachable.empty()) return int32_t{0};
+    event->user_data = world->reachable.front();
+    world->reachable.pop_front();
+    return int32_t{1};
+  };
+  made.event_release = [](towline_event_t*) {};
+  return made;
+}
+
+class ExpertsProxy : public testing::Test {
+ protected:
+  ExpertsProxy() {
+    world = &world_;
+    layout_.capacity = 2;
+    layout_.local = kLocal;
+    layout_.area_bytes = 4096;
+    segment_.resize(layout_.results_at());
+    layout_of_exchange_ = layout_;
+    layout_of_exchange_.max_tokens = kTokens;
+    layout_of_exchange_.slot_bytes = Layout::slot_bytes_of(kHidden);
+    Proxy::Options options;
+    options.rank = kMe;
+    options.layout = layout_;
+    options.segment = reinterpret_cast<uint64_t>(segment_.data());
+    options.on_host = true;
+    options.timeout_ns = 1'000'000;  // of settling as well: nobody answers
+    proxy_ = std::make_unique<Proxy>(cuda::fake::fake_kernel_device(), answers(), options);
+    bases_ = proxy_->connect(kPeer, {{1}, 4096, TOWLINE_MEMORY_DRAM, 0}, 1'000'000);
+    proxy_->prepare(layout_of_exchange_, kHidden, false, 2);
+  }
+  ~ExpertsProxy() override { proxy_.reset(); }
+
+  // As the last block of a send kernel.
+  void send(uint64_t nonce, uint64_t number, bool combines, const std::vector<uint32_t>& counts) {
+    auto& image = *reinterpret_cast<Control*>(bases_.peer);
+    const auto half = static_cast<uint32_t>(number & 1);
+    for (uint32_t expert = 0; expert < kLocal; ++expert)
+      device::store_relaxed(reinterpret_cast<uint64_t*>(bases_.peer + layout_.count_at(half, kMe, expert)),
+                            counts[expert]);
+    device::store_relaxed(&image.shape[half][kMe],
+                          uint64_t{kHidden} << 40 | kTokens << 8 | (combines ? 1 : 0));
+    device::store_release(&image.ready[half][kMe], make_flag(nonce, number, 0));
+  }
+  void hear(const std::vector<uint8_t>& message) {
+    const std::lock_guard lock(world_.mutex);
+    world_.to_come.push_back(message);
+  }
+  [[nodiscard]] std::vector<uint8_t> first_told() {
+    const std::lock_guard lock(world_.mutex);
+    return world_.told.front();
+  }
+  [[nodiscard]] Control& in() const { return *reinterpret_cast<Control*>(bases_.from); }
+  // Until it holds, which is looked at under the world's lock.
+  [[nodiscard]] testing::AssertionResult eventually(const std::function<bool()>& holds) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (std::chrono::steady_clock::now() < end) {
+      {
+        const std::lock_guard lock(world_.mutex);
+        if (holds()) return testing::AssertionSuccess();
+      }
+      std::this_thread::yield();
+    }
+    return testing::AssertionFailure() << "it never came";
+  }
+  // So many passes of the proxy's thread have begun and ended: it takes what is to come in each.
+  void let_pass() {
+    for (int i = 0; i < 3; ++i) {
+      hear({0});
+      ASSERT_TRUE(eventually([&] { return world_.to_come.empty(); }));
+    }
+  }
+
+  World world_;
+  Layout layout_;
+  Layout layout_of_exchange_;
+  std::vector<uint8_t> segment_;
+  RemoteBases bases_ = {};
+  std::unique_ptr<Proxy> proxy_;
+};
+
+TEST_F(ExpertsProxy, SlotsThatAreUsedGoInOnePostWithTheirCounts) {
+  send(kNonce, 2, false, {3, 1});
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  EXPECT_EQ(world_.posts[0].picks, (std::vector<uint32_t>{0, 1, 2, 4}));
+  const auto message = decode_exchange(world_.posts[0].notice, kLocal);
+  ASSERT_TRUE(message);
+  EXPECT_EQ(message->rank, kMe);
+  EXPECT_EQ(message->flag, make_flag(kNonce, 2, 0));
+  EXPECT_EQ(message->counts, (std::vector<uint32_t>{3, 1}));
+}
+
+TEST_F(ExpertsProxy, SlotsThatComeBackAreThoseOfTheirTokens) {
+  const std::vector<std::vector<uint32_t>> tokens = {{3, 1}, {2}};
+  for (uint32_t expert = 0; expert < kLocal; ++expert)
+    for (uint32_t i = 0; i < tokens[expert].size(); ++i)
+      *reinterpret_cast<uint32_t*>(bases_.peer + layout_.used_at(1, expert * kTokens + i)) =
+          tokens[expert][i];
+  send(kNonce, 1, true, {2, 1});
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  const uint32_t half = kLocal * kTokens;
+  EXPECT_EQ(world_.posts[0].picks, (std::vector<uint32_t>{half + 3, half + 1, half + 4 + 2}));
+}
+
+// So that its outcome says whether it came.
+TEST_F(ExpertsProxy, AnExchangeWithoutTokensHasAPost) {
+  send(kNonce, 1, false, {0, 0});
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  EXPECT_EQ(world_.posts[0].picks.size(), 1u);
+}
+
+TEST_F(ExpertsProxy, WhatWasTakenIsPassedOnWhenThePostHasEnded) {
+  send(kNonce, 1, false, {1, 1});
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  hear(encode(WordsMessage{kPeer, 0, 1, 0, 77, kNonce << 32 | 1, 0}));
+  ASSERT_TRUE(eventually([&] { return device::load_acquire(&in().opened[kPeer]) == 77; }));
+  let_pass();
+  EXPECT_EQ(device::load_acquire(&in().taken[kPeer]), 0u);
+  {
+    const std::lock_guard lock(world_.mutex);
+    world_.posts[0].outcome = TOWLINE_OK;
+    world_.posts[0].fenced = true;
+  }
+  EXPECT_TRUE(eventually([&] { return device::load_acquire(&in().taken[kPeer]) == (kNonce << 32 | 1); }));
+}
+
+TEST_F(ExpertsProxy, ANewSessionSendsNothingBeforeTheOldOneIsFenced) {
+  send(kNonce, 2, false, {1, 1});
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  send(kNonce + 1, 1, false, {2, 2});
+  ASSERT_TRUE(eventually([&] { return world_.posts[0].cancelled; }));
+  {
+    const std::lock_guard lock(world_.mutex);
+    world_.posts[0].outcome = TOWLINE_CANCELLED;
+  }
+  let_pass();
+  {
+    const std::lock_guard lock(world_.mutex);
+    EXPECT_EQ(world_.posts.size(), 1u);
+    world_.posts[0].fenced = true;
+  }
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 2; }));
+  EXPECT_TRUE(world_.posts[0].released);
+}
+
+TEST_F(ExpertsProxy, WordsAreRepeatedUntilTheyAreHeard) {
+  device::store_release(&reinterpret_cast<Control*>(bases_.peer)->opened[kMe], 5);
+  ASSERT_TRUE(eventually([&] { return world_.told.size() >= 3; }));
+  const auto words = decode_words(first_told());
+  ASSERT_TRUE(words);
+  EXPECT_EQ(words->opened, 5u);
+  EXPECT_EQ(words->asks, 1u);
+  hear(encode(WordsMessage{kPeer, 1, 1, words->number, 0, 0, 0}));
+  // It answers, and asks no more.
+  EXPECT_TRUE(eventually([&] {
+    const auto last = decode_words(world_.told.back());
+    return last && last->asks == 0 && last->heard == 1;
+  }));
+}
+
+TEST_F(ExpertsProxy, WordsOfStrangersAndOfEarlierMessagesAreNothing) {
+  hear(encode(WordsMessage{kPeer, 0, 9, 0, 90, 0, 0}));
+  ASSERT_TRUE(eventually([&] { return device::load_acquire(&in().opened[kPeer]) == 90; }));
+  hear(encode(WordsMessage{kPeer, 0, 8, 0, 80, 0, 0}));                                       // earlier
+  hear(encode(WordsMessage{kMe, 0, 10, 0, 81, 0, 0}));                                        // not connected
+  hear(encode(WordsMessage{1000, 0, 11, 0, 82, 0, 0}));                                       // no rank
+  hear(encode(ExchangeMessage{1000, 1, make_flag(1, 1, 0), 0, {1, 1}}));                      // the same
+  hear(encode(ExchangeMessage{kPeer, 2, make_flag(1, 1, 0), 0, {0xffffffffu, 0xffffffff}}));  // too many
+  hear(encode(ExchangeMessage{kPeer, 3, make_flag(1, 1, 0), 0, {1, 1, 1}}));                  // too long
+  let_pass();
+  {
+    const std::lock_guard lock(world_.mutex);
+    world_.from = "another's";
+  }
+  hear(encode(WordsMessage{kPeer, 0, 12, 0, 83, 0, 0}));
+  hear(encode(ExchangeMessage{kPeer, 4, make_flag(1, 1, 0), 0, {1, 1}}));
+  let_pass();
+  EXPECT_EQ(device::load_acquire(&in().opened[kPeer]), 90u);
+  EXPECT_EQ(device::load_acquire(&in().opened[kMe]), 0u);
+  const auto* const count = reinterpret_cast<const uint64_t*>(bases_.from + layout_.count_at(1, kPeer, 0));
+  EXPECT_EQ(device::load_acquire(count), 0u);
+  {
+    const std::lock_guard lock(world_.mutex);
+    world_.from = kIncarnation;
+  }
+  hear(encode(ExchangeMessage{kPeer, 5, make_flag(1, 1, 0), 0, {1, 1}}));
+  EXPECT_TRUE(eventually([&] { return device::load_acquire(count) == make_flag(1, 1, 1); }));
+}
+
+// Telling it would wait for a connection, and all other ranks with it.
+TEST_F(ExpertsProxy, ARankWithoutAConnectionIsNotTold) {
+  {
+    const std::lock_guard lock(world_.mutex);
+    world_.health = TOWLINE_HEALTH_LOST;
+    world_.told.clear();
+  }
+  device::store_release(&reinterpret_cast<Control*>(bases_.peer)->opened[kMe], 5);
+  ASSERT_TRUE(eventually([&] { return world_.asked != nullptr; }));
+  let_pass();
+  const std::lock_guard lock(world_.mutex);
+  EXPECT_TRUE(world_.told.empty());
+  world_.health = TOWLINE_HEALTH_ALIVE;
+  world_.reachable.push_back(world_.asked);
+}
+
+TEST_F(ExpertsProxy, ARankThatIsReachedAgainIsTold) {
+  {
+    const std::lock_guard lock(world_.mutex);
+    world_.health = TOWLINE_HEALTH_LOST;
+  }
+  device::store_release(&reinterpret_cast<Control*>(bases_.peer)->opened[kMe], 5);
+  ASSERT_TRUE(eventually([&] { return world_.asked != nullptr; }));
+  {
+    const std::lock_guard lock(world_.mutex);
+    world_.health = TOWLINE_HEALTH_ALIVE;
+    world_.reachable.push_back(world_.asked);
+  }
+  EXPECT_TRUE(eventually([&] { return !world_.told.empty(); }));
+}
+
+}  // namespace
+}  // namespace towline::collectives::experts
