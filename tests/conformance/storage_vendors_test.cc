@@ -48,23 +48,32 @@ struct Vendor {
   const char* fake;
   std::vector<const char*> refusals;  // calls without which a file can't be opened
   std::vector<const char*> breaks;    // calls whose failure ends a transfer
+  const char* function;               // the first that is looked for in the library
   Status full = Status::kNoSpace;     // the outcome on a full disk, as far as the library tells
 };
 
 const Vendor kVendors[] = {
-    {"gds", TOWLINE_GDS, TOWLINE_FAKE_CUFILE, "fake_cufile", {"handle"}, {"read", "batch_status"}},
+    {"gds",
+     TOWLINE_GDS,
+     TOWLINE_FAKE_CUFILE,
+     "fake_cufile",
+     {"handle"},
+     {"read", "batch_status"},
+     "cuFileDriverOpen"},
     {"hf3fs",
      TOWLINE_HF3FS,
      TOWLINE_FAKE_USRBIO,
      "fake_usrbio",
      {"iov", "ior", "register"},
-     {"prepare", "submit", "wait", "io"}},
+     {"prepare", "submit", "wait", "io"},
+     "hf3fs_iovcreate"},
     {"nixl",
      TOWLINE_NIXL,
      TOWLINE_FAKE_NIXL,
      "fake_nixl",
      {"register", "local"},
      {"prepare", "post", "check", "throw"},
+     "nixl_plugin_init",
      Status::kIo},
 };
 
@@ -232,6 +241,69 @@ TEST_P(VendorTest, ALibraryThatIsNotThereIsNamed) {
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("/nowhere/lib.so"), std::string::npos) << error.what();
   }
+}
+
+// As one of another version would: a function that the backend needs is not there.
+TEST_P(VendorTest, ALibraryThatLacksAFunctionNamesIt) {
+  const auto why = [&](const char* file) -> std::string {
+    AgentOptions options;
+    options.listen = "none";
+    options.config = std::string("plugins = \"") + GetParam().name + "\"\n[" + GetParam().name +
+                     "]\nlibrary = \"" + file + "\"\n";
+    try {
+      const Agent agent("vendor", options);
+      (void)agent.register_storage(place_.uri("file"));
+      return "it was opened";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  const std::string other =
+      GetParam().library == std::string(TOWLINE_FAKE_CUFILE) ? TOWLINE_FAKE_USRBIO : TOWLINE_FAKE_CUFILE;
+  const std::string text = why(other.c_str());
+  EXPECT_NE(text.find(GetParam().function), std::string::npos) << text;
+  EXPECT_NE(text.find(other), std::string::npos) << text;
+}
+
+TEST_P(VendorTest, SettingsOutOfRangeOrUnknownAreNamed) {
+  const std::string section = std::string(GetParam().name) + ".";
+  for (const auto& [line, named] : {std::pair{"batch = 0\n", "batch"},
+                                    {"batch = \"many\"\n", "batch"},
+                                    {"piece = \"1B\"\n", "piece"},
+                                    {"nobody_knows = 1\n", "nobody_knows"}}) {
+    try {
+      const auto agent = make_agent(line);
+      (void)agent->register_storage(place_.uri("file"));
+      ADD_FAILURE() << line << " was taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Status::kInvalidArgument) << line;
+      EXPECT_NE(std::string(error.what()).find(section + named), std::string::npos) << error.what();
+    }
+  }
+}
+
+// Between two posts, and while blocks of it are read: what is gone is short, and the rest arrives.
+TEST_P(VendorTest, AFileCutShortIsAnErrorOfThatTransferOnly) {
+  const auto agent = make_agent("batch = 8\n");
+  const Region memory =
+      agent->register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll});
+  const Region file = agent->register_storage(place_.uri("file"));
+  const Region other = agent->register_storage(place_.uri("other"), {.create = true, .bytes = kBytes});
+  const Transfer read = transfer(*agent, Op::read, file);
+  ASSERT_EQ(run(read), Status::kOk);
+  const std::string path = place_.uri("file").substr(std::strlen(GetParam().name) + 1);
+  ASSERT_EQ(::truncate(path.c_str(), 3 * kBlock + 100), 0);
+  const Status cut = run(read);
+  EXPECT_TRUE(is_error(cut)) << static_cast<int>(cut);
+  ASSERT_FALSE(read.result().failures().empty());
+  EXPECT_LT(read.result().bytes, kBytes);
+  memory_ = contents_;
+  EXPECT_EQ(run(transfer(*agent, Op::write, other)), Status::kOk);
+  EXPECT_TRUE(place_.get("other") == contents_);
+  place_.put("file", contents_);
+  std::fill(memory_.begin(), memory_.end(), std::byte{});
+  EXPECT_EQ(run(read), Status::kOk);
+  EXPECT_TRUE(memory_ == contents_);
 }
 
 TEST_P(VendorTest, ManyThreadsMoveAtOnce) {

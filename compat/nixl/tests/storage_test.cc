@@ -1,10 +1,12 @@
 // Files through the POSIX backend.
 #include <fcntl.h>
+#include <sys/mount.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -161,6 +163,82 @@ TEST_F(Files, ThatAreTooShortAreAnError) {
   EXPECT_LT(run(*side.agent, read), 0);
 }
 
+TEST_F(Files, ThatAreCutShortLaterAreAnErrorAndServeAgain) {
+  std::ofstream(path) << std::string(8 * 4096, 'x');
+  ASSERT_EQ(side.agent->registerMem(file(9, 8 * 4096, "rw:" + path)), NIXL_SUCCESS)
+      << towline::nixl::last_error();
+  nixlXferReqH* read = request(side, NIXL_READ, side.blocks(8, 4096), backwards(9, 8), side.name);
+  ASSERT_NE(read, nullptr);
+  EXPECT_EQ(run(*side.agent, read), NIXL_SUCCESS);
+  ASSERT_EQ(truncate(path.c_str(), 5000), 0);
+  EXPECT_LT(run(*side.agent, read), 0);
+  ASSERT_EQ(truncate(path.c_str(), 8 * 4096), 0);
+  EXPECT_EQ(run(*side.agent, read), NIXL_SUCCESS) << towline::nixl::last_error();
+  EXPECT_EQ(side.agent->releaseXferReq(read), NIXL_SUCCESS);
+}
+
+// A file system of 256 KiB.
+class SmallDisk {
+ public:
+  SmallDisk() : path_(testing::TempDir() + "compat_nixl_disk_" + std::to_string(getpid())) {
+    std::filesystem::create_directories(path_);
+    mounted_ = ::mount("none", path_.c_str(), "tmpfs", 0, "size=256k") == 0;
+  }
+  ~SmallDisk() {
+    if (mounted_) (void)::umount2(path_.c_str(), MNT_DETACH);
+    std::filesystem::remove_all(path_);
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  SmallDisk& operator=(const SmallDisk&) = delete;
+  [[nodiscard]] bool mounted() const noexcept { return mounted_; }
+  [[nodiscard]] std::string file() const { return path_ + "/file"; }
+
+ private:
+  const std::string path_;
+  bool mounted_ = false;
+};
+
+// A request past the end of the disk, and then one within it.
+void fill_disk(Side& side, const SmallDisk& disk) {
+  std::ofstream(disk.file()).close();
+  nixl_reg_dlist_t stored(FILE_SEG);
+  stored.addDesc(nixlBlobDesc(0, 1 << 20, 7, "rw:" + disk.file()));
+  ASSERT_EQ(side.agent->registerMem(stored), NIXL_SUCCESS) << towline::nixl::last_error();
+  const auto write_at = [&](uintptr_t begin) {
+    nixl_xfer_dlist_t blocks(FILE_SEG);
+    for (size_t i = 0; i < 16; ++i) blocks.emplace(begin + i * 4096, size_t{4096}, uint64_t{7});
+    nixlXferReqH* made = request(side, NIXL_WRITE, side.blocks(16, 4096), blocks, side.name);
+    const nixl_status_t status = made == nullptr ? NIXL_ERR_UNKNOWN : run(*side.agent, made);
+    if (made != nullptr) {
+      EXPECT_EQ(side.agent->releaseXferReq(made), NIXL_SUCCESS);
+    }
+    return status;
+  };
+  nixl_status_t status = NIXL_SUCCESS;
+  for (uintptr_t begin = 0; begin < 8 * 65536 && status == NIXL_SUCCESS; begin += 65536)
+    status = write_at(begin);
+  EXPECT_LT(status, 0);
+  EXPECT_EQ(write_at(0), NIXL_SUCCESS) << towline::nixl::last_error();
+  EXPECT_EQ(side.agent->deregisterMem(stored), NIXL_SUCCESS);
+}
+
+TEST_F(Files, OnAFullDiskAreAnErrorOfThatRequestOnly) {
+  const SmallDisk disk;
+  if (!disk.mounted()) GTEST_SKIP() << "needs the right to mount a tmpfs";
+  fill_disk(side, disk);
+}
+
+// Unknown ones are kept, as NIXL's agent keeps them, and have no effect.
+TEST_F(Files, TakeParametersThatNobodyKnows) {
+  Side other("storage-unknown", 4096, nixlAgentConfig{}, false);
+  ASSERT_EQ(other.agent->createBackend("POSIX", {{"nobody_knows", "x"}}, other.backend), NIXL_SUCCESS)
+      << towline::nixl::last_error();
+  nixl_mem_list_t kinds;
+  nixl_b_params_t parameters;
+  ASSERT_EQ(other.agent->getBackendParams(other.backend, kinds, parameters), NIXL_SUCCESS);
+  EXPECT_EQ(parameters["nobody_knows"], "x");
+}
+
 TEST_F(Files, CarryNoNotificationsAndReachNobodyElse) {
   ASSERT_EQ(side.agent->registerMem(file(7, 4096, "rw,create:" + path)), NIXL_SUCCESS);
   const nixl_opt_args_t args = with_notif("x");
@@ -274,6 +352,42 @@ TEST_P(VendorFiles, ParametersThatAreWrongAreRefused) {
     nixlBackendH* made = nullptr;
     EXPECT_NE(side.agent->createBackend(GetParam().backend, {{name, "many"}}, made), NIXL_SUCCESS) << name;
   }
+}
+
+TEST_P(VendorFiles, ThatAreCutShortOrOnAFullDiskAreAnErrorOfThatRequestOnly) {
+  Side side("vendor-short", 16 * 4096, nixlAgentConfig{}, false);
+  ASSERT_EQ(side.agent->createBackend(GetParam().backend, GetParam().parameters, side.backend), NIXL_SUCCESS)
+      << towline::nixl::last_error();
+  ASSERT_EQ(side.agent->registerMem(side.registered()), NIXL_SUCCESS) << towline::nixl::last_error();
+  std::ofstream(path) << std::string(16 * 4096, 'x');
+  ASSERT_EQ(side.agent->registerMem(file(1'000'000, "rw:" + path)), NIXL_SUCCESS)
+      << towline::nixl::last_error();
+  nixlXferReqH* read = request(side, NIXL_READ, side.blocks(16, 4096), blocks(1'000'000), side.name);
+  ASSERT_NE(read, nullptr);
+  EXPECT_EQ(run(*side.agent, read), NIXL_SUCCESS) << towline::nixl::last_error();
+  ASSERT_EQ(truncate(path.c_str(), 5000), 0);
+  EXPECT_LT(run(*side.agent, read), 0);
+  ASSERT_EQ(truncate(path.c_str(), 16 * 4096), 0);
+  EXPECT_EQ(run(*side.agent, read), NIXL_SUCCESS) << towline::nixl::last_error();
+  EXPECT_EQ(side.agent->releaseXferReq(read), NIXL_SUCCESS);
+  const SmallDisk disk;
+  if (!disk.mounted()) GTEST_SKIP() << "needs the right to mount a tmpfs";
+  fill_disk(side, disk);
+}
+
+// The library is one, and of another version: functions that it should have are not there.
+TEST_P(VendorFiles, OfALibraryThatLacksAFunctionAreRefusedAndNotListed) {
+  const bool cufile = std::string(GetParam().file) == TOWLINE_FAKE_CUFILE;
+  ::setenv(GetParam().variable, cufile ? TOWLINE_FAKE_USRBIO : TOWLINE_FAKE_CUFILE, 1);  // NOLINT
+  const Side side("vendor-other", 4096, nixlAgentConfig{}, false);
+  nixlBackendH* made = nullptr;
+  EXPECT_EQ(side.agent->createBackend(GetParam().backend, {}, made), NIXL_ERR_NOT_FOUND);
+  EXPECT_EQ(made, nullptr);
+  EXPECT_NE(towline::nixl::last_error().find("which needs"), std::string::npos)
+      << towline::nixl::last_error();
+  std::vector<nixl_backend_t> plugins;
+  ASSERT_EQ(side.agent->getAvailPlugins(plugins), NIXL_SUCCESS);
+  EXPECT_EQ(std::find(plugins.begin(), plugins.end(), GetParam().backend), plugins.end());
 }
 
 // An agent is made for finding out, which takes milliseconds: it must not be made for each call.
