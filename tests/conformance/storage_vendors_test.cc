@@ -266,7 +266,7 @@ TEST_P(VendorTest, ALibraryThatLacksAFunctionNamesIt) {
 }
 
 TEST_P(VendorTest, SettingsOutOfRangeOrUnknownAreNamed) {
-  const std::string section = std::string(GetParam().name) + ".";
+  const std::string section = std::string("tuning.") + GetParam().name + ".";
   for (const auto& [line, named] : {std::pair{"batch = 0\n", "batch"},
                                     {"batch = \"many\"\n", "batch"},
                                     {"piece = \"1B\"\n", "piece"},

@@ -34,7 +34,7 @@ uint32_t read_number(const plugin::Host& host, const std::string& key, const cha
 
 PoolSettings read_pool_settings(const plugin::Host& host, const char* backend, uint32_t most_batch,
                                 const char* batch, const char* piece) {
-  const std::string prefix = std::string(backend) + ".";
+  const std::string prefix = "tuning." + std::string(backend) + ".";
   PoolSettings settings;
   settings.threads = read_number(host, prefix + "threads", "4", kMostThreads);
   settings.batch = read_number(host, prefix + "batch", batch, most_batch);
