@@ -42,6 +42,15 @@ void Carrier::State::forget(Handle handle) noexcept {
   by_handle.erase(id);
 }
 
+// The application disconnects peers that it has connected to. Those that came by themselves go by themselves.
+void Carrier::State::lose(Handle handle, std::string_view why) noexcept {
+  const Known* const peer = find(handle);
+  const bool wanted = peer != nullptr && peer->wanted;
+  forget(handle);
+  engine.peer_lost(handle, why);
+  if (!wanted) engine.remove_peer(handle);
+}
+
 // ---- The carrier
 
 Carrier::Carrier(Engine& engine, CarrierOptions options)
@@ -55,10 +64,13 @@ Handle Carrier::connect(const CarrierAddress& address) {
   if (address.endpoints.empty()) fail(Status::kInvalidArgument, "an address without an endpoint");
   if (address.engine.engine == s.engine.id())
     fail(Status::kInvalidArgument, "an engine can't connect to itself");
-  if (const auto found = s.peers.find(address.engine.engine); found != s.peers.end())
+  if (const auto found = s.peers.find(address.engine.engine); found != s.peers.end()) {
+    found->second.wanted = true;
     return found->second.handle;
+  }
   s.now_ns = std::max(s.now_ns, monotonic_now_ns());  // its thread may have slept for long
   auto& peer = s.add_peer(address);
+  peer.wanted = true;
   const Handle handle = peer.handle;
   try {
     s.start(peer, 0);

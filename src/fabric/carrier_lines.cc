@@ -58,16 +58,12 @@ void Carrier::State::start(Known& peer, std::size_t endpoint) {
 // What was said to the peer went to a line that has ended.
 void Carrier::State::start_or_lose(Known& peer, std::size_t endpoint) noexcept {
   const Handle handle = peer.handle;
-  const auto lose = [&](std::string_view why) {
-    forget(handle);
-    engine.peer_lost(handle, why);
-  };
   try {
     start(peer, endpoint);
   } catch (const core::Error& error) {
-    return lose(error.message());
+    return lose(handle, error.message());
   } catch (const std::exception&) {
-    return lose(kNoMemoryForMessages);
+    return lose(handle, kNoMemoryForMessages);
   }
   engine.say_again(handle);
 }
@@ -255,8 +251,7 @@ void Carrier::State::go_on(Line& line) noexcept {
   } catch (const std::exception&) {
     why.clear();
   }
-  forget(line.peer);
-  engine.peer_lost(line.peer, why.empty() ? std::string_view(kNoMemoryForMessages) : why);
+  lose(line.peer, why.empty() ? std::string_view(kNoMemoryForMessages) : why);
 }
 
 }  // namespace towline::fabric

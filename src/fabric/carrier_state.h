@@ -38,6 +38,7 @@ struct Carrier::State {
     Handle handle;
     CarrierAddress address;
     Line* line = nullptr;  // the one that messages go over
+    bool wanted = false;   // by the application; it disconnects those that it wants no more
   };
 
   State(Engine& to, CarrierOptions given)
@@ -56,6 +57,7 @@ struct Carrier::State {
   Known& add_peer(const CarrierAddress& address);
   Known* find(Handle handle) noexcept;
   void forget(Handle handle) noexcept;
+  void lose(Handle handle, std::string_view why) noexcept;
 
   void accept() noexcept;
   void handle(Line& line, uint32_t what) noexcept;

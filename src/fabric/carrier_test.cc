@@ -197,6 +197,20 @@ TEST_F(FabricCarrier, APeerThatGoesIsLostAtOnce) {
   EXPECT_EQ(one.count(peer, 1), Status::kPeerLost);
 }
 
+TEST_F(FabricCarrier, PeersThatCameByThemselvesLeaveNothingBehind) {
+  Node server{fabric_};
+  for (uint32_t round = 1; round <= 20; ++round) {
+    Node client{fabric_};
+    const Handle peer = client.carrier->connect(handed_over(server));
+    ASSERT_EQ(client.count(peer, 1), Status::kInProgress);
+    ASSERT_TRUE(until({&client, &server}, [&] { return server.counts[1] == round && client.done == 1; }));
+    client.carrier.reset();
+    ASSERT_TRUE(until({&server}, [&] { return server.losses.size() == round; }));
+  }
+  EXPECT_LE(server.engine->known_peers(), 1u);
+  EXPECT_EQ(server.carrier->lines(), 0u);
+}
+
 TEST_F(FabricCarrier, AddressesThatNobodyListensAtAndBadOnesAreRefused) {
   Node one{fabric_};
   auto two = std::make_unique<Node>(fabric_);
