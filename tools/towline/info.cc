@@ -149,11 +149,19 @@ std::string render_topology(const json& topology, const json& places, const Term
 
 }  // namespace
 
+json never_met_beside_backends() {
+  return json::array(
+      {{{"part", "experts"},
+        {"what", "a GPU, and between hosts a NIC: it was seen over its kernels' models on processors"}}});
+}
+
 std::string render_info(const json& info, const Terminal& terminal) {
   std::string text = terminal.bold(fmt::format("Towline {}", towline::version())) + "\n\n";
   text += render_backends(info.value("backends", json::array()), info.value("not_asked_for", json::array()),
                           terminal) +
           "\n";
+  if (info.contains("never_met"))
+    text += fmt::format("{}{}\n\n", terminal.bold("Beside the backends"), never_met(info));
   if (const auto listen = info.value("listen", json::array()); !listen.empty()) {
     text += fmt::format("{}: an agent here would listen at {}\n\n", terminal.bold("Addresses"), join(listen));
   }
@@ -169,6 +177,7 @@ void add_info_command(CLI::App& app, CommonOptions& common) {
   command->callback([&common] {
     const towline::Agent agent{"towline-info"};
     json info = json::parse(agent.info());
+    info["never_met"] = never_met_beside_backends();
     size_t needed = 0;
     if (towline_fabric_topology(nullptr, 0, &needed) >= 0) {
       std::string fabric(needed, '\0');

@@ -53,6 +53,12 @@ TEST(Info, SaysWhatHasNeverMetHardware) {
   EXPECT_NE(text.find(R"({"source":"copy"})"), std::string::npos) << text;
 }
 
+TEST(Info, SaysSoOfTheExpertsTokens) {
+  const nlohmann::json info = {{"never_met", never_met_beside_backends()}};
+  const std::string text = render_info(info, Terminal{stdout, false});
+  EXPECT_NE(text.find("never met: experts: a GPU"), std::string::npos) << text;
+}
+
 TEST(Info, LivesWithWhatItDoesNotKnow) {
   EXPECT_FALSE(render_info(nlohmann::json::object(), Terminal{stdout, false}).empty());
 }
