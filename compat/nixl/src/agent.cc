@@ -235,7 +235,9 @@ const BackendType* present_type(const nixlAgentData& data, const std::string& na
     fail(NIXL_ERR_NOT_FOUND, "{}: backend '{}' is NIXL's own plugin, and {}. The plugin needs {}", call, name,
          where, found->what);
   } else {
-    fail(NIXL_ERR_NOT_FOUND, "{}: backend '{}' is not here: {}", call, name, found->what);
+    const std::string why = found->role == Role::kStore ? ObjectStore::why_not(*find_store_type(name)) : "";
+    fail(NIXL_ERR_NOT_FOUND, "{}: backend '{}' is not here: {}{}{}", call, name, found->what,
+         why.empty() ? "" : ": ", why);
   }
   return nullptr;
 }

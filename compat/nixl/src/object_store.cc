@@ -64,15 +64,25 @@ AgentOptions options_for(const StoreType& type, const nixl_b_params_t& parameter
   return options;
 }
 
+struct Served {
+  bool here = false;
+  std::string why_not{};  // in the backend's words; empty if it has none
+};
+
 // Whether a backend of the agent serves what is stored, by its scheme: asking about something needs no server.
-bool serves(const StoreType& type, const Agent& agent) {
+Served served(const StoreType& type, const Agent& agent) {
   const char* const kind = type.stored == OBJ_SEG ? "object" : "file";
   const auto info = nlohmann::json::parse(agent.info());
-  return std::ranges::any_of(info.at("backends"), [&](const auto& backend) {
+  Served result;
+  for (const auto& backend : info.at("backends")) {
+    const bool named = backend.value("name", "") == type.scheme;
+    if (named) result.why_not = backend.value("reason", "");
     const auto kinds = backend.value("kinds", nlohmann::json::array());
-    const bool named = type.stored == OBJ_SEG || backend.value("name", "") == type.scheme;
-    return named && backend.value("usable", false) && std::ranges::find(kinds, kind) != kinds.end();
-  });
+    if ((named || type.stored == OBJ_SEG) && backend.value("usable", false) &&
+        std::ranges::find(kinds, kind) != kinds.end())
+      return {.here = true};
+  }
+  return result;
 }
 
 nixl_b_params_t object_parameters() {
@@ -195,25 +205,36 @@ ObjectStore::ObjectStore(const StoreType& type, const std::string& name, const n
       bucket_(bucket_of(type, parameters)),
       agent_(name, options_for(type, parameters, timeout_ns)),
       options_{false, timeout_ns, bucket_, type.scheme} {
-  if (!serves(type_, agent_))
+  if (!served(type_, agent_).here)
     throw Error{Status::kUnsupported,
                 fmt::format("Towline's backend for {}: files is not usable here", type_.scheme)};
 }
 
+namespace {
+
 // Found out once in a process, with an agent that is made for it; again when another library is named.
-nixl_mem_list_t ObjectStore::memories(const StoreType& type) {
+Served found_out(const StoreType& type) {
   static std::mutex mutex;
-  static std::map<std::pair<const StoreType*, std::string>, bool> found;
+  static std::map<std::pair<const StoreType*, std::string>, Served> found;
   const std::lock_guard lock(mutex);
-  const auto [known, is_new] = found.try_emplace({&type, vendor_library(type.scheme)}, false);
+  const auto [known, is_new] = found.try_emplace({&type, vendor_library(type.scheme)});
   if (is_new) {
     try {
-      known->second = serves(type, Agent{"towline-nixl-store", options_for(type, {}, 0)});
+      known->second = served(type, Agent{"towline-nixl-store", options_for(type, {}, 0)});
     } catch (const Error& error) {
+      known->second.why_not = error.what();
       log(LogLevel::kInfo, fmt::format("{}: {}", type.name, error.what()));
     }
   }
-  if (!known->second) return {};
+  return known->second;
+}
+
+}  // namespace
+
+std::string ObjectStore::why_not(const StoreType& type) { return found_out(type).why_not; }
+
+nixl_mem_list_t ObjectStore::memories(const StoreType& type) {
+  if (!found_out(type).here) return {};
   if (type.gpu) return {DRAM_SEG, VRAM_SEG, type.stored};
   return {DRAM_SEG, type.stored};
 }

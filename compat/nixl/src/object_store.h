@@ -36,6 +36,8 @@ class ObjectStore {
 
   // The kinds of memory of such a store; empty if Towline's plugin for it can't be loaded, or its library is not here.
   static nixl_mem_list_t memories(const StoreType& type);
+  // The reason why there are none, as far as one is known.
+  static std::string why_not(const StoreType& type);
 
   [[nodiscard]] nixl_mem_t stored() const noexcept { return type_.stored; }
 
