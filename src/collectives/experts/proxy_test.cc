@@ -30,6 +30,7 @@ struct Post {
   bool fenced = false;
   bool cancelled = false;
   bool released = false;
+  int32_t released_at = 0;  // its outcome then
 };
 
 // What the functions say and were told. One for the process: they have no context.
@@ -120,6 +121,7 @@ towline_experts_functions_v1 answers() {
   made.post_release = [](towline_post_t* post) {
     const std::lock_guard lock(world->mutex);
     reinterpret_cast<Post*>(post)->released = true;
+    reinterpret_cast<Post*>(post)->released_at = reinterpret_cast<Post*>(post)->outcome;
   };
   made.notice_send = [](towline_peer_t*, const void* data, size_t bytes) {
     const std::lock_guard lock(world->mutex);
@@ -168,17 +170,21 @@ class ExpertsProxy : public testing::Test {
     layout_of_exchange_ = layout_;
     layout_of_exchange_.max_tokens = kTokens;
     layout_of_exchange_.slot_bytes = Layout::slot_bytes_of(kHidden);
+    open(1'000'000);  // which settling takes as well: nobody answers
+  }
+  ~ExpertsProxy() override { proxy_.reset(); }
+
+  void open(uint64_t timeout_ns) {
     Proxy::Options options;
     options.rank = kMe;
     options.layout = layout_;
     options.segment = reinterpret_cast<uint64_t>(segment_.data());
     options.on_host = true;
-    options.timeout_ns = 1'000'000;  // of settling as well: nobody answers
+    options.timeout_ns = timeout_ns;
     proxy_ = std::make_unique<Proxy>(cuda::fake::fake_kernel_device(), answers(), options);
     bases_ = proxy_->connect(kPeer, {{1}, 4096, TOWLINE_MEMORY_DRAM, 0}, 1'000'000);
     proxy_->prepare(layout_of_exchange_, kHidden, false, 2);
   }
-  ~ExpertsProxy() override { proxy_.reset(); }
 
   // As the last block of a send kernel.
   void send(uint64_t nonce, uint64_t number, bool combines, const std::vector<uint32_t>& counts) {
@@ -334,6 +340,22 @@ TEST_F(ExpertsProxy, WordsOfStrangersAndOfEarlierMessagesAreNothing) {
   }
   hear(encode(ExchangeMessage{kPeer, 5, make_flag(1, 1, 0), 0, {1, 1}}));
   EXPECT_TRUE(eventually([&] { return device::load_acquire(count) == make_flag(1, 1, 1); }));
+}
+
+TEST_F(ExpertsProxy, DisconnectWaitsForTheOutcomeOfWhatWasSent) {
+  open(60'000'000'000);
+  send(kNonce, 1, false, {1, 1});
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  std::thread leaves([&] { proxy_->disconnect(kPeer); });
+  let_pass();
+  {
+    const std::lock_guard lock(world_.mutex);
+    world_.posts[0].outcome = TOWLINE_OK;
+    world_.posts[0].fenced = true;
+  }
+  leaves.join();
+  EXPECT_TRUE(world_.posts[0].released);
+  EXPECT_EQ(world_.posts[0].released_at, TOWLINE_OK);
 }
 
 // Telling it would wait for a connection, and all other ranks with it.
