@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "base/config/config.h"
+#include "base/sync/light_lock.h"
 #include "collectives/flight_recorder.h"
 #include "collectives/forming.h"
 #include "collectives/work.h"
@@ -200,7 +201,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::map<std::string, std::string> hints_;
   std::atomic<bool> aborted_hooks_called_{false};
 
-  std::mutex perform_mutex_;
+  LightLock perform_mutex_;
   std::atomic<std::thread::id> finisher_{};  // set by that thread, holding perform_mutex_
   uint64_t number_ = 0;                      // under perform_mutex_
   std::vector<uint8_t> scaled_;              // under perform_mutex_

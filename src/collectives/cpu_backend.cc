@@ -410,6 +410,22 @@ void CpuBackend::message_wait(uint64_t until_ns) {
 
 // ---- Performing
 
+// A loop makes one call again and again. Calls with lists are taken apart each time, since their lists may have changed.
+void CpuBackend::take(const towline_collective_t& call, uint64_t number, Deadline deadline) {
+  if (std::memcmp(&call, &taken_, sizeof call) == 0) {
+    call_.header.number = number;
+    call_.deadline = deadline;
+    return;
+  }
+  taken_.struct_size = 0;
+  take_apart(call, rank_, size_, number, deadline, call_);
+  const bool lists = call.inputs != nullptr || call.outputs != nullptr || call.input_counts != nullptr ||
+                     call.output_counts != nullptr || call.input_offsets != nullptr ||
+                     call.output_offsets != nullptr;
+  // Operations between hosts change the call.
+  if (one_host() && !lists) taken_ = call;
+}
+
 Status CpuBackend::perform(const towline_collective_t& call, uint64_t number, Deadline deadline) {
   if (breaker_.broken()) return breaker_.status();
   if (group_->broken()) [[unlikely]] {  // another rank broke it just now
@@ -418,7 +434,7 @@ Status CpuBackend::perform(const towline_collective_t& call, uint64_t number, De
   }
   // A rank that was stopped for long may have all its data and also the verdict of the others.
   if (!one_host() && mesh_->verdict_waits()) return breaker_.status();
-  take_apart(call, rank_, size_, number, deadline, call_);
+  take(call, number, deadline);
   performing_.store(number + 1, std::memory_order_relaxed);
   const Status status = run(call_);
   performing_.store(0, std::memory_order_relaxed);

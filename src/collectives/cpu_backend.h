@@ -74,6 +74,7 @@ class CpuBackend {
   void watch_once(std::vector<pollfd>& polled, bool& told);
   void warn_of_delays(uint64_t now_ns);
   Breakage agree(Breakage reason);
+  void take(const towline_collective_t& call, uint64_t number, Deadline deadline);
   Status run(Call& call);
   Status run_on_host(const Call& call, ShmGroup& group);
   // In cpu_hosts.cc. They may change the call.
@@ -122,7 +123,8 @@ class CpuBackend {
   std::unique_ptr<TcpMesh> mesh_;    // if there are several hosts
   std::unique_ptr<MessageEngine> messages_;
   std::vector<Watched> watched_;
-  Call call_;  // being performed
+  Call call_;                        // being performed
+  towline_collective_t taken_ = {};  // what call_ was made of; struct_size 0: call_ can't serve again
   Arrivals arrivals_;
   // For several hosts; made by the first operation.
   std::vector<size_t> host_of_;                     // of each rank

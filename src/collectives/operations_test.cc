@@ -383,6 +383,54 @@ TEST_P(Operations, ABatchOfExchangesWaitsForNobodyInParticular) {
   });
 }
 
+// A call is taken apart once for many like it, unless it has lists: what they hold may change where they stay.
+TEST_P(Operations, ListsAreReadInEveryCall) {
+  run_ranks(world(), [](Communicator& ranks) {
+    constexpr uint64_t kCount = 500;
+    const auto size = static_cast<size_t>(ranks.size());
+    const std::vector<float> in = values(ranks.rank(), kCount);
+    std::vector<std::vector<float>> parts(2 * size, std::vector<float>(kCount, -1));
+    std::vector<void*> outputs(size);
+    towline_collective_t call = call_of(TOWLINE_COLLECTIVE_ALL_GATHER, TOWLINE_FLOAT32, kCount, in.data());
+    call.outputs = outputs.data();
+    for (size_t turn = 0; turn < 2; ++turn) {
+      for (size_t i = 0; i < size; ++i) outputs[i] = parts[turn * size + i].data();
+      do_run(ranks, call);
+      for (size_t i = 0; i < size; ++i)
+        ASSERT_EQ(parts[turn * size + i], values(static_cast<int>(i), kCount)) << "turn " << turn;
+    }
+  });
+}
+
+TEST_P(Operations, CallsThatDifferInOneMemberAreToldApart) {
+  run_ranks(world(), [](Communicator& ranks) {
+    const std::vector<float> in = values(ranks.rank(), 64);
+    std::vector<float> out(64);
+    towline_collective_t call =
+        call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, 64, in.data(), out.data());
+    do_run(ranks, call);
+    do_run(ranks, call);
+    call.reduction = TOWLINE_REDUCE_MAX;
+    do_run(ranks, call);
+    for (uint64_t i = 0; i < 64; ++i) {
+      float most = 0;
+      for (int rank = 0; rank < ranks.size(); ++rank) most = std::max(most, value(rank, i));
+      ASSERT_EQ(out[i], most);
+    }
+    std::fill(out.begin(), out.end(), -1.0F);
+    call.count = 5;
+    do_run(ranks, call);
+    EXPECT_EQ(out[5], -1);
+    call.root = ranks.size() - 1;
+    call.op = TOWLINE_COLLECTIVE_BROADCAST;
+    call.input = call.output;
+    for (float& element : out) element = static_cast<float>(ranks.rank());
+    do_run(ranks, call);
+    EXPECT_EQ(out[4], static_cast<float>(ranks.size() - 1));
+    EXPECT_EQ(out[5], static_cast<float>(ranks.rank()));
+  });
+}
+
 TEST_P(Operations, WhatIsIssuedWithoutWaitingRunsInOrder) {
   run_ranks(world(), [](Communicator& ranks) {
     std::vector<float> buffer(1000, 1);
