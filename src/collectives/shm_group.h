@@ -186,8 +186,9 @@ class ShmGroup {
     return stages_ + (static_cast<uint64_t>(index) * 2 + (stage & 1)) * settings_.stage_bytes;
   }
   uint64_t next_stage() const noexcept { return stage_ + 1; }
-  // Asks for the lines of the half that the next phase fills, from `from` on: as many as this operation filled there.
-  void prefetch_half(uint64_t from, uint64_t bytes) const noexcept;
+  // Asks for lines of the half that the next phase fills, where this operation filled `bytes` from `from` on. `has_read`: this
+  // rank has read other ranks' data in the operation.
+  void prefetch_half(uint64_t from, uint64_t bytes, bool has_read) const noexcept;
   // The rank that many behind another one, in a circle.
   int after(int index, int offset) const noexcept {
     const int other = index + offset;

@@ -49,7 +49,7 @@ Status ShmGroup::broadcast(const Call& call) {
       }
     }
     if (index_ == call.root && call.output != nullptr) copy(call.output, call.input, call.bytes);
-    if (index_ == call.root) prefetch_half(0, call.bytes);
+    if (index_ == call.root) prefetch_half(0, call.bytes, false);
     return Status::kOk;
   });
 }
@@ -81,7 +81,7 @@ Status ShmGroup::scatter(const Call& call) {
       copy(call.output + begin, is_root ? call.in.at[me] + begin : half(call.root, at) + me * piece, bytes);
     }
     for (uint64_t rank = 0; is_root && rank < n; ++rank)
-      if (rank != static_cast<uint64_t>(index_)) prefetch_half(rank * piece, call.bytes);
+      if (rank != static_cast<uint64_t>(index_)) prefetch_half(rank * piece, call.bytes, false);
     return Status::kOk;
   });
 }
@@ -121,7 +121,7 @@ Status ShmGroup::all_gather(const Call& call) {
         if (bytes != 0) copy_out(call.out.at[i] + begin, half(other, at), bytes, streaming);
       }
     }
-    prefetch_half(0, call.out.bytes[me]);
+    prefetch_half(0, call.out.bytes[me], true);
     return Status::kOk;
   });
 }
@@ -149,7 +149,7 @@ Status ShmGroup::gather(const Call& call) {
         copy(call.out.at[static_cast<size_t>(other)] + begin, from, bytes);
       }
     }
-    if (!is_root) prefetch_half(0, call.bytes);
+    if (!is_root) prefetch_half(0, call.bytes, false);
     return Status::kOk;
   });
 }
@@ -231,7 +231,7 @@ Status ShmGroup::to_everyone(const Call& call, uint64_t most_bytes, const First&
     }
   }
   for (uint64_t rank = 0; rank < n; ++rank)
-    if (rank != me) prefetch_half(rank * piece, call.in.bytes[rank]);
+    if (rank != me) prefetch_half(rank * piece, call.in.bytes[rank], true);
   return Status::kOk;
 }
 

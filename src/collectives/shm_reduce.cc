@@ -125,7 +125,7 @@ Status ShmGroup::reduce_flat(const Call& call, int root, const First& first) {
     for (int other = 0; other < size(); ++other) sources_[static_cast<size_t>(other)] = half(other, at);
     collectives::reduce(reduce_args(call, call.output, sources_, call.bytes));
   }
-  prefetch_half(0, call.bytes);
+  prefetch_half(0, call.bytes, wanted_here(root));
   return Status::kOk;
 }
 
@@ -234,7 +234,7 @@ Status ShmGroup::reduce_scatter(const Call& call) {
     collectives::reduce(args);
   }
   for (uint64_t rank = 0; rank < n; ++rank)
-    if (rank != me) prefetch_half(rank * piece, call.in.bytes[rank]);
+    if (rank != me) prefetch_half(rank * piece, call.in.bytes[rank], true);
   return Status::kOk;
 }
 
