@@ -42,6 +42,9 @@ class MappedPiece final : public SharedPiece {
     return UniqueFd(fd);
   }
   void let_reach(uint32_t gpu) override {
+    // Two calls at once over the same addresses end in CUDA_ERROR_ALREADY_MAPPED.
+    static std::mutex one_at_a_time;
+    const std::lock_guard lock(one_at_a_time);
     const driver::AccessDescriptor access{{driver::kLocationGpu, static_cast<int>(gpu)},
                                           driver::kAccessReadWrite};
     api_.check(api_.vmm_set_access(base_, bytes_, &access, 1),
