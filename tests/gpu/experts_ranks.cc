@@ -375,6 +375,21 @@ void Rank::round(const std::vector<Tokens>& all, const std::vector<bool>& there)
   if (!shape_.fp8()) expect_combine(all[rank_], there);
 }
 
+void Rank::round_in_step(const std::vector<Tokens>& all, const Group& group) {
+  const auto perform = [&](towline_experts_call call) {
+    group.meet();
+    EXPECT_EQ(issue(call), TOWLINE_OK) << error();
+    drain();
+    group.meet();
+  };
+  set(all[rank_]);
+  perform(dispatch_call());
+  expect_dispatch(all, group.everyone());
+  if (!shape_.fp8()) compute();
+  perform(combine_call());
+  if (!shape_.fp8()) expect_combine(all[rank_], group.everyone());
+}
+
 // ---- Ranks as threads
 
 const std::string& why_no_platform() {

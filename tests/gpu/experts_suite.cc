@@ -40,7 +40,7 @@ class Experts : public testing::TestWithParam<Shape> {};
 
 TEST_P(Experts, TokensGoToTheirExpertsAndComeBackSummed) {
   run_ranks(GetParam(), [](Rank& rank, Group& group) {
-    for (uint64_t seed = 1; seed <= 7; ++seed) rank.round(random_all(group.shape, seed), group.everyone());
+    for (uint64_t seed = 1; seed <= 7; ++seed) rank.round_in_step(random_all(group.shape, seed), group);
     EXPECT_EQ(rank.masks(), std::vector<int32_t>(group.shape.ranks, 0));
   });
 }
@@ -288,13 +288,17 @@ TEST(ExpertsGraphs, ReplaysTakeWhatTheTokensAreThen) {
     for (uint64_t seed = 2; seed < 8; ++seed) {
       const std::vector<Tokens> all = tokens_of(seed);
       rank.set(all[rank.number()]);
+      group.meet();
       gpu.replay(graph, rank.stream());
       rank.drain();
+      group.meet();
       rank.expect_dispatch(all, group.everyone());
       rank.compute();
       towline_experts_call combine = rank.combine_call();
+      group.meet();
       ASSERT_EQ(rank.issue(combine), TOWLINE_OK) << rank.error();
       rank.drain();
+      group.meet();
       rank.expect_combine(all[rank.number()], group.everyone());
     }
     group.meet();

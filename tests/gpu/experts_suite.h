@@ -61,6 +61,8 @@ std::vector<uint16_t> result_of(const Shape& shape, uint32_t expert, const uint1
 std::vector<uint16_t> expected_combine(const Shape& shape, const Tokens& mine,
                                        const std::vector<bool>& there);
 
+struct Group;
+
 // A member with its buffers and a stream.
 class Rank {
  public:
@@ -91,6 +93,8 @@ class Rank {
   [[nodiscard]] std::string error() const { return table().error(); }
   // Dispatch, results, combine: all of it, and both compared with what is expected of these ranks.
   void round(const std::vector<Tokens>& all, const std::vector<bool>& there);
+  // The same of all ranks, none of which copies while another's kernel waits: under compute-sanitizer a copy waits for it.
+  void round_in_step(const std::vector<Tokens>& all, const Group& group);
   void expect_dispatch(const std::vector<Tokens>& all, const std::vector<bool>& there) const {
     expect_dispatch_of(shape_, all, there);
   }
