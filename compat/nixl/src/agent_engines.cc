@@ -11,6 +11,9 @@ using namespace towline::nixl;  // NOLINT: this file is that interface's other s
 
 // ---- Backends
 
+nixlBackendH::nixlBackendH(const towline::nixl::BackendType& backend_type, nixl_b_params_t params,
+                           nixl_mem_list_t kinds)
+    : engine(nullptr), type(backend_type), parameters(std::move(params)), memories(std::move(kinds)) {}
 nixlBackendH::nixlBackendH(std::unique_ptr<Engine> plugins_engine)
     : engine(std::move(plugins_engine)),
       type(engine->type()),

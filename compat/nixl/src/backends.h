@@ -52,8 +52,7 @@ struct Library {
 
 class nixlBackendH {
  public:
-  nixlBackendH(const towline::nixl::BackendType& backend_type, nixl_b_params_t params, nixl_mem_list_t kinds)
-      : engine(nullptr), type(backend_type), parameters(std::move(params)), memories(std::move(kinds)) {}
+  nixlBackendH(const towline::nixl::BackendType& backend_type, nixl_b_params_t params, nixl_mem_list_t kinds);
   // Takes over a plugin's engine.
   explicit nixlBackendH(std::unique_ptr<towline::nixl::Engine> plugins_engine);
   ~nixlBackendH();
