@@ -91,6 +91,7 @@ class GpuBackend final : public StreamBackend {
   void settle_ways(const towline_collective_open_args& args);
   void reserve();
   [[nodiscard]] uint32_t marking_blocks() const noexcept;
+  [[nodiscard]] uint64_t most_marked_rows() const noexcept;
   [[nodiscard]] MarkedLimits limited(const MarkedLimits& usual, uint64_t most) const;
   void mark(Launch& launch, uint64_t bytes, bool lines) const;
   void choose(Launch& launch) const;

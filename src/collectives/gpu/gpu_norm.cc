@@ -12,6 +12,7 @@ namespace {
 
 // Blocks of a kernel that waits for no other rank.
 constexpr uint64_t kNormBlocks = 1024;
+constexpr uint64_t kMarkedRowsBesideLines = 8 << 10;
 
 void take_rows(const towline_collective_norm_t& norm, Job& job) noexcept {
   job.residual = reinterpret_cast<uint64_t>(norm.residual);
@@ -33,6 +34,15 @@ void GpuBackend::build_rows(const towline_collective_norm_t& norm, Launch& launc
   launch.blocks = static_cast<uint32_t>(std::clamp<uint64_t>(norm.rows, 1, kNormBlocks));
 }
 
+// The bytes up to which every rank normalises all rows (norm_marked.h), measured on H200 with rows of 4096 and 8192 bfloat16.
+uint64_t GpuBackend::most_marked_rows() const noexcept {
+  // One GPU, us a row, beside a row for each rank (kDirectNorm): 2 ranks 4.1 and 6.0, 4 ranks 6.1 and 7.1, 8 ranks 10.3 and 9.6.
+  if (direct_) return size_ <= 4 ? in_slots_.bytes : 0;
+  // Several GPUs, beside an all_reduce in lines and a kernel after it: a row of 8 KiB 4.4 and 5.2, of 16 KiB 6.4 and 6.3.
+  if (lines_) return std::min(in_slots_.bytes, kMarkedRowsBesideLines);
+  return in_slots_.bytes;
+}
+
 bool GpuBackend::build_norm(const towline_collective_norm_t& norm, uint64_t number, uint64_t timeout_ns,
                             Launch& launch) {
   check_address(norm.residual, "residual");
@@ -46,18 +56,16 @@ bool GpuBackend::build_norm(const towline_collective_norm_t& norm, uint64_t numb
   take_rows(norm, job);
   if (job.bytes == 0) return true;
   const uint64_t row_bytes = job.bytes / norm.rows;
-  // Ranks of one GPU do a row each in less time than all of them all rows. Where data goes in lines, an all_reduce and a kernel
-  // after it take 7 us for a row of 16 KiB, and one kernel with slots 14.
-  const bool marks = !direct_ && !lines_ && size_ > 1 && size_ <= kMarkedRanks &&
-                     job.bytes <= in_slots_.bytes && row_bytes % 8 == 0 &&
+  const bool marks = size_ > 1 && size_ <= kMarkedRanks && job.bytes <= most_marked_rows() &&
+                     row_bytes % 8 == 0 && row_bytes / 8 <= kMarkedRowUnits &&
+                     norm.rows <= marking_blocks() &&
                      norm.rows * marked_blocks_of_row(row_bytes) <= marked_blocks(size_);
   if (!marks && !direct_) return false;
+  const uint32_t type = float_type(norm.datatype);
   job.way = marks ? Way::kMarkedNorm : Way::kDirectNorm;
-  launch.kernel = kNormKernels + float_type(norm.datatype) + (marks ? kFloatTypes : 0);
-  // Blocks of small kernels fill a multiprocessor.
+  launch.kernel = marks ? marked_norm_kernel(size_, type) : kNormKernels + type;
   launch.blocks = static_cast<uint32_t>(
-      marks ? std::clamp<uint64_t>(norm.rows, 1, std::max(1u, std::min(share_ / 2, max_blocks_)))
-            : std::clamp<uint64_t>((norm.rows + size_ - 1) / size_, 1, max_blocks_));
+      marks ? norm.rows : std::clamp<uint64_t>((norm.rows + size_ - 1) / size_, 1, max_blocks_));
   return true;
 }
 

@@ -40,10 +40,10 @@ void norm_model(const void* argument, uint32_t block, uint32_t blocks) {
   run_norm<E>(*static_cast<const Job*>(argument), scratch, block, blocks);
 }
 
-template <class E>
-void small_norm_model(const void* argument, uint32_t block, uint32_t blocks) {
+template <class E, uint32_t kRanks>
+void marked_norm_model(const void* argument, uint32_t block, uint32_t blocks) {
   Scratch scratch;
-  run_small_norm<E>(*static_cast<const Job*>(argument), scratch, block, blocks);
+  run_marked_norm<E, kRanks>(*static_cast<const Job*>(argument), scratch, block, blocks);
 }
 
 #define TOWLINE_KERNEL_NAME(name, datatype, element) "towline_collective_" #name,
@@ -52,19 +52,19 @@ void small_norm_model(const void* argument, uint32_t block, uint32_t blocks) {
 #define TOWLINE_SMALL_MODEL(name, datatype, element) small_model<element>,
 #define TOWLINE_NORM_NAME(name, element) "towline_collective_norm_" #name,
 #define TOWLINE_NORM_MODEL(name, element) norm_model<element>,
-#define TOWLINE_SMALL_NORM_NAME(name, element) "towline_collective_small_norm_" #name,
-#define TOWLINE_SMALL_NORM_MODEL(name, element) small_norm_model<element>,
+#define TOWLINE_MARKED_NORM_NAME(name, element, ranks) "towline_collective_marked_norm_" #name "_" #ranks,
+#define TOWLINE_MARKED_NORM_MODEL(name, element, ranks) marked_norm_model<element, ranks>,
 #define TOWLINE_LINE_NAME(name, element, ranks) "towline_collective_lines_" #name "_" #ranks,
 #define TOWLINE_LINE_MODEL(name, element, ranks) line_model<element, ranks>,
 constexpr const char* kNames[] = {
     TOWLINE_COLLECTIVE_KERNELS(TOWLINE_KERNEL_NAME) "towline_collective_moving",
     TOWLINE_COLLECTIVE_KERNELS(TOWLINE_SMALL_NAME) "towline_collective_small_moving",
-    TOWLINE_FLOAT_KERNELS(TOWLINE_NORM_NAME) TOWLINE_FLOAT_KERNELS(TOWLINE_SMALL_NORM_NAME)
+    TOWLINE_FLOAT_KERNELS(TOWLINE_NORM_NAME) TOWLINE_MARKED_NORM_KERNELS(TOWLINE_MARKED_NORM_NAME)
         TOWLINE_LINE_KERNELS(TOWLINE_LINE_NAME)};
 constexpr cuda::KernelModel kModels[] = {
     TOWLINE_COLLECTIVE_KERNELS(TOWLINE_KERNEL_MODEL) model<NoElement>,
     TOWLINE_COLLECTIVE_KERNELS(TOWLINE_SMALL_MODEL) small_model<NoElement>,
-    TOWLINE_FLOAT_KERNELS(TOWLINE_NORM_MODEL) TOWLINE_FLOAT_KERNELS(TOWLINE_SMALL_NORM_MODEL)
+    TOWLINE_FLOAT_KERNELS(TOWLINE_NORM_MODEL) TOWLINE_MARKED_NORM_KERNELS(TOWLINE_MARKED_NORM_MODEL)
         TOWLINE_LINE_KERNELS(TOWLINE_LINE_MODEL)};
 static_assert(std::size(kNames) == kKernels && std::size(kModels) == kKernels);
 

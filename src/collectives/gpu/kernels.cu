@@ -44,14 +44,18 @@ extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads
     using namespace towline::collectives;                                                                \
     using namespace towline::collectives::gpu;                                                           \
     run_norm<element>(job, scratch(), blockIdx.x, gridDim.x);                                            \
-  }                                                                                                      \
-  extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads, 1)                   \
-      towline_collective_small_norm_##name(const __grid_constant__ towline::collectives::gpu::Job job) { \
-    using namespace towline::collectives;                                                                \
-    using namespace towline::collectives::gpu;                                                           \
-    run_small_norm<element>(job, scratch(), blockIdx.x, gridDim.x);                                      \
   }
 TOWLINE_FLOAT_KERNELS(TOWLINE_NORM_KERNEL)
+
+#define TOWLINE_MARKED_NORM_KERNEL(name, element, ranks)                               \
+  extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads, 1) \
+      towline_collective_marked_norm_##name##_##ranks(                                 \
+          const __grid_constant__ towline::collectives::gpu::Job job) {                \
+    using namespace towline::collectives;                                              \
+    using namespace towline::collectives::gpu;                                         \
+    run_marked_norm<element, ranks>(job, scratch(), blockIdx.x, gridDim.x);            \
+  }
+TOWLINE_MARKED_NORM_KERNELS(TOWLINE_MARKED_NORM_KERNEL)
 
 #define TOWLINE_LINE_KERNEL(name, element, ranks)                                      \
   extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads, 1) \

@@ -17,30 +17,22 @@ constexpr uint64_t marked_blocks_of_row(uint64_t row_bytes) {
   return (row_bytes / 8 + kMarkedSlots - 1) / kMarkedSlots;
 }
 
-// The sum of one number of each thread, the same on all threads. By all threads of a block.
-TOWLINE_DEVICE float sum_of_block(float mine, float* partial) {
+// The sum of one number of each thread, the same on all threads; `failed`: that of any thread. By all threads of a block, which
+// have met since they called it last.
+TOWLINE_DEVICE float sum_of_block(float mine, bool& failed, float* partial) {
 #if defined(__CUDA_ARCH__)
   TOWLINE_UNROLL
   for (uint32_t apart = 16; apart != 0; apart /= 2) mine += __shfl_xor_sync(~0u, mine, apart);
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = mine;
-  __syncthreads();
+  failed = device::sync_any(failed);
   float sum = 0;
   for (uint32_t warp = 0; warp < blockDim.x / 32; ++warp) sum += partial[warp];
-  __syncthreads();  // the next row writes there
   return sum;
 #else
+  (void)failed;
   (void)partial;
   return mine;
 #endif
-}
-
-// 8 bytes. Those of an odd address out of line, since marked stores' kernels must be short.
-TOWLINE_DEVICE_CALL uint64_t load_apart(uint64_t address) { return load_any<uint64_t>(address); }
-TOWLINE_DEVICE_CALL void store_apart(uint64_t address, uint64_t value) {
-  store_any<uint64_t>(address, value);
-}
-TOWLINE_DEVICE uint64_t load_eight(uint64_t address) {
-  return (address & 7) == 0 ? device::load_unit<uint64_t>(address) : load_apart(address);
 }
 
 template <class Bits, uint32_t kLanes>
@@ -48,9 +40,6 @@ TOWLINE_DEVICE void load_lanes(uint64_t address, Bits (&lanes)[kLanes]) {
   if constexpr (kLanes * sizeof(Bits) == 16) {
     const device::Pack pack = device::load_pack(address);
     memcpy(lanes, &pack, 16);
-  } else if constexpr (kLanes * sizeof(Bits) == 8) {
-    const uint64_t value = load_eight(address);
-    memcpy(lanes, &value, 8);
   } else {
     static_assert(kLanes == 1);
     lanes[0] = load_any<Bits>(address);
@@ -62,13 +51,6 @@ TOWLINE_DEVICE void store_lanes(uint64_t address, const Bits (&lanes)[kLanes]) {
     device::Pack pack;
     memcpy(&pack, lanes, 16);
     device::store_pack(address, pack);
-  } else if constexpr (kLanes * sizeof(Bits) == 8) {
-    uint64_t value;
-    memcpy(&value, lanes, 8);
-    if ((address & 7) == 0)
-      device::store_unit<uint64_t>(address, value);
-    else
-      store_apart(address, value);
   } else {
     static_assert(kLanes == 1);
     store_any<Bits>(address, lanes[0]);
@@ -125,8 +107,8 @@ TOWLINE_DEVICE bool norm_row(const Job& job, uint64_t row, const NormTargets& ta
     }
     for (uint32_t target = 0; target < targets.count; ++target) store_lanes(sums[target] + at, lanes);
   }
-  if (device::sync_any(failed)) return false;
-  const float mean = sum_of_block(squares, partial) / static_cast<float>(job.width);
+  const float mean = sum_of_block(squares, failed, partial) / static_cast<float>(job.width);
+  if (failed) return false;
   const float scale = 1.0f / sqrtf(mean + job.epsilon);
   // Two units at a time, since a store would keep the next one's loads waiting.
   const uint64_t step = device::threads();
@@ -153,63 +135,8 @@ TOWLINE_DEVICE bool norm_row(const Job& job, uint64_t row, const NormTargets& ta
         store_lanes(targets.outputs[target] + begin + unit * kUnit, lanes[k]);
     }
   }
+  device::sync();  // the next row's partial sums lie there
   return true;
-}
-
-// Every rank gives its input to all others with marked stores, and all normalise all rows. A block has whole rows, and a row the
-// slots of blocks of its own.
-template <class E>
-TOWLINE_DEVICE void run_marked_norm(const Job& job, Turn& turn, Scratch& scratch) {
-  using Bits = typename E::Bits;
-  Control& me = control_of(job, job.rank);
-  const uint64_t row_bytes = row_bytes_of(job, sizeof(Bits));
-  const uint64_t units = row_bytes / 8;
-  const auto of_row = static_cast<uint32_t>(marked_blocks_of_row(row_bytes));
-  const auto block_of = [&](uint64_t row, uint64_t unit) {
-    return static_cast<uint32_t>(row * of_row + unit / kMarkedSlots);
-  };
-  for (uint64_t row = turn.block; row < job.rows; row += turn.blocks) {
-    const uint64_t step = device::threads();
-    for (uint64_t first = device::thread(); first < units; first += 2 * step) {
-      uint64_t values[2];
-      uint32_t marked[2];
-      TOWLINE_UNROLL
-      for (uint32_t k = 0; k < 2; ++k) {
-        const uint64_t unit = first + k * step;
-        if (unit >= units) continue;
-        values[k] = load_eight(job.in[0] + row * row_bytes + unit * 8);
-        marked[k] = me.marked[block_of(row, unit)];
-      }
-      TOWLINE_UNROLL
-      for (uint32_t k = 0; k < 2; ++k) {
-        const uint64_t unit = first + k * step;
-        if (unit >= units) continue;
-        for (uint32_t i = 1; i < job.size; ++i)
-          store_marked(marked_slot(job, (job.rank + i) % job.size, job.rank, marked[k], block_of(row, unit),
-                                   static_cast<uint32_t>(unit % kMarkedSlots)),
-                       values[k], job.digest);
-      }
-    }
-  }
-  show_marked(job, turn);
-  const NormTargets targets = {&job.out[0], &job.residual, 1};
-  for (uint64_t row = turn.block; row < job.rows; row += turn.blocks) {
-    const auto sum_of = [&](uint64_t unit, Bits(&lanes)[8 / sizeof(Bits)]) {
-      const uint32_t block = block_of(row, unit);
-      uint64_t values[kMarkedRanks];
-      if (!take_marked(job, turn, me.marked[block], block, static_cast<uint32_t>(unit % kMarkedSlots),
-                       others(job), load_eight(job.in[0] + row * row_bytes + unit * 8), values))
-        return false;
-      const uint64_t sum = reduce8<E>(job, values);
-      memcpy(lanes, &sum, 8);
-      return true;
-    };
-    if (!norm_row<E, 8 / sizeof(Bits)>(job, row, targets, scratch.partial, sum_of)) break;
-  }
-  device::sync();
-  for (uint64_t row = turn.block; row < job.rows; row += turn.blocks)
-    for (uint32_t block = device::thread(); block < of_row; block += device::threads())
-      ++me.marked[row * of_row + block];
 }
 
 template <class E, uint32_t kLanes>
@@ -286,14 +213,6 @@ TOWLINE_DEVICE void run_norm(const Job& job, Scratch& scratch, uint32_t block, u
   }
   Turn turn = begin_turn(job, block, blocks);
   run_direct_norm<E>(job, turn, scratch);
-  end_turn(job, turn);
-}
-
-// A kernel of its own: it needs twice the registers, without which it would spill more than a multiprocessor caches.
-template <class E>
-TOWLINE_DEVICE void run_small_norm(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
-  Turn turn = begin_turn(job, block, blocks);
-  run_marked_norm<E>(job, turn, scratch);
   end_turn(job, turn);
 }
 

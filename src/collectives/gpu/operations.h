@@ -8,6 +8,7 @@
 #include "collectives/gpu/lines.h"
 #include "collectives/gpu/marked.h"
 #include "collectives/gpu/norm.h"
+#include "collectives/gpu/norm_marked.h"
 #include "collectives/gpu/pushed.h"
 #include "collectives/gpu/shares.h"
 #include "collectives/gpu/window_operations.h"
@@ -289,11 +290,16 @@ inline constexpr uint32_t kMovingKernel = TOWLINE_BOOL + 1;
 inline constexpr uint32_t kSmallKernels = kMovingKernel + 1;
 inline constexpr uint32_t kNormKernels = 2 * kSmallKernels;
 inline constexpr uint32_t kFloatTypes = 3;  // that models use: TOWLINE_FLOAT_KERNELS
-// Norms, then small ones; then those in lines, and the one that moves: for 2, 4 and 8 ranks.
-inline constexpr uint32_t kLineKernels = kNormKernels + 2 * kFloatTypes;
+// Norms; then, for 2, 4 and 8 ranks each, those with marks; then those in lines, and the one that moves.
+inline constexpr uint32_t kMarkedNormKernels = kNormKernels + kFloatTypes;
+inline constexpr uint32_t kLineKernels = kMarkedNormKernels + 3 * kFloatTypes;
 inline constexpr uint32_t kKernels = kLineKernels + 3 * (kFloatTypes + 1);
+constexpr uint32_t ranks_row(uint32_t size) { return size <= 2 ? 0 : size <= 4 ? 1 : 2; }
+constexpr uint32_t marked_norm_kernel(uint32_t size, uint32_t type) {
+  return kMarkedNormKernels + ranks_row(size) * kFloatTypes + type;
+}
 constexpr uint32_t line_kernel(uint32_t size, uint32_t type) {
-  return kLineKernels + (size <= 2 ? 0 : size <= 4 ? 1 : 2) * (kFloatTypes + 1) + type;
+  return kLineKernels + ranks_row(size) * (kFloatTypes + 1) + type;
 }
 // kFloatTypes: not one of them.
 constexpr uint32_t float_type(uint32_t datatype) {
@@ -312,6 +318,13 @@ constexpr uint32_t float_type(uint32_t datatype) {
 #define TOWLINE_FLOAT_KERNELS(apply)                                        \
   apply(float32, PlainElement<float>) apply(float16, SmallElement<Float16>) \
       apply(bfloat16, SmallElement<Bfloat16>)
+
+#define TOWLINE_MARKED_NORM_KERNELS_OF(apply, ranks)                                      \
+  apply(float32, PlainElement<float>, ranks) apply(float16, SmallElement<Float16>, ranks) \
+      apply(bfloat16, SmallElement<Bfloat16>, ranks)
+#define TOWLINE_MARKED_NORM_KERNELS(apply)                                              \
+  TOWLINE_MARKED_NORM_KERNELS_OF(apply, 2) TOWLINE_MARKED_NORM_KERNELS_OF(apply, 4)     \
+      TOWLINE_MARKED_NORM_KERNELS_OF(apply, 8)
 
 #define TOWLINE_LINE_KERNELS_OF(apply, ranks)                                             \
   apply(float32, PlainElement<float>, ranks) apply(float16, SmallElement<Float16>, ranks) \

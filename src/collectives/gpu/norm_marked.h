@@ -1,0 +1,217 @@
+// all_reduce with RMSNorm of a few rows: every rank gives its input to all others with marked stores, and all normalise all
+// rows, each in a block of its own.
+//
+// Decoding asks for this once a layer, on a few KiB, so what counts is how often a thread waits for memory. All that does not
+// depend on other ranks is loaded first, and a row stays in registers from there to its end. kRanks and kOdd are constants, since
+// a kernel's code comes from memory as well.
+#pragma once
+
+#include "collectives/gpu/norm.h"
+
+namespace towline::collectives::gpu {
+
+// The longest row, in units of 8 bytes.
+inline constexpr uint64_t kMarkedRowUnits = 4 * kThreads;
+
+#if defined(__CUDA_ARCH__)
+inline constexpr uint32_t kRowThreads = kThreads;
+#else
+inline constexpr uint32_t kRowThreads = 1;  // the model's block has one thread
+#endif
+inline constexpr uint32_t kRowUnits = kMarkedRowUnits / kRowThreads;  // of a thread, one every kRowThreads
+
+// What a thread has of its row.
+struct RowPart {
+  uint64_t input[kRowUnits];
+  uint64_t residual[kRowUnits];
+  uint64_t weight[kRowUnits];
+  uint32_t marked[kRowUnits];
+};
+
+// kRanks: of at most so many. kOdd: some of this rank's data does not start at a multiple of 8.
+template <class E, uint32_t kRanks, bool kOdd>
+struct MarkedRow {
+  using Bits = typename E::Bits;
+  static constexpr uint32_t kLanes = 8 / sizeof(Bits);
+  static constexpr uint32_t kOthers = kRanks - 1;
+  // Units whose slots a thread asks for together: with many ranks one unit has enough of them.
+  static constexpr uint32_t kTogether = kRanks <= 2 ? 4 : kRanks <= 4 ? 2 : 1;
+
+  const Job& job;
+  const Turn& turn;
+  const uint64_t units;
+  const uint64_t begin;        // of the row, in bytes
+  const uint32_t first_block;  // the row's slots are those of this block, and of the ones behind it
+
+  TOWLINE_DEVICE static uint64_t unit_of(uint32_t k) { return device::thread() + uint64_t{k} * kRowThreads; }
+  TOWLINE_DEVICE static uint64_t load(uint64_t address) {
+    if constexpr (kOdd)
+      return load_any<uint64_t>(address);
+    else
+      return device::load_unit<uint64_t>(address);
+  }
+  TOWLINE_DEVICE static void store(uint64_t address, uint64_t value) {
+    if constexpr (kOdd)
+      store_any<uint64_t>(address, value);
+    else
+      device::store_unit<uint64_t>(address, value);
+  }
+  // The others are numbered in the order of their ranks.
+  TOWLINE_DEVICE uint32_t other(uint32_t index) const { return index < job.rank ? index : index + 1; }
+  TOWLINE_DEVICE bool is_there(uint32_t index) const { return index + 1 < job.size; }
+  TOWLINE_DEVICE uint64_t slot(uint32_t at, uint32_t from, uint32_t marked, uint64_t unit) const {
+    return marked_slot(job, at, from, marked, first_block + static_cast<uint32_t>(unit / kMarkedSlots),
+                       static_cast<uint32_t>(unit % kMarkedSlots));
+  }
+
+  TOWLINE_DEVICE void give(RowPart& part) const {
+    const Control& me = control_of(job, job.rank);
+    TOWLINE_UNROLL
+    for (uint32_t k = 0; k < kRowUnits; ++k) {
+      const uint64_t unit = unit_of(k);
+      if (unit >= units) break;
+      part.input[k] = load(job.in[0] + begin + unit * 8);
+      part.marked[k] = me.marked[first_block + unit / kMarkedSlots];
+      if (job.residual != 0) part.residual[k] = load(job.residual + begin + unit * 8);
+      if (job.weight != 0) part.weight[k] = load(job.weight + unit * 8);
+    }
+    TOWLINE_UNROLL
+    for (uint32_t k = 0; k < kRowUnits; ++k) {
+      const uint64_t unit = unit_of(k);
+      if (unit >= units) break;
+      TOWLINE_UNROLL
+      for (uint32_t i = 0; i < kOthers; ++i)
+        if (is_there(i)) store_marked(slot(other(i), job.rank, part.marked[k], unit), part.input[k], job.digest);
+    }
+  }
+
+  // What the others gave of kTogether units from `first` on. The slots are emptied for their next use, which comes two operations later
+  // and so after every rank has seen this one's end. False: failed.
+  TOWLINE_DEVICE bool take(const RowPart& part, uint32_t first, uint64_t (&values)[kTogether][kOthers]) const {
+    Waiter waiter;
+    const auto each = [&](auto&& does) {
+      TOWLINE_UNROLL
+      for (uint32_t k = 0; k < kTogether; ++k) {
+        if (first + k >= kRowUnits || unit_of(first + k) >= units) break;
+        TOWLINE_UNROLL
+        for (uint32_t i = 0; i < kOthers; ++i)
+          if (is_there(i))
+            does(values[k][i], other(i), slot(job.rank, other(i), part.marked[first + k], unit_of(first + k)));
+      }
+    };
+    for (;;) {
+      uint32_t missing = job.size;
+      uint32_t wrong = job.size;
+      each([&](uint64_t& value, uint32_t peer, uint64_t from) {
+        uint32_t marks[2];
+        load_marked(from, value, marks);
+        if (marks[0] != job.digest || marks[1] != job.digest) missing = peer;
+        if ((marks[0] != 0 && marks[0] != job.digest) || (marks[1] != 0 && marks[1] != job.digest)) wrong = peer;
+      });
+      if (missing == job.size) break;
+      if (wrong != job.size) {
+        fail_with(job, Failure::kMismatch, wrong, 0, 0);
+        return false;
+      }
+      if (give_up(job, waiter, missing, &control_of(job, job.rank).signal[missing][turn.block], turn.epoch))
+        return false;
+    }
+    each([&](uint64_t, uint32_t, uint64_t from) { store_marked(from, 0, 0); });
+    return true;
+  }
+
+  // The ranks' sum, in their order, and the residual. Adds to `squares`.
+  TOWLINE_DEVICE uint64_t add(uint64_t mine, uint64_t residual, const uint64_t (&others)[kOthers],
+                              float& squares) const {
+    typename E::Sum sums[kLanes] = {};  // rank 0 sets them, which not every compiler sees
+    Bits lanes[kLanes];
+    TOWLINE_UNROLL
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      if (rank >= job.size) break;
+      const uint64_t after = rank == 0 ? 0 : others[rank == 0 ? 0 : rank - 1];
+      const uint64_t before = rank == kOthers ? 0 : others[rank == kOthers ? 0 : rank];
+      const uint64_t value = rank == job.rank ? mine : rank < job.rank ? before : after;
+      memcpy(lanes, &value, 8);
+      TOWLINE_UNROLL
+      for (uint32_t i = 0; i < kLanes; ++i)
+        sums[i] = rank == 0 ? E::widen(lanes[i]) : sums[i] + E::widen(lanes[i]);
+    }
+    Bits added[kLanes];
+    memcpy(added, &residual, 8);
+    TOWLINE_UNROLL
+    for (uint32_t i = 0; i < kLanes; ++i) {
+      lanes[i] = E::narrow(sums[i]);
+      if (job.residual != 0) lanes[i] = E::narrow(E::widen(lanes[i]) + E::widen(added[i]));
+      const float value = E::widen(lanes[i]);
+      squares += value * value;
+    }
+    uint64_t sum;
+    memcpy(&sum, lanes, 8);
+    return sum;
+  }
+
+  TOWLINE_DEVICE void normalize(RowPart& part, float scale) const {
+    TOWLINE_UNROLL
+    for (uint32_t k = 0; k < kRowUnits; ++k) {
+      const uint64_t unit = unit_of(k);
+      if (unit >= units) break;
+      Bits lanes[kLanes];
+      Bits weights[kLanes];
+      memcpy(lanes, &part.input[k], 8);
+      memcpy(weights, &part.weight[k], 8);
+      TOWLINE_UNROLL
+      for (uint32_t i = 0; i < kLanes; ++i) {
+        const float scaled = E::widen(lanes[i]) * scale;
+        lanes[i] = E::narrow(job.weight != 0 ? scaled * E::widen(weights[i]) : scaled);
+      }
+      uint64_t result;
+      memcpy(&result, lanes, 8);
+      store(job.out[0] + begin + unit * 8, result);
+    }
+  }
+};
+
+// A thread stores to a unit only after it has read it, so outputs may be inputs.
+template <class E, uint32_t kRanks, bool kOdd>
+TOWLINE_DEVICE void run_marked_row(const Job& job, Turn& turn, Scratch& scratch) {
+  using Row = MarkedRow<E, kRanks, kOdd>;
+  const uint64_t row_bytes = row_bytes_of(job, sizeof(typename E::Bits));
+  const auto of_row = static_cast<uint32_t>(marked_blocks_of_row(row_bytes));
+  const Row row{job, turn, row_bytes / 8, turn.block * row_bytes, turn.block * of_row};
+  RowPart part = {};
+  row.give(part);
+  show_marked(job, turn);
+  float squares = 0;
+  bool failed = false;
+  TOWLINE_UNROLL
+  for (uint32_t first = 0; first < kRowUnits; first += Row::kTogether) {
+    if (Row::unit_of(first) >= row.units || failed) break;
+    uint64_t values[Row::kTogether][Row::kOthers];
+    failed = !row.take(part, first, values);
+    TOWLINE_UNROLL
+    for (uint32_t k = 0; k < Row::kTogether; ++k) {
+      if (failed || first + k >= kRowUnits || Row::unit_of(first + k) >= row.units) break;
+      part.input[first + k] = row.add(part.input[first + k], part.residual[first + k], values[k], squares);
+      if (job.residual != 0)
+        Row::store(job.residual + row.begin + Row::unit_of(first + k) * 8, part.input[first + k]);
+    }
+  }
+  const float mean = sum_of_block(squares, failed, scratch.partial) / static_cast<float>(job.width);
+  let_next_begin();  // no thread waits any more
+  if (!failed) row.normalize(part, 1.0f / sqrtf(mean + job.epsilon));
+  Control& me = control_of(job, job.rank);
+  for (uint32_t block = device::thread(); block < of_row; block += device::threads())
+    ++me.marked[row.first_block + block];
+}
+
+template <class E, uint32_t kRanks>
+TOWLINE_DEVICE void run_marked_norm(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
+  Turn turn = begin_turn(job, block, blocks);
+  if (((job.in[0] | job.out[0] | job.residual | job.weight) & 7) != 0)
+    run_marked_row<E, kRanks, true>(job, turn, scratch);
+  else
+    run_marked_row<E, kRanks, false>(job, turn, scratch);
+  end_turn(job, turn);
+}
+
+}  // namespace towline::collectives::gpu
