@@ -21,6 +21,7 @@ namespace towline::collectives {
 namespace {
 
 constexpr uint64_t kLeastStaging = 64 << 10;
+constexpr size_t kPeersAtOnce = 8;  // of other hosts, whose lanes are made with the communicator
 constexpr uint64_t kLaneShare = 4;  // a lane of messages has so much less staging than operations have
 
 // The error message of the inside backend for the current call, on its thread.
@@ -141,9 +142,24 @@ void HostsBackend::open_inside(const towline_collective_open_args& args) {
   }
   layout_.staging = static_cast<uint8_t*>(memory);
   messages_ = std::make_unique<HostsMessages>(*cpu_, table_, *bytes / kLaneShare);
+  open_lanes(made);
   windows_ = std::make_unique<HostsWindows>(*cpu_, table_, *bytes / kLaneShare);
   const std::lock_guard lock(inside_mutex_);
   inside_ = made;
+}
+
+void HostsBackend::open_lanes(towline_collective_backend* inside) {
+  std::vector<int> elsewhere;
+  for (size_t host = 0; host < layout_.hosts.size(); ++host)
+    if (host != layout_.mine)
+      elsewhere.insert(elsewhere.end(), layout_.hosts[host].begin(), layout_.hosts[host].end());
+  if (elsewhere.size() > kPeersAtOnce || !messages_->possible()) return;
+  try {
+    messages_->open(inside, elsewhere, [this](int32_t status) { check_inside(status); });
+  } catch (const Error&) {
+    table_.close(inside);
+    throw;
+  }
 }
 
 HostsBackend::~HostsBackend() { close_inside(); }

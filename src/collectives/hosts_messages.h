@@ -1,5 +1,6 @@
-// Messages between GPUs of different hosts. Each rank of another host has a lane of legs for each direction, made when it is
-// first used: messages wait only for those before them of the same pair and direction.
+// Messages between GPUs of different hosts. Each rank of another host has a lane of legs for each direction, made with the
+// communicator if there are few, else when it is first used: messages wait only for those before them of the same pair and
+// direction.
 //
 // A message is a row of steps: its chunks go through two halves of the lane's staging memory, and the lane's thread gives them
 // to the CPU backend's message engine, which nothing else uses. What was sent is announced before the first chunk, and
@@ -9,6 +10,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,14 +34,14 @@ class HostsMessages {
   std::vector<towline_collective_step_t> cut(towline_collective_backend* inside,
                                              const towline_collective_t& call, uint64_t timeout_ns,
                                              Check&& check) {
-    Lane& lane = lane_to(call.root, call.op == TOWLINE_COLLECTIVE_SEND);
-    {
-      const std::lock_guard lock(lane.mutex);
-      if (lane.memory == nullptr)
-        check(table_.lane_open(inside, 2 * half_, lane.sends ? 1 : 0, carry, &lane, &lane.memory,
-                               &lane.number));
-    }
-    return cut_for(lane, call, timeout_ns);
+    return cut_for(open_lane(inside, call.root, call.op == TOWLINE_COLLECTIVE_SEND, check), call, timeout_ns);
+  }
+  // Makes the lanes to these ranks and from them now, while no kernel waits: the driver may let a thread that asks for pinned
+  // memory wait for kernels that run, and those may wait for a message that the thread has yet to issue.
+  template <class Check>
+  void open(towline_collective_backend* inside, std::span<const int> peers, Check&& check) {
+    for (const int peer : peers)
+      for (const bool sends : {true, false}) (void)open_lane(inside, peer, sends, check);
   }
   // From now on legs that wait for the other rank give up soon. Before the backend inside is closed.
   void close() noexcept { closing_ns_ = monotonic_now_ns(); }
@@ -72,6 +74,14 @@ class HostsMessages {
   };
   static_assert(sizeof(Leg) <= TOWLINE_STEP_WORDS * 8);
 
+  template <class Check>
+  Lane& open_lane(towline_collective_backend* inside, int peer, bool sends, Check&& check) {
+    Lane& lane = lane_to(peer, sends);
+    const std::lock_guard lock(lane.mutex);
+    if (lane.memory == nullptr)
+      check(table_.lane_open(inside, 2 * half_, sends ? 1 : 0, carry, &lane, &lane.memory, &lane.number));
+    return lane;
+  }
   static int32_t carry(void* lane, const uint64_t* words);
   Lane& lane_to(int peer, bool sends);
   std::vector<towline_collective_step_t> cut_for(const Lane& lane, const towline_collective_t& call,

@@ -47,6 +47,7 @@ towline_collective_store_t MapStore::table() {
 }
 
 void meet(Rank& rank) {
+  if (rank.threads != nullptr) return rank.threads->arrive_and_wait();
   towline_collective_t call = {};
   call.struct_size = sizeof call;
   call.op = TOWLINE_COLLECTIVE_BARRIER;
@@ -115,7 +116,8 @@ const std::optional<OwnRank>& own_rank() {
 }
 
 void run_as(int rank, const Ranks& ranks, Platform& gpu, bool with_cpu,
-            const std::function<void(Rank&)>& body, const towline_collective_store_t* store) {
+            const std::function<void(Rank&)>& body, const towline_collective_store_t* store,
+            std::barrier<>* threads) {
   gpu.be(rank);
   const auto make = [&](const char* name, const char* backend) {
     towline_communicator_options_t options = {};
@@ -135,9 +137,10 @@ void run_as(int rank, const Ranks& ranks, Platform& gpu, bool with_cpu,
     EXPECT_EQ(towline_communicator_create(&options, &made), TOWLINE_OK) << towline_last_error();
     return made;
   };
-  Rank mine{rank, ranks.size, gpu, make("gpus", gpu.backend()), nullptr};
+  Rank mine{rank, ranks.size, gpu, make("gpus", gpu.backend()), nullptr, threads};
   if (with_cpu) mine.on_cpu = make("cpus", "cpu");
   if (mine.on_gpu != nullptr && (!with_cpu || mine.on_cpu != nullptr)) body(mine);
+  if (threads != nullptr) threads->arrive_and_drop();  // nobody waits for a rank whose body ended early
   if (mine.on_cpu != nullptr) towline_communicator_destroy(mine.on_cpu);
   if (mine.on_gpu != nullptr) towline_communicator_destroy(mine.on_gpu);
 }
@@ -150,13 +153,14 @@ void run_on_gpus(const Ranks& ranks, bool with_cpu, const std::function<void(Ran
   if (gpu == nullptr) GTEST_SKIP() << why_not;
   if (own_rank()) {
     ASSERT_EQ(own_rank()->size, ranks.size) << "run_as_processes needs a filter for tests of so many ranks";
-    return run_as(own_rank()->rank, ranks, *gpu, with_cpu, body, nullptr);
+    return run_as(own_rank()->rank, ranks, *gpu, with_cpu, body, nullptr, nullptr);
   }
   MapStore store;
   const auto table = store.table();
+  std::barrier<> meeting(ranks.size);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks.size; ++rank)
-    threads.emplace_back([&, rank] { run_as(rank, ranks, *gpu, with_cpu, body, &table); });
+    threads.emplace_back([&, rank] { run_as(rank, ranks, *gpu, with_cpu, body, &table, &meeting); });
   for (std::thread& thread : threads) thread.join();
 }
 

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -107,13 +108,14 @@ struct Rank {
   Platform& gpu;
   towline_communicator_t* on_gpu;
   towline_communicator_t* on_cpu;  // null unless asked for
+  std::barrier<>* threads;         // of the ranks; null where they are processes
 };
 
 // Runs the body as every rank and waits.
 void run_on_gpus(const Ranks& ranks, bool with_cpu, const std::function<void(Rank&)>& body);
 
 // A barrier of all ranks, which waits. Before the first operation or replay of a graph: what another rank does until it has one
-// (allocating, instantiating) may wait for the kernels of those that are ahead.
+// (allocating, instantiating) may wait for the kernels of those that are ahead. So ranks of one process meet without a kernel.
 void meet(Rank& rank);
 
 // What ranks with a configuration each get when they make a communicator, which is destroyed again.

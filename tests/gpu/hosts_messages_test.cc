@@ -49,6 +49,7 @@ TEST_P(MessagesBetweenHosts, ArriveOnStreams) {
     mine.put(sent_data(rank.rank, peer, count));
     void* const out = rank.gpu.make_stream();
     void* const in = rank.gpu.make_stream();
+    meet(rank);
     for (int turn = 0; turn < 3; ++turn) {
       theirs.put(std::vector<uint8_t>(count * 4));
       const towline_collective_t send = message_to(TOWLINE_COLLECTIVE_SEND, peer, count, mine, 7);
@@ -90,6 +91,8 @@ TEST_P(MessagesBetweenHosts, ArriveInBatchesAndBesideStreams) {
         theirs[static_cast<size_t>(peer)]->put(std::vector<uint8_t>(count * 4));
       }
     };
+    void* const stream = rank.gpu.make_stream();
+    meet(rank);
     towline_batch_t* batch = nullptr;
     ASSERT_EQ(towline_batch_create(rank.on_gpu, &batch), TOWLINE_OK);
     for (const towline_collective_t& call : calls) ASSERT_EQ(towline_batch_add(batch, &call), TOWLINE_OK);
@@ -97,7 +100,6 @@ TEST_P(MessagesBetweenHosts, ArriveInBatchesAndBesideStreams) {
     towline_batch_destroy(batch);
     check_and_clear("batch");
     meet(rank);
-    void* const stream = rank.gpu.make_stream();
     std::vector<towline_work_t*> works(calls.size());
     for (size_t i = 0; i < calls.size(); ++i)
       ASSERT_EQ(towline_collective_issue_beside(rank.on_gpu, &calls[i], nullptr, stream, &works[i]),
