@@ -81,6 +81,15 @@ class OwnStream {
   [[nodiscard]] virtual void* native() const noexcept = 0;
 };
 
+// While it lives, streams are there for calls of make_stream that are to come.
+class StreamsAhead {
+ public:
+  StreamsAhead() = default;
+  StreamsAhead(const StreamsAhead&) = delete;
+  StreamsAhead& operator=(const StreamsAhead&) = delete;
+  virtual ~StreamsAhead() = default;
+};
+
 // A kernel as processors run it: one block at a time, of one thread.
 using KernelModel = void (*)(const void* argument, uint32_t block, uint32_t blocks);
 
@@ -129,6 +138,8 @@ class KernelDevice {
   virtual std::unique_ptr<Moment> make_moment(uint32_t gpu) = 0;
   // If `wish` reserves multiprocessors, its kernels run on these alone.
   virtual std::unique_ptr<OwnStream> make_stream(uint32_t gpu, const ReserveWish& wish = {}) = 0;
+  // So that the next `count` calls of make_stream without a wish ask the driver for nothing: it may wait for kernels that run.
+  virtual std::unique_ptr<StreamsAhead> make_streams_ahead(uint32_t gpu, uint32_t count) = 0;
   // As Device has it.
   [[nodiscard]] virtual Reserve reserve(uint32_t gpu, const ReserveWish& wish) = 0;
   // Waits for all that this process has put onto the GPU: unmapping memory does not. Streams that record graphs may

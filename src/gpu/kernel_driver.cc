@@ -10,6 +10,7 @@
 #include "gpu/driver.h"
 #include "gpu/driver_queue.h"
 #include "gpu/driver_spares.h"
+#include "gpu/driver_streams.h"
 #include "gpu/kernel_device.h"
 
 namespace towline::cuda {
@@ -151,12 +152,12 @@ class DriverStream final : public OwnStream {
  public:
   // First in turn on multiprocessors of their own (`green`), since copies may use the same ones.
   DriverStream(const Api& api, driver::Context context, driver::GreenContext green)
-      : api_(api), context_(context) {
-    const Current current(api_, context_);
-    if (green == nullptr) {
-      api_.check(api_.stream_create(&stream_, driver::kStreamNonBlocking), "cuStreamCreate");
+      : api_(api), context_(context), green_(green != nullptr) {
+    if (!green_) {
+      stream_ = take_stream(api_, context_);
       return;
     }
+    const Current current(api_, context_);
     int least = 0;
     int greatest = 0;
     api_.check(api_.context_get_priorities(&least, &greatest), "cuCtxGetStreamPriorityRange");
@@ -165,15 +166,28 @@ class DriverStream final : public OwnStream {
   }
   ~DriverStream() override {
     const Current current(api_, context_);
-    api_.stream_synchronize(stream_);
-    api_.stream_destroy(stream_);
+    const driver::Result result = api_.stream_synchronize(stream_);
+    if (green_ || result != driver::kSuccess)
+      api_.stream_destroy(stream_);
+    else
+      keep_stream(context_, stream_);
   }
   [[nodiscard]] void* native() const noexcept override { return stream_; }
 
  private:
   const Api& api_;
   const driver::Context context_;
+  const bool green_;
   driver::Stream stream_ = nullptr;
+};
+
+class DriverStreamsAhead final : public StreamsAhead {
+ public:
+  DriverStreamsAhead(const Api& api, driver::Context context, uint32_t count)
+      : prepared_(api, context, count) {}
+
+ private:
+  const PreparedStreams prepared_;
 };
 
 // An image's kernels on a GPU, for all that ask for them: it is never unloaded, since it goes with the context.
@@ -280,6 +294,9 @@ class NvidiaKernels final : public KernelDevice {
   }
   std::unique_ptr<OwnStream> make_stream(uint32_t gpu, const ReserveWish& wish) override {
     return std::make_unique<DriverStream>(api_, nvidia_context(gpu), nvidia_green(gpu, wish));
+  }
+  std::unique_ptr<StreamsAhead> make_streams_ahead(uint32_t gpu, uint32_t count) override {
+    return std::make_unique<DriverStreamsAhead>(api_, nvidia_context(gpu), count);
   }
   [[nodiscard]] Reserve reserve(uint32_t gpu, const ReserveWish& wish) override {
     return device_.reserve(gpu, wish);

@@ -27,6 +27,8 @@ class DriverPlatform final : public Platform {
     for (uint32_t each = 0; each < cuda_.gpus(); ++each) {
       cuda_.use(each);
       for (int i = 0; i < kKeptStreams; ++i) kept_.insert(idle_[each].emplace_back(new_stream()));
+      copies_[each] =
+          std::make_unique<Stream>(cuda_, each);  // another GPU may not reach what a pool has given out
     }
   }
   [[nodiscard]] const char* backend() const override { return "gpu"; }
@@ -135,10 +137,8 @@ class DriverPlatform final : public Platform {
   void move(void* to, const void* from, uint64_t bytes) {
     if (bytes == 0) return;
     const std::lock_guard lock(mutex_);
-    std::unique_ptr<Stream>& copies = copies_[gpu];  // another GPU may not reach what a pool has given out
-    if (copies == nullptr) copies = std::make_unique<Stream>(cuda_, gpu);
     cuda_.use(gpu);
-    auto* const stream = static_cast<driver::Stream>(copies->native());
+    auto* const stream = static_cast<driver::Stream>(copies_[gpu]->native());
     api_.check(api_.memory_copy_async(reinterpret_cast<driver::Pointer>(to),
                                       reinterpret_cast<driver::Pointer>(from), bytes, stream),
                "cuMemcpyAsync");

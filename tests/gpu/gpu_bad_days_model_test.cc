@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <memory>
 #include <string>
 #include <thread>
 
@@ -159,6 +161,41 @@ TEST_F(CollectivesOnGpuBadDay, ACallThatWaitsWithFreedMemoryEndsTheCommunicatorO
       EXPECT_EQ(communicator_error(rank.on_gpu), "rank 1 aborted the communicator");
     }
   });
+}
+
+// Others count on what a rank has issued, though it ends its communicator before its stream has come that far.
+TEST_F(CollectivesOnGpuBadDay, ARankMayEndItsCommunicatorBeforeItsOperationHasBegun) {
+  std::atomic<FakeStream*> held{nullptr};
+  std::unique_ptr<Buffer> its_buffer;  // outlives its operation
+  run_on_gpus({}, false, [&](Rank& rank) {
+    Buffer buffer(rank.gpu, kElements * sizeof(float));
+    fill_with_ones(buffer);
+    void* const stream = rank.gpu.make_stream();
+    if (rank.rank == 1) {
+      static_cast<FakeStream*>(stream)->hold(true);
+      held = static_cast<FakeStream*>(stream);
+      its_buffer = std::make_unique<Buffer>(rank.gpu, kElements * sizeof(float));
+      fill_with_ones(*its_buffer);
+    }
+    Buffer& used = rank.rank == 1 ? *its_buffer : buffer;
+    const towline_collective_t call = reduce_call(used, used, kElements);
+    ASSERT_EQ(towline_collective_issue(rank.on_gpu, &call, nullptr, stream), TOWLINE_OK)
+        << towline_last_error();
+    if (rank.rank == 1) return;  // and so its communicator ends
+    // It would be told of within some 10 ms.
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+    while (std::chrono::steady_clock::now() < until && communicator_error(rank.on_gpu).empty())
+      std::this_thread::yield();
+    EXPECT_EQ(communicator_error(rank.on_gpu), "");
+    while (held == nullptr) std::this_thread::yield();
+    held.load()->hold(false);
+    rank.gpu.drain(stream);
+    EXPECT_EQ(communicator_error(rank.on_gpu), "");
+    EXPECT_EQ(first_of(rank, buffer), 2.0f);
+    rank.gpu.free_stream(stream);
+  });
+  std::string why_not;
+  platform(why_not)->free_stream(held);
 }
 
 // A window keeps the pool's memory that it maps, on all ranks; the next allocation is another piece.

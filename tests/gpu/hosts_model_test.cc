@@ -33,6 +33,36 @@ TEST(MessagesBetweenHostsFail, ARefusedOneFailsOnBothRanks) {
   cuda::fake::faults().reset();  // what is allocated there next is well
 }
 
+// The driver may wait for kernels that run before it makes a stream, and they may wait for this very message: so all streams are there
+// when the communicator is.
+TEST(MessagesBetweenHosts, AskTheDriverForNoStream) {
+  Ranks ranks;
+  ranks.size = 4;
+  ranks.config = "collectives.on_gpu = \"gpu\"\n";
+  ranks.hosts = {"a", "a", "b", "b"};
+  run_on_gpus(ranks, false, [](Rank& rank) {
+    Buffer buffer(rank.gpu, 64);
+    meet(rank);
+    cuda::fake::faults().refuse_streams(0);
+    towline_batch_t* batch = nullptr;
+    ASSERT_EQ(towline_batch_create(rank.on_gpu, &batch), TOWLINE_OK);
+    for (int peer = 0; peer < rank.size; ++peer)
+      for (const uint32_t op : {TOWLINE_COLLECTIVE_RECV, TOWLINE_COLLECTIVE_SEND}) {
+        if (peer == rank.rank) continue;
+        towline_collective_t call = {};
+        call.struct_size = sizeof call;
+        call.op = op;
+        call.count = 0;
+        call.root = peer;
+        call.input = call.output = buffer.at();
+        ASSERT_EQ(towline_batch_add(batch, &call), TOWLINE_OK);
+      }
+    EXPECT_EQ(towline_batch_issue(batch, nullptr, nullptr), TOWLINE_OK) << towline_last_error();
+    towline_batch_destroy(batch);
+  });
+  cuda::fake::faults().reset();
+}
+
 // Agents that have no plugin for memory of GPUs can't give it to other hosts. The window is of all ranks or of none.
 TEST(WindowsBetweenHostsFail, WithoutAPluginForMemoryOfGpusEveryRankIsTold) {
   const std::string plugins = ::getenv("TOWLINE_PLUGINS");

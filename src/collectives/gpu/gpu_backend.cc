@@ -55,7 +55,9 @@ GpuBackend::GpuBackend(const towline_collective_open_args& args, cuda::KernelDev
   base_.size = size_;
   collectives_.running.last = device_.make_moment(gpu_);
   control_.running.last = device_.make_moment(gpu_);
-  // Now: with many streams the driver has to wait for kernels before it makes another, and they may wait for this rank.
+  // Now, and those of messages, too: the driver may have to wait for kernels before it makes another, and they may wait for
+  // this rank.
+  ahead_ = device_.make_streams_ahead(gpu_, wish_.any() ? 0 : 2 + 2 * (size_ - 1));
   control_.own = device_.make_stream(gpu_, wish_);
   collectives_.own = device_.make_stream(gpu_, wish_);
   breaker_.set_listener([this](const Breakage& breakage) {
@@ -109,15 +111,25 @@ GpuBackend::~GpuBackend() {
   }
   watch_changed_.notify_all();
   watcher_.join();
-  tell(Failure::kLeft);
-  std::vector<Channel*> channels = {&collectives_, &control_};
+  std::vector<Channel*> channels = {&collectives_};
   for (const auto& channel : channels_)
     if (channel != nullptr) channels.push_back(channel.get());
   for (Lane& lane : lanes_) channels.push_back(&lane.channel);
-  const uint64_t until = monotonic_now_ns() + kEndWithinNs;
-  for (Channel* const channel : channels) {
-    while (!drained(*channel) && monotonic_now_ns() < until) ::sched_yield();
-  }
+  const auto drain = [&] {
+    const uint64_t until = monotonic_now_ns() + kEndWithinNs;
+    for (Channel* const channel : channels) {
+      while (!drained(*channel) && monotonic_now_ns() < until) {
+        look();
+        if (breaker_.broken() && channels.back() != &control_) return;
+        ::sched_yield();
+      }
+    }
+  };
+  // What was issued may not have begun, and others count on it: they must not be told before it has ended.
+  drain();
+  tell(Failure::kLeft);
+  channels.push_back(&control_);
+  drain();
 }
 
 void GpuBackend::watch() {

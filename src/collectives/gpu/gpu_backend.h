@@ -76,6 +76,7 @@ class GpuBackend final : public StreamBackend {
                                   uint64_t timeout_ns);
   struct Lane {
     std::unique_ptr<Legs> legs;
+    std::unique_ptr<cuda::StreamsAhead> ahead;
     Channel channel;
   };
   [[nodiscard]] Legs& legs_of(uint32_t lane);
@@ -139,7 +140,8 @@ class GpuBackend final : public StreamBackend {
   std::mutex lanes_mutex_;
   std::deque<Lane> lanes_;  // from lane 1 on
   Job base_ = {};
-  Call parts_;  // of the operation that is being issued
+  Call parts_;                                 // of the operation that is being issued
+  std::unique_ptr<cuda::StreamsAhead> ahead_;  // outlives the channels, whose streams they are
   Channel collectives_;
   Channel control_;
   std::mutex channels_mutex_;

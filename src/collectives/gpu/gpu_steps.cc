@@ -23,8 +23,13 @@ void* GpuBackend::open_legs(uint64_t bytes, Legs::Run run, void* context) {
 void* GpuBackend::open_lane(uint64_t bytes, uint32_t ahead, Legs::Run run, void* context, uint32_t& lane) {
   auto legs = std::make_unique<Legs>(device_, gpu_, bytes, ahead, run, context);
   void* const memory = legs->memory();
+  std::unique_ptr<cuda::StreamsAhead> streams = device_.make_streams_ahead(gpu_, wish_.any() ? 0 : 1);
+  std::unique_ptr<cuda::OwnStream> own = device_.make_stream(gpu_, wish_);
   const std::lock_guard lock(lanes_mutex_);
-  lanes_.emplace_back().legs = std::move(legs);
+  Lane& made = lanes_.emplace_back();
+  made.legs = std::move(legs);
+  made.ahead = std::move(streams);
+  made.channel.own = std::move(own);
   lane = static_cast<uint32_t>(lanes_.size());
   return memory;
 }

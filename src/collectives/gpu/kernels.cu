@@ -38,12 +38,12 @@ extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads
   run_small<NoElement>(job, blockIdx.x, gridDim.x);
 }
 
-#define TOWLINE_NORM_KERNEL(name, element)                                                               \
-  extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads, 2)                   \
-      towline_collective_norm_##name(const __grid_constant__ towline::collectives::gpu::Job job) {       \
-    using namespace towline::collectives;                                                                \
-    using namespace towline::collectives::gpu;                                                           \
-    run_norm<element>(job, scratch(), blockIdx.x, gridDim.x);                                            \
+#define TOWLINE_NORM_KERNEL(name, element)                                                         \
+  extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads, 2)             \
+      towline_collective_norm_##name(const __grid_constant__ towline::collectives::gpu::Job job) { \
+    using namespace towline::collectives;                                                          \
+    using namespace towline::collectives::gpu;                                                     \
+    run_norm<element>(job, scratch(), blockIdx.x, gridDim.x);                                      \
   }
 TOWLINE_FLOAT_KERNELS(TOWLINE_NORM_KERNEL)
 

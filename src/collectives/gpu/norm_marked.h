@@ -81,13 +81,15 @@ struct MarkedRow {
       if (unit >= units) break;
       TOWLINE_UNROLL
       for (uint32_t i = 0; i < kOthers; ++i)
-        if (is_there(i)) store_marked(slot(other(i), job.rank, part.marked[k], unit), part.input[k], job.digest);
+        if (is_there(i))
+          store_marked(slot(other(i), job.rank, part.marked[k], unit), part.input[k], job.digest);
     }
   }
 
   // What the others gave of kTogether units from `first` on. The slots are emptied for their next use, which comes two operations later
   // and so after every rank has seen this one's end. False: failed.
-  TOWLINE_DEVICE bool take(const RowPart& part, uint32_t first, uint64_t (&values)[kTogether][kOthers]) const {
+  TOWLINE_DEVICE bool take(const RowPart& part, uint32_t first,
+                           uint64_t (&values)[kTogether][kOthers]) const {
     Waiter waiter;
     const auto each = [&](auto&& does) {
       TOWLINE_UNROLL
@@ -96,7 +98,8 @@ struct MarkedRow {
         TOWLINE_UNROLL
         for (uint32_t i = 0; i < kOthers; ++i)
           if (is_there(i))
-            does(values[k][i], other(i), slot(job.rank, other(i), part.marked[first + k], unit_of(first + k)));
+            does(values[k][i], other(i),
+                 slot(job.rank, other(i), part.marked[first + k], unit_of(first + k)));
       }
     };
     for (;;) {
@@ -106,7 +109,8 @@ struct MarkedRow {
         uint32_t marks[2];
         load_marked(from, value, marks);
         if (marks[0] != job.digest || marks[1] != job.digest) missing = peer;
-        if ((marks[0] != 0 && marks[0] != job.digest) || (marks[1] != 0 && marks[1] != job.digest)) wrong = peer;
+        if ((marks[0] != 0 && marks[0] != job.digest) || (marks[1] != 0 && marks[1] != job.digest))
+          wrong = peer;
       });
       if (missing == job.size) break;
       if (wrong != job.size) {

@@ -322,9 +322,9 @@ constexpr uint32_t float_type(uint32_t datatype) {
 #define TOWLINE_MARKED_NORM_KERNELS_OF(apply, ranks)                                      \
   apply(float32, PlainElement<float>, ranks) apply(float16, SmallElement<Float16>, ranks) \
       apply(bfloat16, SmallElement<Bfloat16>, ranks)
-#define TOWLINE_MARKED_NORM_KERNELS(apply)                                              \
-  TOWLINE_MARKED_NORM_KERNELS_OF(apply, 2) TOWLINE_MARKED_NORM_KERNELS_OF(apply, 4)     \
-      TOWLINE_MARKED_NORM_KERNELS_OF(apply, 8)
+#define TOWLINE_MARKED_NORM_KERNELS(apply) \
+  TOWLINE_MARKED_NORM_KERNELS_OF(apply, 2) \
+  TOWLINE_MARKED_NORM_KERNELS_OF(apply, 4) TOWLINE_MARKED_NORM_KERNELS_OF(apply, 8)
 
 #define TOWLINE_LINE_KERNELS_OF(apply, ranks)                                             \
   apply(float32, PlainElement<float>, ranks) apply(float16, SmallElement<Float16>, ranks) \

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 
@@ -117,12 +118,47 @@ class FakeMoment final : public Moment {
   uint64_t graph_ = 0;
 };
 
+// Streams of each GPU that are there already.
+class AheadCounts {
+ public:
+  void add(uint32_t gpu, int64_t count) {
+    const std::lock_guard lock(mutex_);
+    counts_[gpu] += count;
+  }
+  bool take(uint32_t gpu) {
+    const std::lock_guard lock(mutex_);
+    return counts_[gpu] > 0 && counts_[gpu]-- > 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<uint32_t, int64_t> counts_;
+};
+AheadCounts& ahead() {
+  static auto& counts = *new AheadCounts;
+  return counts;
+}
+class CountedAhead final : public StreamsAhead {
+ public:
+  CountedAhead(uint32_t gpu, uint32_t count) : gpu_(gpu), count_(count) { ahead().add(gpu_, count_); }
+  ~CountedAhead() override { ahead().add(gpu_, -int64_t{count_}); }
+
+ private:
+  const uint32_t gpu_;
+  const uint32_t count_;
+};
+
 class ThreadStream final : public OwnStream {
  public:
-  explicit ThreadStream(uint32_t gpu) : stream_(gpu) {}
+  ThreadStream(uint32_t gpu, bool was_ahead) : gpu_(gpu), was_ahead_(was_ahead), stream_(gpu) {}
+  ~ThreadStream() override {
+    if (was_ahead_) ahead().add(gpu_, 1);
+  }
   [[nodiscard]] void* native() const noexcept override { return &stream_; }
 
  private:
+  const uint32_t gpu_;
+  const bool was_ahead_;
   mutable FakeStream stream_;
 };
 
@@ -163,8 +199,13 @@ class FakeKernels final : public KernelDevice {
   }
   std::unique_ptr<Moment> make_moment(uint32_t) override { return std::make_unique<FakeMoment>(); }
   std::unique_ptr<OwnStream> make_stream(uint32_t gpu, const ReserveWish&) override {
-    if (faults().streams_refused(gpu)) fail(Status::kOutOfMemory, "fake GPU: no stream on GPU {}", gpu);
-    return std::make_unique<ThreadStream>(gpu);
+    const bool was_ahead = ahead().take(gpu);
+    if (!was_ahead) refuse_streams(gpu);
+    return std::make_unique<ThreadStream>(gpu, was_ahead);
+  }
+  std::unique_ptr<StreamsAhead> make_streams_ahead(uint32_t gpu, uint32_t count) override {
+    if (count != 0) refuse_streams(gpu);
+    return std::make_unique<CountedAhead>(gpu, count);
   }
   [[nodiscard]] Reserve reserve(uint32_t gpu, const ReserveWish& wish) override {
     return fake_device().reserve(gpu, wish);
@@ -186,6 +227,11 @@ class FakeKernels final : public KernelDevice {
   }
   [[nodiscard]] std::string code_text(Code code) const override {
     return fmt::format("FAKE_ERROR ({})", code);
+  }
+
+ private:
+  static void refuse_streams(uint32_t gpu) {
+    if (faults().streams_refused(gpu)) fail(Status::kOutOfMemory, "fake GPU: no stream on GPU {}", gpu);
   }
 };
 

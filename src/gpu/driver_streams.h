@@ -1,0 +1,34 @@
+// Streams of the library's own, from NVIDIA's driver and never given back to it.
+//
+// The driver may keep a thread that asks for a stream (cuStreamCreate) until no kernel runs on the GPU, and lets no thread of the process
+// launch anything meanwhile: seen on an H200, driver 580, six times in eight with some twenty streams. A kernel that waits
+// for another rank may need just such a launch. So who will need streams later has them made now, while no kernel of
+// its own waits, and a stream that is let go is kept for the next.
+#pragma once
+
+#include <cstdint>
+
+#include "gpu/driver_api.h"
+
+namespace towline::cuda {
+
+// While it lives, the next `count` calls of take_stream find a stream that is there already; the process makes no more than 32 so,
+// which is how many queues the driver has at most. Any thread. Throws Error.
+class PreparedStreams {
+ public:
+  PreparedStreams(const driver::Api& api, driver::Context context, uint32_t count);
+  PreparedStreams(const PreparedStreams&) = delete;
+  PreparedStreams& operator=(const PreparedStreams&) = delete;
+  ~PreparedStreams();
+
+ private:
+  const driver::Context context_;
+  const uint32_t count_;
+};
+
+// A stream that is not ordered with the default one. Any thread. Throws Error.
+driver::Stream take_stream(const driver::Api& api, driver::Context context);
+// Nothing of it is under way.
+void keep_stream(driver::Context context, driver::Stream stream) noexcept;
+
+}  // namespace towline::cuda
