@@ -152,7 +152,8 @@ std::string render_topology(const json& topology, const json& places, const Term
 json never_met_beside_backends() {
   return json::array(
       {{{"part", "experts"},
-        {"what", "a GPU, and between hosts a NIC: it was seen over its kernels' models on processors"}}});
+        {"what",
+         "between hosts a GPU and a NIC: there it was seen over its kernels' models on processors"}}});
 }
 
 std::string render_info(const json& info, const Terminal& terminal) {

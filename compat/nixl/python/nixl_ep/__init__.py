@@ -1,6 +1,6 @@
-"""Dispatch and combine of experts' tokens under NIXL's name, in low-latency mode among GPUs of one host (docs/experts.md).
+"""Dispatch and combine of experts' tokens under NIXL's name, in low-latency mode among GPUs (docs/experts.md).
 
-It has not met a GPU yet: its kernels pass their tests as models on processors, and compile. Programs import this package
+Between hosts it has met neither a GPU nor a NIC yet: there it was seen over models of its kernels. Programs import this package
 to learn whether expert parallelism over NIXL is there, so importing works without torch and without GPUs. What is not here raises
 ExpertParallelismMissing, which says what to use instead.
 """

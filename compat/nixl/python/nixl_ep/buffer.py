@@ -28,7 +28,7 @@ def _address(tensor) -> int | None:
 class Buffer:
     """A rank's memory for experts' tokens, and the kernels that exchange them with the other ranks.
 
-    It has not met a GPU yet. Low-latency mode only: `low_latency_mode=False` and the calls of that mode raise
+    Between hosts it has met neither a GPU nor a NIC yet. Low-latency mode only: `low_latency_mode=False` and the calls of that mode raise
     ExpertParallelismMissing, as do `use_logfmt` and `disable_ll_nvlink`. Ranks are threads or processes, of one host or of several. Differences
     from NIXL's: an expert's tokens lie in the order of ranks and of their tokens; waits are counted in nanoseconds; hooks are
     called in the order of their exchanges, and no third exchange begins before the first is received.
