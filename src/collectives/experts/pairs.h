@@ -31,8 +31,11 @@ TOWLINE_DEVICE const uint64_t* count_from(const Job& job, const Control& me, uin
 }
 
 // A flag: the receiver's nonce, the number of the exchange, and how many tokens there are.
+TOWLINE_DEVICE uint64_t number_in_flag(uint64_t number) {
+  return number & ((uint64_t{1} << kNumberBits) - 1);
+}
 TOWLINE_DEVICE uint64_t flag_head(uint64_t nonce, uint64_t number) {
-  return nonce << kNumberBits | (number & ((uint64_t{1} << kNumberBits) - 1));
+  return nonce << kNumberBits | number_in_flag(number);
 }
 TOWLINE_DEVICE uint64_t make_flag(uint64_t nonce, uint64_t number, uint64_t count) {
   return flag_head(nonce, number) << kCountBits | count;
@@ -41,11 +44,18 @@ TOWLINE_DEVICE uint32_t flag_count(uint64_t flag) {
   return static_cast<uint32_t>(flag & ((uint64_t{1} << kCountBits) - 1));
 }
 
+TOWLINE_DEVICE uint64_t flag_number(uint64_t flag) { return number_in_flag(flag >> kCountBits); }
+TOWLINE_DEVICE uint64_t flag_nonce(uint64_t flag) { return flag >> (kCountBits + kNumberBits); }
+
 // Both sides of an exchange must give the same.
 TOWLINE_DEVICE uint64_t shape_of(const Job& job, bool combines) {
   return uint64_t{job.hidden} << 40 | (job.layout.max_tokens & 0xffffffff) << 8 | job.format << 1 |
          (combines ? 1 : 0);
 }
+TOWLINE_DEVICE bool shape_combines(uint64_t shape) { return (shape & 1) != 0; }
+TOWLINE_DEVICE uint32_t shape_format(uint64_t shape) { return static_cast<uint32_t>(shape >> 1 & 0x7f); }
+TOWLINE_DEVICE uint32_t shape_max_tokens(uint64_t shape) { return static_cast<uint32_t>(shape >> 8); }
+TOWLINE_DEVICE uint32_t shape_hidden(uint64_t shape) { return static_cast<uint32_t>(shape >> 40); }
 
 // Returns what it was.
 #if defined(__CUDA_ARCH__)

@@ -347,7 +347,7 @@ void Proxy::take(Remote& remote, const ExchangeMessage& message) {
   remote.halves[half].received = message.number;
   auto& in = *static_cast<Control*>(in_->host());
   device::store_relaxed(&in.shape[half][remote.rank], message.shape);
-  if ((message.shape & 1) != 0) {
+  if (shape_combines(message.shape)) {
     device::store_release(&in.returned[half][remote.rank], head << kCountBits | sum);
     return;
   }
@@ -382,15 +382,14 @@ bool Proxy::look_after_posts(Remote& remote) {
 
 // True: nothing in flight could land on top of it.
 bool Proxy::may_post(Remote& remote, uint32_t half, uint64_t flag) {
-  constexpr uint32_t kNonceShift = kCountBits + kNumberBits;
   for (Half& other : remote.halves) {
-    if (other.post == nullptr || other.flag >> kNonceShift == flag >> kNonceShift) continue;
+    if (other.post == nullptr || flag_nonce(other.flag) == flag_nonce(flag)) continue;
     if (!other.cancelled) (void)functions_.post_cancel(other.post);
     other.cancelled = true;
   }
   const Half& beside = remote.halves[1 - half];
   return remote.halves[half].post == nullptr &&
-         (beside.post == nullptr || beside.flag >> kNonceShift == flag >> kNonceShift);
+         (beside.post == nullptr || flag_nonce(beside.flag) == flag_nonce(flag));
 }
 
 bool Proxy::send_exchange(Remote& remote, uint32_t half) {
@@ -398,10 +397,10 @@ bool Proxy::send_exchange(Remote& remote, uint32_t half) {
   const uint64_t flag = device::load_acquire(&image(remote).ready[half][options_.rank]);
   if (flag == mine.seen || !may_post(remote, half, flag)) return false;
   const uint64_t shape = device::load_relaxed(&image(remote).shape[half][options_.rank]);
-  const auto hidden = static_cast<uint32_t>(shape >> 40);
-  const bool fp8 = (shape & 1) == 0 && (shape >> 1 & kFp8) != 0;
+  const uint32_t hidden = shape_hidden(shape);
+  const bool fp8 = !shape_combines(shape) && (shape_format(shape) & kFp8) != 0;
   const auto way = std::find_if(remote.ways.rbegin(), remote.ways.rend(), [&](const Way& each) {
-    return each.slot_bytes == Layout::slot_bytes_of(hidden) && each.max_tokens == (shape >> 8 & 0xffffffff) &&
+    return each.slot_bytes == Layout::slot_bytes_of(hidden) && each.max_tokens == shape_max_tokens(shape) &&
            each.used_bytes == Layout::used_bytes_of(hidden, fp8);
   });
   if (way != remote.ways.rend()) {
@@ -418,7 +417,7 @@ bool Proxy::send_exchange(Remote& remote, uint32_t half) {
 int32_t Proxy::post(Remote& remote, uint32_t half, uint64_t flag, const Way& way, uint64_t shape) {
   const Layout& layout = options_.layout;
   const auto* const base = static_cast<const uint8_t*>(remote.memory->host());
-  const bool combines = (shape & 1) != 0;
+  const bool combines = shape_combines(shape);
   ExchangeMessage message;
   message.rank = options_.rank;
   message.number = number_ + 1;
@@ -462,8 +461,7 @@ bool Proxy::pass_on_taken(Remote& remote) {
   if (!remote.has_taken) return false;
   for (const Half& half : remote.halves) {
     if (half.post == nullptr) continue;
-    const uint64_t number = half.flag >> kCountBits & ((uint64_t{1} << kNumberBits) - 1);
-    const uint64_t ahead = (number - remote.taken) & ((uint64_t{1} << kNumberBits) - 1);
+    const uint64_t ahead = number_in_flag(flag_number(half.flag) - remote.taken);
     if (ahead != 1 && ahead != 2)
       return false;  // that post's exchange was taken, and its outcome is still to come
   }
