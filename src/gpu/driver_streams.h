@@ -9,17 +9,16 @@
 #include <cstdint>
 
 #include "gpu/driver_api.h"
+#include "gpu/kernel_device.h"
 
 namespace towline::cuda {
 
 // While it lives, the next `count` calls of take_stream find a stream that is there already; the process makes no more than 32 so,
 // which is how many queues the driver has at most. Any thread. Throws Error.
-class PreparedStreams {
+class PreparedStreams final : public StreamsAhead {
  public:
   PreparedStreams(const driver::Api& api, driver::Context context, uint32_t count);
-  PreparedStreams(const PreparedStreams&) = delete;
-  PreparedStreams& operator=(const PreparedStreams&) = delete;
-  ~PreparedStreams();
+  ~PreparedStreams() override;
 
  private:
   const driver::Context context_;

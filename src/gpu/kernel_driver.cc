@@ -181,15 +181,6 @@ class DriverStream final : public OwnStream {
   driver::Stream stream_ = nullptr;
 };
 
-class DriverStreamsAhead final : public StreamsAhead {
- public:
-  DriverStreamsAhead(const Api& api, driver::Context context, uint32_t count)
-      : prepared_(api, context, count) {}
-
- private:
-  const PreparedStreams prepared_;
-};
-
 // An image's kernels on a GPU, for all that ask for them: it is never unloaded, since it goes with the context.
 const std::vector<driver::Function>& functions_of(const Api& api, driver::Context context,
                                                   const KernelSet& set) {
@@ -296,7 +287,7 @@ class NvidiaKernels final : public KernelDevice {
     return std::make_unique<DriverStream>(api_, nvidia_context(gpu), nvidia_green(gpu, wish));
   }
   std::unique_ptr<StreamsAhead> make_streams_ahead(uint32_t gpu, uint32_t count) override {
-    return std::make_unique<DriverStreamsAhead>(api_, nvidia_context(gpu), count);
+    return std::make_unique<PreparedStreams>(api_, nvidia_context(gpu), count);
   }
   [[nodiscard]] Reserve reserve(uint32_t gpu, const ReserveWish& wish) override {
     return device_.reserve(gpu, wish);
