@@ -136,13 +136,13 @@ void HostsBackend::open_inside(const towline_collective_open_args& args) {
           return static_cast<int32_t>(static_cast<HostsBackend*>(context)->run(leg));
         },
         this, &memory));
+    layout_.staging = static_cast<uint8_t*>(memory);
+    messages_ = std::make_unique<HostsMessages>(*cpu_, table_, *bytes / kLaneShare);
+    open_lanes(made);
   } catch (const Error&) {
     table_.close(made);
     throw;
   }
-  layout_.staging = static_cast<uint8_t*>(memory);
-  messages_ = std::make_unique<HostsMessages>(*cpu_, table_, *bytes / kLaneShare);
-  open_lanes(made);
   windows_ = std::make_unique<HostsWindows>(*cpu_, table_, *bytes / kLaneShare);
   const std::lock_guard lock(inside_mutex_);
   inside_ = made;
@@ -150,16 +150,10 @@ void HostsBackend::open_inside(const towline_collective_open_args& args) {
 
 void HostsBackend::open_lanes(towline_collective_backend* inside) {
   std::vector<int> elsewhere;
-  for (size_t host = 0; host < layout_.hosts.size(); ++host)
-    if (host != layout_.mine)
-      elsewhere.insert(elsewhere.end(), layout_.hosts[host].begin(), layout_.hosts[host].end());
+  for (int rank = 0; rank < size_; ++rank)
+    if (index_here(rank) < 0) elsewhere.push_back(rank);
   if (elsewhere.size() > kPeersAtOnce || !messages_->possible()) return;
-  try {
-    messages_->open(inside, elsewhere, [this](int32_t status) { check_inside(status); });
-  } catch (const Error&) {
-    table_.close(inside);
-    throw;
-  }
+  messages_->open(inside, elsewhere, [this](int32_t status) { check_inside(status); });
 }
 
 HostsBackend::~HostsBackend() { close_inside(); }
