@@ -74,10 +74,10 @@ struct NormTargets {
 
 TOWLINE_DEVICE uint64_t row_bytes_of(const Job& job, uint64_t element) { return job.width * element; }
 
-// One row, in units of kLanes elements. sum_of(unit, lanes) gives the ranks' sum of a unit; false: it failed. A thread stores
+// One row, in units of kLanes elements. sum_of(unit, lanes) gives the ranks' sum of a unit. A thread stores
 // to a unit only after it has read it, so outputs may be inputs.
 template <class E, uint32_t kLanes, class SumOf>
-TOWLINE_DEVICE bool norm_row(const Job& job, uint64_t row, const NormTargets& targets, float* partial,
+TOWLINE_DEVICE void norm_row(const Job& job, uint64_t row, const NormTargets& targets, float* partial,
                              SumOf&& sum_of) {
   using Bits = typename E::Bits;
   constexpr uint64_t kUnit = kLanes * sizeof(Bits);
@@ -87,18 +87,16 @@ TOWLINE_DEVICE bool norm_row(const Job& job, uint64_t row, const NormTargets& ta
   // Without a residual the sums wait in the output until their row's scale is known.
   const uint64_t* const sums = adds ? targets.residuals : targets.outputs;
   const uint64_t own = adds ? job.residual : job.out[0];
-  // The first loop waits for other ranks; what comes after it is fetched meanwhile.
+  // Fetched while the first loop waits for memory.
   for (uint64_t unit = device::thread(); job.weight != 0 && unit < units; unit += device::threads())
     prefetch(job.weight + unit * kUnit);
   float squares = 0;
-  bool failed = false;
-  for (uint64_t unit = device::thread(); unit < units && !failed; unit += device::threads()) {
+  for (uint64_t unit = device::thread(); unit < units; unit += device::threads()) {
     const uint64_t at = begin + unit * kUnit;
     Bits lanes[kLanes];
     Bits added[kLanes] = {};  // read only where `adds`, which the compiler does not see
     if (adds) load_lanes(job.residual + at, added);
-    failed = !sum_of(unit, lanes);
-    if (failed) break;
+    sum_of(unit, lanes);
     TOWLINE_UNROLL
     for (uint32_t i = 0; i < kLanes; ++i) {
       if (adds) lanes[i] = E::narrow(E::widen(lanes[i]) + E::widen(added[i]));
@@ -107,8 +105,8 @@ TOWLINE_DEVICE bool norm_row(const Job& job, uint64_t row, const NormTargets& ta
     }
     for (uint32_t target = 0; target < targets.count; ++target) store_lanes(sums[target] + at, lanes);
   }
+  bool failed = false;  // nothing here can
   const float mean = sum_of_block(squares, failed, partial) / static_cast<float>(job.width);
-  if (failed) return false;
   const float scale = 1.0f / sqrtf(mean + job.epsilon);
   // Two units at a time, since a store would keep the next one's loads waiting.
   const uint64_t step = device::threads();
@@ -136,7 +134,6 @@ TOWLINE_DEVICE bool norm_row(const Job& job, uint64_t row, const NormTargets& ta
     }
   }
   device::sync();  // the next row's partial sums lie there
-  return true;
 }
 
 template <class E, uint32_t kLanes>
@@ -146,7 +143,7 @@ TOWLINE_DEVICE void norm_rows_of_all(const Job& job, const Turn& turn, Scratch& 
   const uint64_t row_bytes = row_bytes_of(job, sizeof(Bits));
   const uint64_t step = static_cast<uint64_t>(turn.blocks) * job.size;
   for (uint64_t row = static_cast<uint64_t>(turn.block) * job.size + job.rank; row < job.rows; row += step) {
-    (void)norm_row<E, kLanes>(job, row, targets, scratch.partial, [&](uint64_t unit, Bits(&lanes)[kLanes]) {
+    norm_row<E, kLanes>(job, row, targets, scratch.partial, [&](uint64_t unit, Bits(&lanes)[kLanes]) {
       const uint64_t at = row * row_bytes + unit * kLanes * sizeof(Bits);
       typename E::Sum sums[kLanes] = {};
       constexpr uint32_t kAtOnce = 4;
@@ -165,7 +162,6 @@ TOWLINE_DEVICE void norm_rows_of_all(const Job& job, const Turn& turn, Scratch& 
       }
       TOWLINE_UNROLL
       for (uint32_t i = 0; i < kLanes; ++i) lanes[i] = E::narrow(sums[i]);
-      return true;
     });
   }
 }
@@ -195,9 +191,8 @@ TOWLINE_DEVICE void norm_own_rows(const Job& job, Scratch& scratch, uint32_t blo
   using Bits = typename E::Bits;
   const NormTargets targets = {&job.out[0], &job.residual, 1};
   for (uint64_t row = block; row < job.rows; row += blocks)
-    (void)norm_row<E, kLanes>(job, row, targets, scratch.partial, [&](uint64_t unit, Bits(&lanes)[kLanes]) {
+    norm_row<E, kLanes>(job, row, targets, scratch.partial, [&](uint64_t unit, Bits(&lanes)[kLanes]) {
       load_lanes(job.in[0] + (row * job.width + unit * kLanes) * sizeof(Bits), lanes);
-      return true;
     });
 }
 
