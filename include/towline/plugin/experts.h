@@ -84,6 +84,50 @@ typedef struct towline_experts_call {
 } towline_experts_call;
 #define TOWLINE_EXPERTS_CALL_MINIMUM TOWLINE_BYTES_THROUGH(towline_experts_call, wait_ns)
 
+enum {  // towline_experts_batch.op
+  TOWLINE_EXPERTS_BATCH_DISPATCH = 0,
+  TOWLINE_EXPERTS_BATCH_COMBINE = 1,
+};
+
+// A batch for prefill, among ranks of one host. A dispatch whose counts are not known has two calls: SEND puts the tokens, waits on the host
+// until all ranks have, and sets `received`, `max_tokens` and `received_per_expert`; RECEIVE, with the same struct, fills outputs of
+// that size. With counts of an earlier dispatch (`prefix`, `source_tokens`, `received` and `max_tokens`) it has one call of both
+// phases, as a combine has, and no wait on the host. Addresses are on the member's GPU, contiguous, and 16-byte aligned where they hold tokens.
+typedef struct towline_experts_batch {
+  size_t struct_size;
+  uint32_t op;
+  uint32_t phases;
+  uint32_t ranks;        // all of them, of which each has a part
+  uint32_t blocks;       // multiprocessors that it may use
+  uint32_t tokens;       // of this rank
+  uint32_t max_tokens;   // of any rank
+  uint32_t received;     // rows: tokens of all ranks that this one gets
+  uint32_t token_bytes;  // a multiple of 16. Combine: of bfloat16
+  uint32_t scales;       // of a token, four bytes each; dispatch
+  uint32_t topk;         // at most 128; 0: without routes
+  uint32_t experts;      // of each rank; dispatch with SEND alone
+  uint32_t alignment;    // to which counts of experts are rounded up; 0 or 1: not
+  const void* x;         // dispatch: [tokens]; combine: [received]
+  const void* x_scales;
+  int64_t scale_token_stride;  // in scales
+  int64_t scale_stride;
+  const int64_t* topk_idx;           // dispatch: [tokens][topk]; -1: none
+  const float* topk_weights;         // dispatch: [tokens][topk]; combine: [received][topk]
+  const uint8_t* in_rank;            // [tokens][ranks]: 1 where the rank gets the token
+  const int32_t* tokens_per_expert;  // [ranks * experts]; dispatch with SEND alone
+  const void* bias[2];               // combine: bfloat16 [tokens], added; may be null
+  int32_t* prefix;  // [ranks]: rows of the ranks up to this one. SEND writes it, other calls read it
+  int32_t*
+      source_tokens;  // [received]: each row's number at its rank. RECEIVE alone writes it, other calls read it
+  void* out;          // dispatch: [received], by rank and then by number; combine: [tokens]
+  void* out_scales;       // [received][scales]
+  int64_t* out_topk_idx;  // [received][topk]: this rank's experts, from 0 on; -1 for others
+  float*
+      out_topk_weights;  // dispatch: [received][topk], 0 for experts of others; combine: [tokens][topk], sums
+  int32_t* received_per_expert;  // host memory, [experts]
+} towline_experts_batch;
+#define TOWLINE_EXPERTS_BATCH_MINIMUM TOWLINE_BYTES_THROUGH(towline_experts_batch, received_per_expert)
+
 typedef struct towline_experts_table_v1 {
   size_t struct_size;
   const char* (*error)(void);
@@ -109,6 +153,9 @@ typedef struct towline_experts_table_v1 {
   int32_t (*memory)(towline_experts* member, void** address, uint64_t* bytes);
   // As towline_status_name. May be absent.
   const char* (*status_name)(int32_t status);
+  // A batch. A member's first call of `issue` for an exchange, or of `batch`, decides which of them it is for. What a batch had to do without
+  // is NaN (all bits set), and later batches fail and name the rank, until it is unmasked here and there. May be absent.
+  int32_t (*batch)(towline_experts* member, towline_experts_batch* call, void* stream);
 } towline_experts_table_v1;
 #define TOWLINE_EXPERTS_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_experts_table_v1, memory)
 

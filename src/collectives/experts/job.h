@@ -32,11 +32,12 @@
 
 #include <cstdint>
 
+#include "collectives/experts/batch_job.h"
 #include "towline/device/symmetric.cuh"
 
 namespace towline::collectives::experts {
 
-inline constexpr uint32_t kMostRanks = 64;
+inline constexpr uint32_t kMostRanks = 64;  // a mask of ranks has as many bits
 inline constexpr uint32_t kMostTopk = 32;
 inline constexpr uint32_t kMostHidden = 16384;
 inline constexpr uint32_t kThreads = 512;
@@ -66,6 +67,13 @@ struct Control {
   uint64_t masked[kMostRanks];
   uint64_t broken[kMostRanks];
   uint64_t usable[kMostRanks];  // its results of the combine that is received
+  // Of batches (batch_job.h); the rank's own, too.
+  uint64_t
+      stage[kMostRanks];  // where the rank's half of the exchange that is received lies; 0: it did not come
+  uint64_t tokens[kMostRanks];  // how many the rank has, in all rounds
+  uint64_t rows[kMostRanks];    // a tally while tokens are put
+  uint64_t listed[kMostRanks];  // how many of the rank's tokens are listed
+  uint64_t staged;              // exchanges that were put; the last one's parity is its half
   uint64_t arrived;             // blocks of the running kernel that are through
   uint64_t dropped;             // routes to experts that do not exist
 };
@@ -148,8 +156,10 @@ struct Job {
   Command command;
   uint32_t tag;       // this member's
   uint32_t peer_tag;  // kConnect
+  Batch batch;
 };
 static_assert(sizeof(Job) <= 4096);
+static_assert(sizeof(Report::absent) == sizeof(Control::masked));
 
 // What threads of a block share.
 struct Scratch {
@@ -159,6 +169,9 @@ struct Scratch {
   uint32_t expert[kMostTopk];
   uint64_t to[kMostTopk];
   float largest[kMostHidden / 16];
+  uint64_t from[kMostRanks];  // of batches
+  uint32_t rows[kMostRanks];
+  uint32_t sums[kThreads];
 };
 
 }  // namespace towline::collectives::experts

@@ -1,6 +1,8 @@
 // The list of kernels: their numbers, and what each runs.
 #pragma once
 
+#include "collectives/experts/batch_combine.h"
+#include "collectives/experts/batch_dispatch.h"
 #include "collectives/experts/combine.h"
 
 namespace towline::collectives::experts {
@@ -14,6 +16,12 @@ enum class Kernel : uint32_t {
   kCombineReduce = 5,
   kBarrier = 6,
   kCommand = 7,
+  kBatchPut = 8,
+  kBatchAwait = 9,
+  kBatchList = 10,
+  kBatchPull = 11,
+  kBatchReturn = 12,
+  kBatchSum = 13,
 };
 
 // X(name, kernel)
@@ -25,7 +33,13 @@ enum class Kernel : uint32_t {
   X(combine_await, kCombineAwait)   \
   X(combine_reduce, kCombineReduce) \
   X(barrier, kBarrier)              \
-  X(command, kCommand)
+  X(command, kCommand)              \
+  X(batch_put, kBatchPut)           \
+  X(batch_await, kBatchAwait)       \
+  X(batch_list, kBatchList)         \
+  X(batch_pull, kBatchPull)         \
+  X(batch_return, kBatchReturn)     \
+  X(batch_sum, kBatchSum)
 
 template <Kernel kernel>
 TOWLINE_DEVICE void run_kernel(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
@@ -37,6 +51,12 @@ TOWLINE_DEVICE void run_kernel(const Job& job, Scratch& scratch, uint32_t block,
   if constexpr (kernel == Kernel::kCombineReduce) run_combine_reduce(job, scratch, block, blocks);
   if constexpr (kernel == Kernel::kBarrier) run_barrier(job);
   if constexpr (kernel == Kernel::kCommand) run_command(job);
+  if constexpr (kernel == Kernel::kBatchPut) run_batch_put(job, scratch, block, blocks);
+  if constexpr (kernel == Kernel::kBatchAwait) run_batch_await(job, scratch);
+  if constexpr (kernel == Kernel::kBatchList) run_batch_list(job, scratch, block, blocks);
+  if constexpr (kernel == Kernel::kBatchPull) run_batch_pull(job, scratch, block, blocks);
+  if constexpr (kernel == Kernel::kBatchReturn) run_batch_return(job, scratch, block, blocks);
+  if constexpr (kernel == Kernel::kBatchSum) run_batch_sum(job, scratch, block, blocks);
 }
 
 }  // namespace towline::collectives::experts

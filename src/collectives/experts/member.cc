@@ -70,6 +70,8 @@ Member::Member(cuda::KernelDevice& device, const cuda::KernelSet& kernels,
   done_ = device_.make_moment(gpu_);
   last_ = device_.make_moment(gpu_);
   piece_ = device_.allocate(gpu_, segment_bytes());
+  // Here, as it may wait for kernels that run, and theirs may wait for this rank.
+  report_ = device_.make_words(gpu_, sizeof(Report));
   server_ = std::make_unique<PieceServer>(piece_);
   proxy_ = proxy_for(options);
   // A rank's tokens for itself take the same way.
@@ -328,6 +330,7 @@ Job Member::job_of(const towline_experts_call& call) const {
   job.format = call.format;
   job.peer = call.peer;
   job.tag = tag_of(server_->key());
+  job.batch.report = report_->gpu();
   return job;
 }
 
@@ -341,6 +344,7 @@ void Member::run(Kernel kernel, const Job& job, uint64_t blocks, void* stream) {
 
 void Member::exchange(towline_experts_call& call, void* stream) {
   check_shape(call);
+  use_for(Use::kExchanges);
   check_order(call);
   check_addresses(call);
   Job job = job_of(call);
@@ -380,10 +384,23 @@ void Member::issue(towline_experts_call& call, void* stream) {
     exchange(call, stream);
   else
     small(call, stream);
+  record_end(records, stream);
+}
+
+void Member::record_end(bool records, void* stream) {
   in_graphs_ = in_graphs_ || records;
   if (records) return;
   if (const cuda::Code code = last_->record(stream); code != 0)
     fail(Status::kIo, "experts: the GPU refused an event: {}", device_.code_text(code));
+}
+
+void Member::use_for(Use use) {
+  if (use_ != Use::kNone && use_ != use)
+    fail(Status::kInvalidArgument,
+         "experts: rank {} was opened for {}: a member's memory is for either. Open another one for {}",
+         rank_, use == Use::kBatches ? "small exchanges" : "batches",
+         use == Use::kBatches ? "batches" : "these");
+  use_ = use;
 }
 
 void Member::small(const towline_experts_call& call, void* stream) {
@@ -393,6 +410,7 @@ void Member::small(const towline_experts_call& call, void* stream) {
   Job job = job_of(call);
   if (call.op == TOWLINE_EXPERTS_BARRIER) return run(Kernel::kBarrier, job, 1, stream);
   job.command = command_of(call.op);
+  unmasked_ = unmasked_ || call.op == TOWLINE_EXPERTS_UNMASK || call.op == TOWLINE_EXPERTS_CLEAN;
   if (job.command == Command::kQuery &&
       (call.out == nullptr || job.out % 4 != 0 || !device_.usable(gpu_, job.out)))
     fail(Status::kInvalidArgument, "experts: the mask's place is not aligned memory of GPU {}", gpu_);

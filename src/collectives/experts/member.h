@@ -30,6 +30,7 @@ class Member {
   void connect(uint32_t rank, std::span<const uint8_t> description, uint64_t timeout_ns);
   void disconnect(uint32_t rank);
   void issue(towline_experts_call& call, void* stream);
+  void batch(towline_experts_batch& call, void* stream);
   [[nodiscard]] uint64_t results(uint32_t max_tokens, uint32_t hidden) const;
   [[nodiscard]] uint64_t memory() const noexcept { return piece_->address() + layout_.slots_at(); }
   [[nodiscard]] uint64_t bytes() const noexcept { return bytes_; }
@@ -41,6 +42,9 @@ class Member {
     uint32_t op;
   };
 
+  // What the memory is used for, which the first call decides.
+  enum class Use { kNone, kExchanges, kBatches };
+
   [[nodiscard]] uint64_t segment_bytes() const noexcept { return layout_.slots_at() + bytes_; }
   [[nodiscard]] Layout layout_of(uint32_t max_tokens, uint32_t hidden) const;
   [[nodiscard]] Job job_of(const towline_experts_call& call) const;
@@ -51,6 +55,19 @@ class Member {
   void check_peer(const towline_experts_call& call) const;
   void exchange(towline_experts_call& call, void* stream);
   void small(const towline_experts_call& call, void* stream);
+  void use_for(Use use);
+  void record_end(bool records, void* stream);
+  // Of batches: batch.cc.
+  void check_batch(const towline_experts_batch& call) const;
+  void check_batch_ranks(const towline_experts_batch& call) const;
+  void check_batch_addresses(const towline_experts_batch& call) const;
+  void check_absent();
+  [[nodiscard]] Report& report() const noexcept { return *static_cast<Report*>(report_->host()); }
+  [[nodiscard]] Job batch_job(const towline_experts_batch& call) const;
+  void run_put(const Job& job, const towline_experts_batch& call, void* stream);
+  void run_rest(const Job& job, const towline_experts_batch& call, void* stream);
+  void batch_round(Job job, const towline_experts_batch& call, uint32_t round, void* stream);
+  void await_totals(towline_experts_batch& call);
   void end_work() noexcept;
   [[nodiscard]] std::unique_ptr<Proxy> proxy_for(const towline_experts_options& options) const;
   void run(Kernel kernel, const Job& job, uint64_t blocks, void* stream);
@@ -80,6 +97,9 @@ class Member {
   std::array<Peer, kMostRanks> peers_;
   std::deque<Open> open_;
   uint64_t last_ticket_ = 0;
+  Use use_ = Use::kNone;
+  bool unmasked_ = false;                // in a stream, since the last look at the report
+  std::unique_ptr<cuda::Words> report_;  // of batches
 };
 
 }  // namespace towline::collectives::experts

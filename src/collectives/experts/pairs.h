@@ -216,6 +216,8 @@ TOWLINE_DEVICE uint32_t expert_of(const Job& job, uint32_t token, uint32_t k) {
 
 TOWLINE_DEVICE void unmask(const Job& job, Control& me, uint32_t rank) {
   if (me.peer[rank] == 0 || !is_masked(me, rank)) return;
+  if (job.batch.report != 0)
+    device::store_relaxed(&reinterpret_cast<Report*>(job.batch.report)->absent[rank], 0);
   if (device::load_relaxed(&me.broken[rank]) != 0) open_session(job, me, rank);
   device::store_relaxed(&me.masked[rank], 0);
 }

@@ -92,6 +92,15 @@ int32_t memory(towline_experts* handle, void** address, uint64_t* bytes) {
   });
 }
 
+int32_t batch(towline_experts* handle, towline_experts_batch* given, void* stream) {
+  return guarded([&] {
+    auto call = taken(given, TOWLINE_EXPERTS_BATCH_MINIMUM);
+    member_of(handle).batch(call, stream);
+    given->received = call.received;
+    given->max_tokens = call.max_tokens;
+  });
+}
+
 towline_experts_table_v1 table_with(int32_t (*open)(const towline_experts_options*, towline_experts**)) {
   towline_experts_table_v1 made = {};
   made.struct_size = sizeof made;
@@ -106,6 +115,7 @@ towline_experts_table_v1 table_with(int32_t (*open)(const towline_experts_option
   made.results = results;
   made.memory = memory;
   made.status_name = [](int32_t status) { return status_name(static_cast<Status>(status)); };
+  made.batch = batch;
   return made;
 }
 

@@ -1,4 +1,4 @@
-"""Dispatch and combine of experts' tokens under NIXL's name, in low-latency mode among GPUs (docs/experts.md).
+"""Dispatch and combine of experts' tokens under NIXL's name, among GPUs (docs/experts.md).
 
 Between hosts it has met neither a GPU nor a NIC yet: there it was seen over models of its kernels. Programs import this package
 to learn whether expert parallelism over NIXL is there, so importing works without torch and without GPUs. What is not here raises
@@ -7,8 +7,9 @@ ExpertParallelismMissing, which says what to use instead.
 
 from __future__ import annotations
 
-from ._missing import Config, ExpertParallelismMissing
+from ._missing import ExpertParallelismMissing
 from .buffer import Buffer
+from .config import Config
 from .utils import EventOverlap
 
 __all__ = ["Buffer", "Config", "EventOverlap", "ExpertParallelismMissing"]

@@ -10,6 +10,14 @@ class _Memory:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
+def _tensors_in(made):
+    if isinstance(made, tuple):
+        for part in made:
+            yield from _tensors_in(part)
+    elif made is not None:
+        yield made
+
+
 class TorchGpu:
     """The calling thread's current GPU."""
 
@@ -55,6 +63,32 @@ class TorchGpu:
         event = torch.cuda.Event()
         event.record(stream)
         return event
+
+    def make_beside(self, work, after, tensors):
+        """Does work(stream), which returns tensors that it makes, on the communication stream: after the event, or without one after what the
+        current stream holds. `tensors` are those that it uses. Returns what it made, and its end as an event."""
+        import torch
+
+        stream, current = self.communication_stream(), torch.cuda.current_stream(self.device)
+        if after is None:
+            stream.wait_stream(current)
+        else:
+            stream.wait_event(after)
+        with torch.cuda.stream(stream):
+            made = work(stream.cuda_stream)
+        event = torch.cuda.Event()
+        event.record(stream)
+        for tensor in _tensors_in(tensors):
+            tensor.record_stream(stream)
+        for tensor in _tensors_in(made):
+            tensor.record_stream(current)
+        return made, event
+
+    def wait(self, event) -> None:
+        """The current stream waits."""
+        import torch
+
+        torch.cuda.current_stream(self.device).wait_event(event)
 
     def bytes_at(self, address: int, size: int):
         import torch

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import pathlib
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 
 DISPATCH, COMBINE, BARRIER, MASK, UNMASK, CLEAN, QUERY = range(7)
 SEND, RECEIVE = 1, 2
+BATCH_DISPATCH, BATCH_COMBINE = 0, 1
 BFLOAT16, FP8, ROUND_SCALE, UE8M0 = 0, 1, 2, 4
 
 
@@ -54,6 +55,53 @@ class Call(ctypes.Structure):
     ]
 
 
+class Batch(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("op", c_uint32),
+        ("phases", c_uint32),
+        ("ranks", c_uint32),
+        ("blocks", c_uint32),
+        ("tokens", c_uint32),
+        ("max_tokens", c_uint32),
+        ("received", c_uint32),
+        ("token_bytes", c_uint32),
+        ("scales", c_uint32),
+        ("topk", c_uint32),
+        ("experts", c_uint32),
+        ("alignment", c_uint32),
+        ("x", c_void_p),
+        ("x_scales", c_void_p),
+        ("scale_token_stride", c_int64),
+        ("scale_stride", c_int64),
+        ("topk_idx", c_void_p),
+        ("topk_weights", c_void_p),
+        ("in_rank", c_void_p),
+        ("tokens_per_expert", c_void_p),
+        ("bias", c_void_p * 2),
+        ("prefix", c_void_p),
+        ("source_tokens", c_void_p),
+        ("out", c_void_p),
+        ("out_scales", c_void_p),
+        ("out_topk_idx", c_void_p),
+        ("out_topk_weights", c_void_p),
+        ("received_per_expert", c_void_p),
+    ]
+
+
+def make_batch(op: int, **fields) -> Batch:
+    return Batch(struct_size=ctypes.sizeof(Batch), op=op, **fields)
+
+
+def int32_list(count: int):
+    """Host memory for so many int32."""
+    return (c_int32 * count)()
+
+
+def address_of(made) -> int:
+    return ctypes.addressof(made)
+
+
 def make_call(op: int, **fields) -> Call:
     return Call(struct_size=ctypes.sizeof(Call), op=op, **fields)
 
@@ -72,6 +120,7 @@ class Table(ctypes.Structure):
         ("results", CFUNCTYPE(c_int32, c_void_p, c_uint32, c_uint32, POINTER(c_void_p))),
         ("memory", CFUNCTYPE(c_int32, c_void_p, POINTER(c_void_p), POINTER(c_uint64))),
         ("status_name", CFUNCTYPE(c_char_p, c_int32)),
+        ("batch", CFUNCTYPE(c_int32, c_void_p, POINTER(Batch), c_void_p)),
     ]
 
 
@@ -138,6 +187,9 @@ class Member:
 
     def issue(self, call: Call, stream: int) -> None:
         self._check(self._table.issue(self._handle, ctypes.byref(call), stream))
+
+    def batch(self, call: Batch, stream: int) -> None:
+        self._check(self._table.batch(self._handle, ctypes.byref(call), stream))
 
     def results(self, max_tokens: int, hidden: int) -> int:
         address = c_void_p()

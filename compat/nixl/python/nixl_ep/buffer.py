@@ -1,4 +1,4 @@
-"""NIXL's class Buffer for low-latency mode. Importing it needs no torch."""
+"""NIXL's class Buffer: its memory, its ranks, and low-latency mode. Importing it needs no torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from . import _gpu, _library
 from ._missing import ExpertParallelismMissing
+from .throughput import HighThroughput, refuse_other_hosts
 from .utils import EventHandle, EventOverlap
 
 __all__ = ["DEFAULT_TIMEOUT_MS", "Buffer"]
@@ -25,11 +26,11 @@ def _address(tensor) -> int | None:
     return None if tensor is None or tensor.numel() == 0 else tensor.data_ptr()
 
 
-class Buffer:
+class Buffer(HighThroughput):
     """A rank's memory for experts' tokens, and the kernels that exchange them with the other ranks.
 
-    Between hosts it has met neither a GPU nor a NIC yet. Low-latency mode only: `low_latency_mode=False` and the calls of that mode raise
-    ExpertParallelismMissing, as do `use_logfmt` and `disable_ll_nvlink`. Ranks are threads or processes, of one host or of several. Differences
+    Between hosts it has met neither a GPU nor a NIC yet. With `low_latency_mode=False` it exchanges batches for prefill, among ranks of one
+    host; such ranks of other hosts, `use_logfmt` and `disable_ll_nvlink` raise ExpertParallelismMissing. Ranks are threads or processes. Differences
     from NIXL's: an expert's tokens lie in the order of ranks and of their tokens; waits are counted in nanoseconds; hooks are
     called in the order of their exchanges, and no third exchange begins before the first is received.
     """
@@ -48,9 +49,8 @@ class Buffer:
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
     ) -> None:
         """`rank` is this one's number; `tcp_store_group` a torch TCPStore by which ranks meet. A wait in a kernel ends after
-        `timeout_ms`, and the rank that did not come is masked. `group` and `comm` are not used in low-latency mode."""
-        if not low_latency_mode:
-            raise ExpertParallelismMissing("Buffer(low_latency_mode=False)")
+        `timeout_ms`, and the rank that did not come is masked. In high-throughput mode ranks also meet by `group`, a torch process group, or
+        `comm`, of mpi4py; low-latency mode does not use them."""
         if disable_ll_nvlink:
             raise ExpertParallelismMissing("Buffer(disable_ll_nvlink=True)")
         _require(group is None or comm is None, "give a group or a comm, not both")
@@ -77,7 +77,8 @@ class Buffer:
     def update_memory_buffers(
         self, num_ranks: int, num_experts_per_rank: int, num_rdma_bytes: int, num_nvl_bytes: int = 0
     ) -> None:
-        """Allocates the memory: for at most `num_ranks` ranks, of so many bytes (get_low_latency_buffer_size_hint). Once."""
+        """Allocates the memory: for at most `num_ranks` ranks, of so many bytes (get_low_latency_buffer_size_hint). Once. In high-throughput mode
+        it has the bytes of both kinds (Config's hints)."""
         if self._member is not None:
             raise RuntimeError("nixl_ep: update_memory_buffers was called before: make another Buffer")
         self._member = _library.Member(
@@ -86,9 +87,9 @@ class Buffer:
             self.rank,
             num_ranks,
             num_experts_per_rank,
-            num_rdma_bytes,
+            num_rdma_bytes if self.low_latency_mode else num_rdma_bytes + num_nvl_bytes,
             self.timeout_ms * 1_000_000,
-            self._gpu.functions(),
+            self._gpu.functions() if self.low_latency_mode else None,
             self._gpu.host,
         )
         self.group_size = num_ranks
@@ -121,6 +122,19 @@ class Buffer:
         if self._member is None:
             raise RuntimeError("nixl_ep: the buffer has no memory: call update_memory_buffers first")
         return self._member
+
+    def _low_latency(self) -> _library.Member:
+        _require(self.low_latency_mode, "low-latency calls need Buffer(low_latency_mode=True)")
+        return self._opened()
+
+    def _all_gather(self, mine: bytes) -> list[bytes]:
+        if self.group is None:
+            return self.comm.allgather(mine)
+        import torch.distributed
+
+        gathered: list = [None] * self.group_size
+        torch.distributed.all_gather_object(gathered, mine, self.group)
+        return gathered
 
     @staticmethod
     def get_low_latency_buffer_size_hint(
@@ -157,24 +171,46 @@ class Buffer:
 
     def connect_ranks(self, remote_ranks: list[int], activate: bool = True) -> None:
         """Connects to ranks, which connect to this one, and waits for them. Those that are connected stay so. With activate=False new
-        ones are masked until update_mask_buffer(rank, False)."""
+        ones are masked until update_mask_buffer(rank, False); only in low-latency mode."""
         member = self._opened()
+        _require(activate or self.low_latency_mode, "connect_ranks(activate=False) is for low-latency mode")
         for rank in remote_ranks:
             _require(0 <= rank < self.group_size, f"rank {rank} is out of range for a group of {self.group_size}")
         new = [rank for rank in dict.fromkeys(remote_ranks) if rank != self.rank and rank not in self._connected]
         if new:
             store = self.tcp_store_group
-            _require(store is not None, "ranks meet by a TCPStore: give tcp_store_group")
-            self._published = store
-            store.set(self._key(self.rank), member.describe())
-            end = time.monotonic() + _MEETING_SECONDS
-            store.wait([self._key(rank) for rank in new], timedelta(seconds=_MEETING_SECONDS))
-            for rank in new:
-                self._connect(member, store, rank, end)
+            if store is None:
+                self._connect_gathered(member, new)
+            else:
+                self._published = store
+                store.set(self._key(self.rank), member.describe())
+                end = time.monotonic() + _MEETING_SECONDS
+                store.wait([self._key(rank) for rank in new], timedelta(seconds=_MEETING_SECONDS))
+                for rank in new:
+                    self._connect(member, store, rank, end)
         if activate:
             for rank in dict.fromkeys(remote_ranks):
                 if rank != self.rank:
                     self.update_mask_buffer(rank, False)
+
+    def _connect_gathered(self, member: _library.Member, new: list[int]) -> None:
+        """By the group or comm, all of whose ranks come here."""
+        _require(
+            not self.low_latency_mode and (self.group is not None or self.comm is not None),
+            "ranks meet by a TCPStore: give tcp_store_group, or in high-throughput mode group or comm",
+        )
+        for rank, description in enumerate(self._all_gather(member.describe())):
+            if rank in new:
+                self._connect_to(member, rank, description, _MEETING_SECONDS)
+
+    def _connect_to(self, member: _library.Member, rank: int, description: bytes, seconds: float) -> None:
+        try:
+            member.connect(rank, description, max(1, int(seconds * 1e9)))
+        except _library.ExpertsError as error:
+            if not self.low_latency_mode:
+                refuse_other_hosts(error, rank)
+            raise
+        self._connected.add(rank)
 
     def _connect(self, member: _library.Member, store, rank: int, end: float) -> None:
         """A process that died leaves its description in the store, until the one that takes its place has put its own; one that
@@ -184,8 +220,7 @@ class Buffer:
             left = end - time.monotonic()
             if description := bytes(store.get(self._key(rank))):
                 try:
-                    member.connect(rank, description, max(1, int(left * 1e9)))
-                    self._connected.add(rank)
+                    self._connect_to(member, rank, description, left)
                     return
                 except _library.ExpertsError as error:
                     if error.status not in gone or left <= 0:
@@ -300,7 +335,7 @@ class Buffer:
         """
         import torch
 
-        self._opened()
+        self._low_latency()
         _require(x.dim() == 2 and topk_idx.dim() == 2, "x is [tokens, hidden], and topk_idx [tokens, topk]")
         self._check_tensor("x", x, torch.bfloat16)
         tokens, hidden = x.shape
@@ -375,7 +410,7 @@ class Buffer:
 
         if use_logfmt:
             raise ExpertParallelismMissing("Buffer.low_latency_combine(use_logfmt=True)")
-        member = self._opened()
+        member = self._low_latency()
         source, ranges, max_tokens, hidden = handle
         local, ranks = self._experts_per_rank, ranges.shape[1]
         places = ranks * max_tokens
@@ -432,21 +467,6 @@ class Buffer:
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """For the high-throughput mode, which is not here; kept for programs that set it in any case."""
+        """How many multiprocessors exchanges of batches use where they are given no Config."""
         _require(new_num_sms % 2 == 0, f"the number of SMs must be even, not {new_num_sms}")
         Buffer.num_sms = new_num_sms
-
-
-def _missing(name: str):
-    def refuse(*_args, **_kwargs):
-        raise ExpertParallelismMissing(f"Buffer.{name}")
-
-    refuse.__name__ = name
-    refuse.__doc__ = "Of the high-throughput mode, which is not here."
-    return refuse
-
-
-for _name in ("get_dispatch_layout", "ht_dispatch", "ht_combine"):
-    setattr(Buffer, _name, _missing(_name))
-for _name in ("get_dispatch_config", "get_combine_config"):
-    setattr(Buffer, _name, staticmethod(_missing(_name)))

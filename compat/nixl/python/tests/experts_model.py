@@ -73,6 +73,15 @@ class ModelGpu:
         work(self.communication_stream())
         return _Event(self, self.communication_stream())
 
+    def make_beside(self, work, after, tensors):
+        if after is not None:
+            after.wait()
+        self.drain()
+        return work(self.communication_stream()), _Event(self, self.communication_stream())
+
+    def wait(self, event) -> None:
+        event.wait()
+
     def bytes_at(self, address: int, size: int):
         import torch
 

@@ -1,0 +1,280 @@
+// A member's batches: what calls may give, where things lie in a stage, and the rounds of kernels.
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+#include "collectives/experts/member.h"
+
+namespace towline::collectives::experts {
+namespace {
+
+constexpr uint32_t kMostTokens = (1u << kCountBits) - 1;
+constexpr uint64_t kStageGrain = 256;
+constexpr uint32_t kMostTokenBytes = 1u << 20;
+constexpr auto kTotalsLook = std::chrono::microseconds(50);
+constexpr uint32_t kLooksAtOnce = 1 << 14;  // before the host sleeps between two
+// The device waits twice at most: for room, and for the ranks.
+constexpr uint64_t kTimeoutsOfHost = 3;
+
+constexpr uint64_t rounded_up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
+
+bool is_dispatch(const towline_experts_batch& call) { return call.op == TOWLINE_EXPERTS_BATCH_DISPATCH; }
+bool asks_for_counts(const towline_experts_batch& call) {
+  return is_dispatch(call) && call.phases != (TOWLINE_EXPERTS_SEND | TOWLINE_EXPERTS_RECEIVE);
+}
+
+// Of what all ranks must give alike. Bit 0 is the half's, and no shape of a small exchange has bit 63.
+uint64_t batch_shape(const towline_experts_batch& call, uint32_t round) {
+  uint64_t mixed = 0xcbf29ce484222325;
+  for (const uint64_t value :
+       {uint64_t{call.op}, uint64_t{call.ranks}, uint64_t{call.token_bytes}, uint64_t{call.scales},
+        uint64_t{call.topk}, uint64_t{call.experts}, uint64_t{asks_for_counts(call)}, uint64_t{round}})
+    mixed = (mixed ^ value) * 0x100000001b3;
+  return (mixed << 1) | uint64_t{1} << 63;
+}
+
+}  // namespace
+
+// ---- Checks
+
+void Member::check_batch(const towline_experts_batch& call) const {
+  if (call.op > TOWLINE_EXPERTS_BATCH_COMBINE)
+    fail(Status::kInvalidArgument, "experts: there is no batch {}", call.op);
+  if (call.phases == 0 || call.phases > (TOWLINE_EXPERTS_SEND | TOWLINE_EXPERTS_RECEIVE) ||
+      (!is_dispatch(call) && call.phases != (TOWLINE_EXPERTS_SEND | TOWLINE_EXPERTS_RECEIVE)))
+    fail(Status::kInvalidArgument, "experts: phases {} of a batch: a combine has both, a dispatch any",
+         call.phases);
+  if (call.tokens > kMostTokens || call.max_tokens > kMostTokens)
+    fail(Status::kInvalidArgument, "experts: a rank has at most {} tokens in a batch, not {}", kMostTokens,
+         std::max(call.tokens, call.max_tokens));
+  if (call.phases != TOWLINE_EXPERTS_SEND && call.tokens > call.max_tokens)
+    fail(Status::kInvalidArgument, "experts: {} tokens are more than the {} of the dispatch that was counted",
+         call.tokens, call.max_tokens);
+  if (call.token_bytes == 0 || call.token_bytes % 16 != 0 || call.token_bytes > kMostTokenBytes)
+    fail(Status::kInvalidArgument, "experts: a token has a multiple of 16 bytes up to {}, not {}",
+         kMostTokenBytes, call.token_bytes);
+  if (call.scales > kMostBatchScales || (!is_dispatch(call) && call.scales != 0))
+    fail(Status::kInvalidArgument,
+         "experts: {} scales of a token: a dispatch has at most {}, and a combine none", call.scales,
+         kMostBatchScales);
+  if (call.topk > kMostBatchTopk)
+    fail(Status::kInvalidArgument, "experts: a token has at most {} routes in a batch, not {}",
+         kMostBatchTopk, call.topk);
+  if (asks_for_counts(call) && (call.experts == 0 || call.experts > kMostBatchExperts))
+    fail(Status::kInvalidArgument, "experts: a rank has 1 to {} experts, not {}", kMostBatchExperts,
+         call.experts);
+  if (!asks_for_counts(call) && is_dispatch(call) && call.topk != 0)
+    fail(Status::kInvalidArgument, "experts: a dispatch with known counts has no routes, not {}", call.topk);
+}
+
+void Member::check_batch_ranks(const towline_experts_batch& call) const {
+  if (call.ranks <= rank_ || call.ranks > layout_.capacity)
+    fail(Status::kInvalidArgument, "experts: a batch among {} ranks, of {}, at rank {}", call.ranks,
+         layout_.capacity, rank_);
+  for (uint32_t rank = 0; rank < call.ranks; ++rank) {
+    if (peers_[rank].piece != nullptr) continue;
+    if (is_connected(rank))
+      fail(
+          Status::kUnsupported,
+          "experts: the memory of rank {} can't be mapped (another host, or an instance of MIG), and batches "
+          "are exchanged within a host: use small exchanges (low-latency mode) with such ranks",
+          rank);
+    fail(Status::kInvalidArgument,
+         "experts: rank {} is not connected to rank {}: a batch is among all of {} ranks", rank, rank_,
+         call.ranks);
+  }
+}
+
+void Member::check_batch_addresses(const towline_experts_batch& call) const {
+  const bool dispatch = is_dispatch(call);
+  const bool sends = call.phases != TOWLINE_EXPERTS_RECEIVE;
+  const bool receives = call.phases != TOWLINE_EXPERTS_SEND;
+  const uint32_t rows_in = dispatch ? call.tokens : call.received;
+  const uint32_t rows_out = dispatch ? call.received : call.tokens;
+  const bool in = sends && rows_in != 0;
+  const bool out = receives && rows_out != 0;
+  const struct {
+    const void* address;
+    bool needed;
+    uint64_t aligned;
+    const char* name;
+  } all[] = {{call.x, in, 16, "x"},
+             {call.x_scales, in && call.scales != 0, 4, "x_scales"},
+             {call.topk_idx, dispatch && in && call.topk != 0, 8, "topk_idx"},
+             {call.topk_weights, in && call.topk != 0, 4, "topk_weights"},
+             {call.in_rank, call.tokens != 0, 1, "in_rank"},
+             {call.tokens_per_expert, asks_for_counts(call) && sends, 4, "tokens_per_expert"},
+             {call.bias[0], false, 16, "bias[0]"},
+             {call.bias[1], false, 16, "bias[1]"},
+             {call.prefix, true, 4, "prefix"},
+             {call.source_tokens, receives && call.received != 0, 4, "source_tokens"},
+             {call.out, out, 16, "out"},
+             {call.out_scales, out && call.scales != 0, 4, "out_scales"},
+             {call.out_topk_idx, dispatch && out && call.topk != 0, 8, "out_topk_idx"},
+             {call.out_topk_weights, out && call.topk != 0, 4, "out_topk_weights"}};
+  for (const auto& [pointer, needed, aligned, name] : all) {
+    const auto address = reinterpret_cast<uint64_t>(pointer);
+    if (address == 0 && !needed) continue;
+    if (address == 0) fail(Status::kInvalidArgument, "experts: {} is null", name);
+    if (address % aligned != 0)
+      fail(Status::kInvalidArgument, "experts: {} is not aligned to {} bytes", name, aligned);
+    if (!device_.usable(gpu_, address))
+      fail(Status::kInvalidArgument, "experts: {} is not memory of GPU {}", name, gpu_);
+  }
+  if (call.phases == TOWLINE_EXPERTS_SEND && call.received_per_expert == nullptr)
+    fail(Status::kInvalidArgument, "experts: received_per_expert is null");
+}
+
+// What an earlier batch had to do without.
+void Member::check_absent() {
+  if (unmasked_) end_work();
+  unmasked_ = false;
+  std::string late;
+  std::string different;
+  for (uint32_t rank = 0; rank < layout_.capacity; ++rank) {
+    const uint64_t absent = __atomic_load_n(&report().absent[rank], __ATOMIC_ACQUIRE);
+    if (absent == 0) continue;
+    std::string& ranks = absent == Report::kLate ? late : different;
+    ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  if (!different.empty())
+    fail(
+        Status::kMismatch,
+        "experts: rank {} came to another batch than rank {}, or with another shape: all ranks must make the "
+        "same calls in the same order, with the same token size, scales, routes and experts. Unmask it on "
+        "both sides to go on",
+        different, rank_);
+  if (!late.empty())
+    fail(Status::kTimedOut,
+         "experts: rank {} is masked, or did not come to a batch of rank {} within {} ms, whose output has "
+         "NaN for it. Unmask it on both sides, or replace it, to go on",
+         late, rank_, timeout_ns_ / 1'000'000);
+}
+
+// ---- Rounds
+
+Job Member::batch_job(const towline_experts_batch& call) const {
+  Job job = {};
+  job.segment = piece_->address();
+  job.x = reinterpret_cast<uint64_t>(call.x);
+  job.scales = reinterpret_cast<uint64_t>(call.x_scales);
+  job.topk_idx = reinterpret_cast<uint64_t>(call.topk_idx);
+  job.topk_weights = reinterpret_cast<uint64_t>(call.topk_weights);
+  job.out = reinterpret_cast<uint64_t>(call.out);
+  job.timeout_ns = timeout_ns_;
+  job.layout = layout_;
+  job.rank = rank_;
+  job.ranks = call.ranks;
+  job.tokens = call.tokens;
+  job.topk = call.topk;
+  Batch& batch = job.batch;
+  batch.in_rank = reinterpret_cast<uint64_t>(call.in_rank);
+  batch.per_expert = reinterpret_cast<uint64_t>(call.tokens_per_expert);
+  batch.prefix = reinterpret_cast<uint64_t>(call.prefix);
+  batch.source_tokens = reinterpret_cast<uint64_t>(call.source_tokens);
+  batch.bias[0] = reinterpret_cast<uint64_t>(call.bias[0]);
+  batch.bias[1] = reinterpret_cast<uint64_t>(call.bias[1]);
+  batch.out_scales = reinterpret_cast<uint64_t>(call.out_scales);
+  batch.out_routes = reinterpret_cast<uint64_t>(call.out_topk_idx);
+  batch.out_weights = reinterpret_cast<uint64_t>(call.out_topk_weights);
+  batch.report = report_->gpu();
+  batch.scale_token_stride = call.scale_token_stride;
+  batch.scale_stride = call.scale_stride;
+  batch.payload = call.token_bytes;
+  batch.scales = call.scales;
+  batch.experts = call.experts;
+  batch.alignment = std::max(call.alignment, 1u);
+  batch.received = call.received;
+  batch.stage_at = layout_.slots_at();
+  batch.half_bytes = bytes_ / 2 / kStageGrain * kStageGrain;
+  // In a dispatch a place is a token; in a combine, a token of each rank.
+  const bool dispatch = is_dispatch(call);
+  batch.row_bytes = rounded_up(dispatch ? batch.scales_in_row(call.topk) + call.scales * sizeof(uint32_t)
+                                        : batch.weights_in_row(0) + call.topk * sizeof(float),
+                               16);
+  batch.masks_at = dispatch ? rounded_up(batch.count_at(call.ranks), kStageGrain) : 0;
+  const uint64_t place_bytes = dispatch ? batch.row_bytes + sizeof(uint64_t) : call.ranks * batch.row_bytes;
+  const uint64_t fixed = batch.masks_at + kStageGrain;
+  if (batch.half_bytes < fixed + place_bytes)
+    fail(Status::kInvalidArgument,
+         "experts: a batch with tokens of {} bytes among {} ranks needs at least {} bytes of memory; rank {} "
+         "has {}: open it with more, on every rank. It needs {} to go without rounds",
+         call.token_bytes, call.ranks, 2 * (fixed + place_bytes + kStageGrain), rank_, bytes_,
+         2 * (fixed + std::max(call.max_tokens, call.tokens) * place_bytes + kStageGrain));
+  batch.round_tokens =
+      static_cast<uint32_t>(std::min<uint64_t>((batch.half_bytes - fixed) / place_bytes, kMostTokens));
+  batch.rows_at =
+      dispatch ? rounded_up(batch.masks_at + batch.round_tokens * sizeof(uint64_t), kStageGrain) : 0;
+  return job;
+}
+
+void Member::run_put(const Job& job, const towline_experts_batch& call, void* stream) {
+  run(is_dispatch(call) ? Kernel::kBatchPut : Kernel::kBatchReturn, job, call.blocks, stream);
+  run(Kernel::kBatchAwait, job, 1, stream);
+}
+
+void Member::run_rest(const Job& job, const towline_experts_batch& call, void* stream) {
+  if (asks_for_counts(call)) run(Kernel::kBatchList, job, call.ranks, stream);
+  run(is_dispatch(call) ? Kernel::kBatchPull : Kernel::kBatchSum, job, call.blocks, stream);
+}
+
+void Member::batch_round(Job job, const towline_experts_batch& call, uint32_t round, void* stream) {
+  job.batch.shape = batch_shape(call, round);
+  job.batch.first = round * job.batch.round_tokens;
+  if (round != 0 || call.phases != TOWLINE_EXPERTS_RECEIVE) run_put(job, call, stream);
+  if (call.phases != TOWLINE_EXPERTS_SEND) run_rest(job, call, stream);
+}
+
+void Member::await_totals(towline_experts_batch& call) {
+  const Report& heard = report();
+  const uint64_t end = monotonic_now_ns() + kTimeoutsOfHost * timeout_ns_;
+  for (uint32_t looks = 0; __atomic_load_n(&heard.ticket, __ATOMIC_ACQUIRE) != last_ticket_; ++looks) {
+    if (looks < kLooksAtOnce) {
+      std::this_thread::yield();
+      continue;
+    }
+    if (const cuda::Code state = last_->state(); state != cuda::Moment::kBusy && state != 0)
+      fail(Status::kIo, "experts: a kernel failed: {}", device_.code_text(state));
+    if (monotonic_now_ns() >= end)
+      fail(Status::kTimedOut,
+           "experts: the GPU did not come to this dispatch within {} ms: work ahead of it in the stream has "
+           "not ended",
+           kTimeoutsOfHost * timeout_ns_ / 1'000'000);
+    std::this_thread::sleep_for(kTotalsLook);
+  }
+  check_absent();
+  call.received = static_cast<uint32_t>(heard.received);
+  call.max_tokens = static_cast<uint32_t>(heard.most_tokens);
+  for (uint32_t expert = 0; expert < call.experts; ++expert)
+    call.received_per_expert[expert] = static_cast<int32_t>(heard.per_expert[expert]);
+}
+
+void Member::batch(towline_experts_batch& call, void* stream) {
+  const bool records = check_stream(stream);
+  check_batch(call);
+  check_batch_ranks(call);
+  check_batch_addresses(call);
+  if (records && asks_for_counts(call))
+    fail(Status::kInvalidArgument,
+         "experts: a graph can't record a dispatch that counts, since the host waits in it: give the counts "
+         "of an earlier one (a handle)");
+  use_for(Use::kBatches);
+  if (call.phases != TOWLINE_EXPERTS_RECEIVE) check_absent();
+  Job job = batch_job(call);
+  if (asks_for_counts(call))
+    job.batch.ticket = call.phases == TOWLINE_EXPERTS_SEND ? ++last_ticket_ : last_ticket_;
+  // The first round of a dispatch that counts is the SEND's; the host does not know yet whether there are more.
+  const uint32_t rounds =
+      call.phases == TOWLINE_EXPERTS_SEND
+          ? 1
+          : std::max(1u, (call.max_tokens + job.batch.round_tokens - 1) / job.batch.round_tokens);
+  // Batches of one member are in order with one another, in whichever streams they are.
+  if (!records) (void)last_->precede(stream);
+  for (uint32_t round = 0; round < rounds; ++round) batch_round(job, call, round, stream);
+  record_end(records, stream);
+  if (call.phases == TOWLINE_EXPERTS_SEND) await_totals(call);
+}
+
+}  // namespace towline::collectives::experts
