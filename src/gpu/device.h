@@ -270,6 +270,8 @@ class Device {
   // Does this process use the GPU already? No context is made by asking.
   [[nodiscard]] virtual bool in_use(uint32_t gpu) const noexcept = 0;
   [[nodiscard]] virtual Allocation look_up(uint64_t address) const = 0;
+  // As look_up(), but only where the allocation lies, at a fraction of the time: for the data path.
+  [[nodiscard]] virtual Allocation locate(uint64_t address) const { return look_up(address); }
   [[nodiscard]] virtual Shared share(const Allocation& allocation) const = 0;
   // Neighbouring parts of one owner, in order, mapped as one range that `gpu` reaches.
   virtual std::unique_ptr<Mapped> map(uint32_t gpu, std::span<const Shared> parts, bool writable) = 0;

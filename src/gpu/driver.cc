@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
 
@@ -132,32 +133,31 @@ class Nvidia final : public Device {
            active != 0;
   }
 
-  [[nodiscard]] Allocation look_up(uint64_t address) const override {
+  [[nodiscard]] Allocation locate(uint64_t address) const override {
     Allocation result;
-    // Asked in this form, memory that the driver does not know is no error.
     unsigned type = 0;
-    int wanted = driver::kMemoryType;
-    void* answer = &type;
-    if (api_.pointer_get_attributes(1, &wanted, &answer, address) != kSuccess || type == 0) return result;
     int ordinal = 0;
     unsigned managed = 0;
     size_t bytes = 0;
     driver::Pointer start = 0;
-    api_.check(api_.pointer_get_attribute(&ordinal, driver::kDeviceOrdinal, address),
-               "which GPU memory is on");
-    api_.check(api_.pointer_get_attribute(&start, driver::kRangeStart, address),
-               "where an allocation begins");
-    api_.check(api_.pointer_get_attribute(&bytes, driver::kRangeSize, address), "how long an allocation is");
-    api_.pointer_get_attribute(&result.id, driver::kBufferId, address);
-    api_.pointer_get_attribute(&managed, driver::kIsManaged, address);
+    int wanted[] = {driver::kMemoryType, driver::kDeviceOrdinal, driver::kRangeStart, driver::kRangeSize,
+                    driver::kIsManaged};
+    void* answers[] = {&type, &ordinal, &start, &bytes, &managed};
+    // Asked in this form, memory that the driver does not know is no error.
+    if (api_.pointer_get_attributes(std::size(wanted), wanted, answers, address) != kSuccess || type == 0)
+      return result;
     result.gpu = static_cast<uint32_t>(ordinal);
     result.address = start;
     result.bytes = bytes;
-    if (managed != 0) {
-      result.where = Where::kManaged;
-      return result;
-    }
-    result.where = type == driver::kMemoryTypeDevice ? Where::kGpu : Where::kHost;
+    result.where = managed != 0                        ? Where::kManaged
+                   : type == driver::kMemoryTypeDevice ? Where::kGpu
+                                                       : Where::kHost;
+    return result;
+  }
+
+  [[nodiscard]] Allocation look_up(uint64_t address) const override {
+    Allocation result = locate(address);
+    if (result.where != Where::kUnknown) api_.pointer_get_attribute(&result.id, driver::kBufferId, address);
     if (result.where == Where::kGpu) find_sharing(address, result);
     return result;
   }

@@ -110,7 +110,7 @@ void Landing::check_piece(uint64_t gpu, const towline_landing_piece& piece, Allo
   const uint64_t end = piece.address + piece.bytes;
   for (uint64_t at = piece.address; at < end; at = found.address + found.bytes) {
     if (at >= found.address && at - found.address < found.bytes) continue;
-    found = device_.look_up(at);
+    found = device_.locate(at);
     if (found.where != Where::kGpu || found.gpu != gpu || found.bytes == 0)
       fail(Status::kStale,
            "cuda: there is no memory of GPU {} at {:#x} any more (freed, unmapped or put to sleep)", gpu, at);
