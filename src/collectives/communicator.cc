@@ -548,7 +548,9 @@ void Communicator::begin_backend_call() noexcept { backend_text.clear(); }
 void Communicator::after_failure(Status status, const std::string& text) noexcept {
   broken(status, text);
   if ((options_.flags & TOWLINE_COMMUNICATOR_ABORT_PROCESS) != 0 && status != Status::kCancelled) {
-    TOWLINE_LOG(kError, "communicator {}: {}; ending the process as asked", options_.name, text);
+    // The last words are torchcomms', which programs look for.
+    TOWLINE_LOG(kError, "communicator {}: {}. Aborting process due to {}", options_.name, text,
+                status == Status::kTimedOut ? "timeout" : "error");
     std::abort();
   }
 }

@@ -41,6 +41,8 @@ export TEST_DEVICE=${TEST_DEVICE:-cpu}
 [[ $TEST_DEVICE == cuda ]] || export CUDA_VISIBLE_DEVICES=""
 export TEST_FULL_SWEEP=${TEST_FULL_SWEEP:-0} OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo
 export PYTHONDONTWRITEBYTECODE=1
+TORCHCOMMS_CHECKOUT=$(cd "$checkout" && pwd)
+export TORCHCOMMS_CHECKOUT PYTHONPATH=$root/tests/interop/torchcomms_path${PYTHONPATH:+:$PYTHONPATH}
 
 results=${RESULTS:-$work/results}
 mkdir -p "$results"
@@ -83,7 +85,7 @@ cd "$work"
 apart='^(Fullgraph)'
 [[ $TEST_DEVICE == cuda ]] || apart='^(CudaGraphs|Fullgraph|AllGatherP|MemPool|ExpandableSegments|SymmMem|Timeout)'
 distwrap_apart='Quantized'
-with_pytest=("$python" "$root/tests/interop/torchcomms_pytest.py" "$checkout" -q -p no:cacheprovider)
+with_pytest=("$python" "$root/tests/interop/torchcomms_pytest.py" -q -p no:cacheprovider)
 torchrun=("$python" -m torch.distributed.run --standalone --nnodes 1 --nproc_per_node)
 ours() { [[ $1 =~ ${ONLY:-.} ]]; }
 
@@ -100,7 +102,9 @@ for backend in ${TEST_BACKENDS:-gloo towline mccl}; do
     TEST_BACKEND=$backend run "$backend $name" "${torchrun[@]}" "${RANKS:-4}" "${with_pytest[@]:1}" "$file"
   done
 done
-# distwrap's choose the backend themselves: torch.distributed's own gloo, then torchcomms.
+# distwrap's choose the backend themselves: torch.distributed's own gloo, then torchcomms. On GPUs they want a device that
+# torch refuses, also without torchcomms.
+[[ $TEST_DEVICE == cpu ]] || exit $failed
 for mode in 0 1; do
   for file in "$tests"/distwrap/tests/integration/*Test.py; do
     [[ $(basename "$file") =~ $distwrap_apart ]] && continue

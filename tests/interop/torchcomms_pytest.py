@@ -1,5 +1,4 @@
-"""torchcomms_pytest.py CHECKOUT PYTEST ARGUMENTS..: pytest with the tests' helpers of a checkout of torchcomms, which are
-looked for behind our own package's modules.
+"""torchcomms_pytest.py PYTEST ARGUMENTS..: pytest for torchcomms.sh.
 
 GRAPH_SHAPES=any: tests of CUDA graphs check what replays compute, not which nodes the graphs have, which are NCCL's."""
 
@@ -10,9 +9,6 @@ import sys
 
 import pytest
 
-for name in ("torchcomms", "torchcomms.distwrap", "torchcomms.hooks", "torchcomms.hooks.fr", "torchcomms.hooks.nan_check"):
-    folder = "/".join(["torchcomms", *name.split(".")[1:]])
-    importlib.import_module(name).__path__.append(f"{sys.argv[1]}/comms/{folder}")
 if os.environ.get("GRAPH_SHAPES") == "any":
     builder = importlib.import_module("torchcomms.tests.helpers.py.cuda_graph_test_helpers").GraphTestBuilder
     run = builder._run
@@ -22,4 +18,4 @@ if os.environ.get("GRAPH_SHAPES") == "any":
         return run(self, inputs, expected, pipeline, None)
 
     builder._run = run_unseen
-sys.exit(pytest.main(sys.argv[2:]))
+sys.exit(pytest.main(sys.argv[1:]))
