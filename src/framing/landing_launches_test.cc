@@ -116,17 +116,24 @@ TEST_P(LandingLaunchesTest, RefusedTogetherEachChunkFailsByItself) {
   }
 }
 
-// Its bytes and the goodbye are read in one pass.
+// Both are read in one pass.
 TEST_P(LandingLaunchesTest, AChunkThatWasReceivedBeforeTheConnectionBrokeArrives) {
   join();
   make_memory(64 << 10);
   FakePlan plan{key_};
   plan.set_kinds(TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_VRAM);
   fill(plan, 4096);
+  at_message_ = [&] {
+    EXPECT_EQ(gpu_b_.copies, 0u) << "it is still due";
+    b_->connection.fail(Status::kPeerLost, "by the test");
+  };
   ASSERT_EQ(submit(prepare(plan, TOWLINE_WRITE), 1, plan.bytes()), Status::kInProgress);
   for (int i = 0; i < 10; ++i) a_->progress();
-  a_->connection.close();
-  for (int i = 0; i < 10; ++i) b_->progress();
+  ASSERT_EQ(a_->connection.send("fail", 4), TOWLINE_OK);
+  for (int i = 0; i < 10; ++i) {
+    a_->progress();
+    b_->progress();
+  }
   EXPECT_TRUE(b_->connection.down());
   EXPECT_EQ(gpu_b_.copies, 1u);
   EXPECT_TRUE(same(4096));
