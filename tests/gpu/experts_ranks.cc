@@ -90,7 +90,7 @@ uint64_t row_bytes(const Shape& shape) { return uint64_t{shape.hidden} * (shape.
 uint64_t scale_bytes(const Shape& shape) {
   return shape.fp8() ? shape.local * shape.places() * shape.hidden / 128 * 4 : 4;
 }
-towline_experts* opened(const Shape& shape, uint32_t rank) {
+towline_experts* opened(const Shape& shape, uint32_t rank, bool opens) {
   towline_experts_options options = {};
   options.struct_size = sizeof options;
   options.gpu = found_platform()->device().current_gpu();
@@ -109,6 +109,9 @@ towline_experts* opened(const Shape& shape, uint32_t rank) {
   }
   towline_experts* member = nullptr;
   EXPECT_EQ(table().open(&options, &member), TOWLINE_OK) << table().error();
+  if (opens && ranks_a_host() != 0) {
+    EXPECT_EQ(table().open_to_hosts(member), TOWLINE_OK) << table().error();
+  }
   return member;
 }
 
@@ -199,11 +202,11 @@ std::vector<uint16_t> expected_combine(const Shape& shape, const Tokens& mine,
 
 // ---- A rank
 
-Rank::Rank(Platform& platform, const Shape& shape, uint32_t rank)
+Rank::Rank(Platform& platform, const Shape& shape, uint32_t rank, bool opens)
     : platform_(platform),
       shape_(shape),
       rank_(rank),
-      member_(opened(shape, rank)),
+      member_(opened(shape, rank, opens)),
       stream_(platform.make_stream()),
       x_(platform, uint64_t{2} * shape.max_tokens * shape.hidden),
       routes_(platform, uint64_t{8} * shape.max_tokens * shape.topk),

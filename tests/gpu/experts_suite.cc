@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <numeric>
 
@@ -35,6 +36,8 @@ std::vector<Tokens> routed_all(
   }
   return all;
 }
+
+float bfloat16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
 class Experts : public testing::TestWithParam<Shape> {};
 
@@ -330,6 +333,56 @@ TEST(ExpertsCombine, ResultsInTheMembersOwnMemory) {
 
 // ---- Ranks that are masked, late, or new
 
+// The first group of a token's values is small, and is cast to 10 bits; the second is large, and stays as it is.
+TEST(ExpertsCombine, LogFmtCastsWhatIsSmall) {
+  Shape shape;
+  shape.hidden = 256;
+  run_ranks(shape, [](Rank& rank, Group& group) {
+    for (uint64_t seed = 1; seed < 5; ++seed) {
+      std::vector<Tokens> all = random_all(group.shape, seed);
+      for (Tokens& tokens : all)
+        for (size_t i = 0; i < tokens.x.size(); ++i)
+          if (i % 256 < 128 && tokens.x[i] << 1 != 0)
+            tokens.x[i] = static_cast<uint16_t>(tokens.x[i] - 6 * 0x80);
+      rank.set(all[rank.number()]);
+      towline_experts_call dispatch = rank.dispatch_call();
+      ASSERT_EQ(rank.issue(dispatch), TOWLINE_OK) << rank.error();
+      rank.drain();
+      rank.compute();
+      towline_experts_call combine = rank.combine_call();
+      combine.format = TOWLINE_EXPERTS_LOGFMT;
+      ASSERT_EQ(rank.issue(combine), TOWLINE_OK) << rank.error();
+      rank.drain();
+      const std::vector<uint16_t> got = rank.combined();
+      const std::vector<uint16_t> wanted =
+          expected_combine(group.shape, all[rank.number()], group.everyone());
+      ASSERT_EQ(got.size(), wanted.size());
+      size_t changed = 0;
+      for (size_t i = 0; i < got.size(); ++i) {
+        if (i % 256 >= 128) {
+          ASSERT_EQ(got[i], wanted[i]) << i;
+          continue;
+        }
+        // Two results of at most 0.35, with weights of at most 1.3, are each at most 1 % wrong.
+        EXPECT_NEAR(bfloat16(got[i]), bfloat16(wanted[i]), 0.015) << i;
+        changed += got[i] != wanted[i] ? 1 : 0;
+      }
+      EXPECT_TRUE(got.empty() || changed != 0) << "nothing was cast";
+      group.meet();
+    }
+    // One that does not say so, too, is out of step.
+    rank.set(random_all(group.shape, 9)[rank.number()]);
+    towline_experts_call dispatch = rank.dispatch_call();
+    ASSERT_EQ(rank.issue(dispatch), TOWLINE_OK) << rank.error();
+    rank.drain();
+    towline_experts_call combine = rank.combine_call();
+    combine.format = rank.number() == 0 ? TOWLINE_EXPERTS_LOGFMT : TOWLINE_EXPERTS_BFLOAT16;
+    ASSERT_EQ(rank.issue(combine), TOWLINE_OK) << rank.error();
+    EXPECT_EQ(rank.masks()[1 - rank.number()], 1);
+    group.meet();
+  });
+}
+
 TEST(ExpertsMasks, AMaskedRankIsLeftOutAndTakenInAgain) {
   Shape shape;
   shape.ranks = 3;
@@ -589,6 +642,36 @@ TEST(ExpertsBarrier, ARankThatDoesNotComeIsMasked) {
   });
 }
 
+// ---- Ranks of other hosts
+
+TEST(ExpertsHosts, ARankIsOpenToThemOnceItWasAsked) {
+  run_ranks({}, [](Rank& rank, Group& group) {
+    Rank later(*found_platform(), group.shape, rank.number(), false);
+    if (ranks_a_host() == 0) {
+      EXPECT_EQ(table().open_to_hosts(later.member()), TOWLINE_UNSUPPORTED);
+      EXPECT_NE(later.error().find("without Towline's functions"), std::string::npos) << later.error();
+      return;
+    }
+    if (ranks_a_host() != 1) return;
+    const uint32_t peer = 1 - rank.number();
+    group.descriptions[rank.number()] = later.describe();
+    group.meet();
+    EXPECT_EQ(later.connect(peer, group.descriptions[peer]), TOWLINE_AGAIN);
+    EXPECT_NE(later.error().find("not open to other hosts yet"), std::string::npos) << later.error();
+    ASSERT_EQ(table().open_to_hosts(later.member()), TOWLINE_OK) << later.error();
+    ASSERT_EQ(table().open_to_hosts(later.member()), TOWLINE_OK) << later.error();
+    EXPECT_EQ(later.connect(peer, group.descriptions[peer]), TOWLINE_AGAIN)
+        << "the other side's is the old one";
+    group.meet();
+    group.descriptions[rank.number()] = later.describe();
+    group.meet();
+    ASSERT_EQ(later.connect(peer, group.descriptions[peer]), TOWLINE_OK) << later.error();
+    ASSERT_EQ(later.command(TOWLINE_EXPERTS_UNMASK, peer), TOWLINE_OK) << later.error();
+    for (uint64_t seed = 1; seed < 4; ++seed) later.round(random_all(group.shape, seed), group.everyone());
+    group.meet();
+  });
+}
+
 // ---- What is refused
 
 TEST(ExpertsRefusals, ConnectionsThatDoNotFit) {
@@ -652,6 +735,7 @@ TEST(ExpertsRefusals, CallsThatDoNotFit) {
     EXPECT_EQ(refused([](Call& call) { call.x = static_cast<const uint8_t*>(call.x) + 2; }),
               TOWLINE_INVALID_ARGUMENT);
     EXPECT_EQ(refused([](Call& call) { call.format = TOWLINE_EXPERTS_FP8; }, true), TOWLINE_UNSUPPORTED);
+    EXPECT_EQ(refused([](Call& call) { call.format = TOWLINE_EXPERTS_LOGFMT; }), TOWLINE_INVALID_ARGUMENT);
     EXPECT_EQ(refused([](Call& call) { call.struct_size = 8; }), TOWLINE_INVALID_ARGUMENT);
     EXPECT_EQ(refused([](Call& call) { call.op = 99; }), TOWLINE_INVALID_ARGUMENT);
     // The member is as it was.

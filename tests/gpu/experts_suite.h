@@ -66,7 +66,8 @@ struct Group;
 // A member with its buffers and a stream.
 class Rank {
  public:
-  Rank(Platform& platform, const Shape& shape, uint32_t rank);
+  // opens: to other hosts, at once.
+  Rank(Platform& platform, const Shape& shape, uint32_t rank, bool opens = true);
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
   ~Rank();

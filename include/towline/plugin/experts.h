@@ -27,7 +27,7 @@ typedef struct towline_experts_options {
   uint32_t local;       // experts of each rank
   uint64_t bytes;       // for exchanges: as `bytes_for` says
   uint64_t timeout_ns;  // of every wait in a kernel. A rank that is later is masked
-  // Of experts_functions.h: with them the member makes an agent, to exchange tokens with ranks whose memory
+  // Of experts_functions.h: open_to_hosts() makes an agent with them, to exchange tokens with ranks whose memory
   // can't be mapped. Null: with ranks of this host alone.
   const struct towline_experts_functions_v1* functions;
   // Ranks with another name count as on another host. Null or "": the real host. At most 255 bytes.
@@ -49,11 +49,12 @@ enum {  // towline_experts_call.phases
   TOWLINE_EXPERTS_SEND = 1,
   TOWLINE_EXPERTS_RECEIVE = 2,
 };
-enum {  // towline_experts_call.format: of a dispatch
+enum {  // towline_experts_call.format
   TOWLINE_EXPERTS_BFLOAT16 = 0,
   TOWLINE_EXPERTS_FP8 = 1,          // e4m3, with a float32 scale for each 128 elements
   TOWLINE_EXPERTS_ROUND_SCALE = 2,  // with FP8: scales are powers of two
   TOWLINE_EXPERTS_UE8M0 = 4,        // with ROUND_SCALE: the scales' exponents, four to an int32
+  TOWLINE_EXPERTS_LOGFMT = 8,       // a combine's results go in 10 bits where their magnitude allows it
 };
 
 // Addresses are on the member's GPU, contiguous, and 16-byte aligned where they hold elements. places: ranks * max_tokens.
@@ -140,6 +141,7 @@ typedef struct towline_experts_table_v1 {
   // What another rank needs to connect to this one. *bytes: the room at `to`, then what was needed.
   int32_t (*describe)(towline_experts* member, uint8_t* to, size_t* bytes);
   // Maps another rank's memory or, where that can't be, finds a way for transfers. The rank stays masked. Both sides must connect.
+  // TOWLINE_AGAIN: for transfers both sides have to call open_to_hosts() and give each other a new description.
   int32_t (*connect)(towline_experts* member, uint32_t rank, const uint8_t* description, size_t bytes,
                      uint64_t timeout_ns);
   // Masks the rank and lets its memory go. Waits as `close` does.
@@ -156,6 +158,9 @@ typedef struct towline_experts_table_v1 {
   // A batch. A member's first call of `issue` for an exchange, or of `batch`, decides which of them it is for. What a batch had to do without
   // is NaN (all bits set), and later batches fail and name the rank, until it is unmasked here and there. May be absent.
   int32_t (*batch)(towline_experts* member, towline_experts_batch* call, void* stream);
+  // Lets ranks reach this one whose memory can't be mapped: of other hosts, or of another instance of MIG. Makes an agent that listens at
+  // `listen`; until then the member listens to processes of this host alone. Does nothing a second time. May be absent.
+  int32_t (*open_to_hosts)(towline_experts* member);
 } towline_experts_table_v1;
 #define TOWLINE_EXPERTS_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_experts_table_v1, memory)
 

@@ -5,7 +5,7 @@
 //   reduce  blocks share the tokens: each sum is in float32, in the order of the token's routes, and is rounded once
 #pragma once
 
-#include "collectives/experts/dispatch.h"
+#include "collectives/experts/logfmt.h"
 
 namespace towline::collectives::experts {
 
@@ -14,20 +14,31 @@ TOWLINE_DEVICE uint64_t range_of(const Job& job, uint32_t expert, uint32_t rank)
       reinterpret_cast<const int64_t*>(job.layout_range)[uint64_t{expert} * job.ranks + rank]);
 }
 
+TOWLINE_DEVICE void return_plain(const Job& job, uint64_t from, uint64_t to) {
+  const uint64_t row = uint64_t{2} * job.hidden;
+  for (uint64_t byte = uint64_t{16} * device::thread(); byte < row; byte += uint64_t{16} * device::threads())
+    device::store_pack(to + byte, device::load_pack(from + byte));
+}
+
 // All threads. `entry`: of the rank's tokens that the expert had.
-TOWLINE_DEVICE void return_token(const Job& job, const Control& me, uint32_t rank, uint32_t expert,
-                                 uint64_t at, uint64_t entry) {
+TOWLINE_DEVICE void return_token(const Job& job, const Control& me, Scratch& scratch, uint32_t rank,
+                                 uint32_t expert, uint64_t at, uint64_t entry) {
   const uint64_t place = uint64_t{expert} * job.ranks * job.layout.max_tokens + at;
   const auto token = static_cast<uint32_t>(reinterpret_cast<const int32_t*>(job.src_info)[place]);
   const auto half = static_cast<uint32_t>((me.sent[rank] + 1) & 1);
+  uint32_t used = kNoSlot;
+  if (token < job.layout.max_tokens) {  // else it would be another's memory
+    const uint64_t from = job.x + place * 2 * job.hidden;
+    const uint64_t slot = me.slots[rank] + job.layout.slot_at(half, job.rank, expert, token);
+    used = token;
+    if ((job.format & kLogFmt) == 0)
+      return_plain(job, from, slot + kHeaderBytes);
+    else if (send_cast(from, slot, job.hidden, scratch) > Layout::used_bytes_of(job.hidden, job.format))
+      used |= kWholeSlot;
+  }
   if (is_remote(job, me, rank) && device::thread() == 0)
     device::store_unit<uint32_t>(
-        me.peer[rank] + job.layout.used_at(half, expert * job.layout.max_tokens + entry), token);
-  if (token >= job.layout.max_tokens) return;  // it would be another's memory
-  const uint64_t row = uint64_t{2} * job.hidden;
-  const uint64_t to = me.slots[rank] + job.layout.slot_at(half, job.rank, expert, token) + kHeaderBytes;
-  for (uint64_t byte = uint64_t{16} * device::thread(); byte < row; byte += uint64_t{16} * device::threads())
-    device::store_pack(to + byte, device::load_pack(job.x + place * row + byte));
+        me.peer[rank] + job.layout.used_at(half, expert * job.layout.max_tokens + entry), used);
 }
 
 TOWLINE_DEVICE void publish_returned(const Job& job, Control& me) {
@@ -65,7 +76,7 @@ TOWLINE_DEVICE void run_combine_send(const Job& job, Scratch& scratch, uint32_t 
     if (scratch.rank[rank] == 0) continue;
     const uint64_t range = range_of(job, expert, rank);
     for (uint64_t token = item % parts; token < (range & 0xffffffff); token += parts)
-      return_token(job, me, rank, expert, (range >> 32) + token, token);
+      return_token(job, me, scratch, rank, expert, (range >> 32) + token, token);
   }
   if (last_block(job, blocks)) publish_returned(job, me);
 }
@@ -123,7 +134,7 @@ TOWLINE_DEVICE device::Pack rounded(const Sums& sums) {
   return made;
 }
 
-// Where the result of each of the token's routes lies (scratch.to), 0 for those that count as nothing.
+// The slot of the result of each of the token's routes (scratch.to), 0 for those that count as nothing.
 TOWLINE_DEVICE void find_results(const Job& job, const Control& me, uint32_t token, Scratch& scratch) {
   for (uint32_t k = device::thread(); k < job.topk; k += device::threads()) {
     scratch.to[k] = 0;
@@ -131,27 +142,48 @@ TOWLINE_DEVICE void find_results(const Job& job, const Control& me, uint32_t tok
     if (expert == kNoExpert) continue;
     const uint32_t rank = expert / job.layout.local;
     if (me.usable[rank] == 0) continue;
-    scratch.to[k] =
-        job.segment +
-        job.layout.slot_at(static_cast<uint32_t>(me.got[rank] & 1), rank, expert % job.layout.local, token) +
-        kHeaderBytes;
+    scratch.to[k] = job.segment + job.layout.slot_at(static_cast<uint32_t>(me.got[rank] & 1), rank,
+                                                     expert % job.layout.local, token);
   }
   device::sync();
 }
 
+TOWLINE_DEVICE void reduce_plain(const Job& job, const Scratch& scratch, const float* weights, uint64_t to) {
+  for (uint64_t byte = uint64_t{16} * device::thread(); byte < uint64_t{2} * job.hidden;
+       byte += uint64_t{16} * device::threads()) {
+    Sums sums = {};
+    for (uint32_t k = 0; k < job.topk; ++k)
+      if (scratch.to[k] != 0)
+        add_weighted(sums, device::load_pack(scratch.to[k] + kHeaderBytes + byte), weights[k]);
+    device::store_pack(to + byte, rounded(sums));
+  }
+}
+
+TOWLINE_DEVICE void reduce_cast(const Job& job, const Scratch& scratch, const float* weights, uint64_t to) {
+  for (uint32_t unit = device::thread(); unit < job.hidden / kUnitValues; unit += device::threads()) {
+    Sums sums[2] = {};
+    for (uint32_t k = 0; k < job.topk; ++k) {
+      if (scratch.to[k] == 0) continue;
+      float values[kUnitValues];
+      read_unit(scratch.to[k], job.hidden, unit, values);
+      TOWLINE_UNROLL
+      for (uint32_t i = 0; i < kUnitValues; ++i) sums[i / 8].of[i % 8] += values[i] * weights[k];
+    }
+    for (uint32_t half = 0; half < 2; ++half)
+      device::store_pack(to + uint64_t{unit} * 2 * kUnitValues + 16 * half, rounded(sums[half]));
+  }
+}
+
 TOWLINE_DEVICE void run_combine_reduce(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
   Control& me = own(job);
-  const uint64_t row = uint64_t{2} * job.hidden;
   for (uint32_t token = block; token < job.tokens; token += blocks) {
     find_results(job, me, token, scratch);
     const auto* const weights = reinterpret_cast<const float*>(job.topk_weights) + uint64_t{token} * job.topk;
-    for (uint64_t byte = uint64_t{16} * device::thread(); byte < row;
-         byte += uint64_t{16} * device::threads()) {
-      Sums sums = {};
-      for (uint32_t k = 0; k < job.topk; ++k)
-        if (scratch.to[k] != 0) add_weighted(sums, device::load_pack(scratch.to[k] + byte), weights[k]);
-      device::store_pack(job.out + token * row + byte, rounded(sums));
-    }
+    const uint64_t to = job.out + uint64_t{token} * 2 * job.hidden;
+    if ((job.format & kLogFmt) == 0)
+      reduce_plain(job, scratch, weights, to);
+    else
+      reduce_cast(job, scratch, weights, to);
     device::sync();
   }
   if (last_block(job, blocks)) tell_taken(job, me);

@@ -17,7 +17,7 @@
 namespace towline::collectives::experts {
 namespace {
 
-constexpr uint64_t kMagic = 0x746578706572'0002;
+constexpr uint64_t kMagic = 0x746578706572'0003;
 constexpr std::size_t kMostMetadata = 1 << 20;
 
 // The pieces of this process.
@@ -83,6 +83,7 @@ std::vector<uint8_t> encode(const Description& description) {
   out.u32(description.capacity);
   out.u32(description.local);
   out.string16(description.host);
+  out.u32(description.opens ? 1 : 0);
   out.u64(description.side.slots);
   out.u32(description.side.kind);
   out.u64(description.side.device);
@@ -99,12 +100,14 @@ std::optional<Description> decode_description(std::span<const uint8_t> bytes) {
   description.capacity = in.u32();
   description.local = in.u32();
   description.host = in.string16(kMostHost);
+  const uint32_t opens = in.u32();
+  description.opens = opens == 1;
   description.side.slots = in.u64();
   description.side.kind = in.u32();
   description.side.device = in.u64();
   const std::span<const uint8_t> metadata = in.bytes32(kMostMetadata);
   description.side.metadata.assign(metadata.begin(), metadata.end());
-  if (!in.ok()) return std::nullopt;
+  if (!in.ok() || opens > 1) return std::nullopt;
   auto piece = cuda::decode_piece_notice(bytes.subspan(in.position()));
   if (!piece) return std::nullopt;
   description.piece = std::move(*piece);

@@ -26,8 +26,9 @@ struct Description {
   uint32_t capacity = 0;
   uint32_t local = 0;
   cuda::PieceNotice piece;
-  std::string host;  // that the application counts it on; empty: the real one
-  RemoteSide side;   // without metadata: it can't be reached from other hosts
+  std::string host;    // that the application counts it on; empty: the real one
+  bool opens = false;  // open_to_hosts() is possible there
+  RemoteSide side;     // without metadata: it was not called
 };
 std::vector<uint8_t> encode(const Description& description);
 // Null: another build's, or none.

@@ -44,6 +44,10 @@ inline constexpr uint32_t kThreads = 512;
 inline constexpr uint32_t kHeaderBytes = 16;
 inline constexpr uint32_t kScaled = 128;  // elements that share a scale
 inline constexpr uint32_t kCountBits = 20;
+inline constexpr uint32_t kWholeSlot = 0x80000000u;  // in `used`
+inline constexpr uint32_t kNoSlot = 0x7fffffffu;
+
+enum Format : uint32_t { kBfloat16 = 0, kFp8 = 1, kRoundScale = 2, kUe8m0 = 4, kLogFmt = 8 };
 
 struct Control {
   // Written by the peer of that number.
@@ -88,9 +92,11 @@ struct Layout {
   uint64_t max_tokens = 0;
 
   static constexpr uint64_t slot_bytes_of(uint64_t hidden) { return kHeaderBytes + 2 * hidden; }
-  // That an exchange uses of a slot.
-  static constexpr uint64_t used_bytes_of(uint64_t hidden, bool fp8) {
-    return fp8 ? kHeaderBytes + hidden + hidden / kScaled * sizeof(float) : slot_bytes_of(hidden);
+  // That an exchange uses of a slot. With LogFMT: of a slot that is not marked with kWholeSlot. They have room for a token in which an
+  // eighth of the groups are not cast.
+  static constexpr uint64_t used_bytes_of(uint64_t hidden, uint32_t format) {
+    if ((format & kFp8) != 0) return kHeaderBytes + hidden + hidden / kScaled * sizeof(float);
+    return (format & kLogFmt) != 0 ? kHeaderBytes + hidden * 11 / 8 : slot_bytes_of(hidden);
   }
   [[nodiscard]] constexpr uint64_t counts_at() const { return (sizeof(Control) + 255) / 256 * 256; }
   [[nodiscard]] constexpr uint64_t routed_at() const {
@@ -105,7 +111,8 @@ struct Layout {
     return (uint64_t{local} * max_tokens * slot_bytes + 255) / 256 * 256;
   }
 
-  // In an image, whose slots are elsewhere: for each half a slot's number, uint32, in the order of experts and results.
+  // In an image, whose slots are elsewhere: for each half a slot's number, uint32, in the order of experts and results; with
+  // kWholeSlot if all of its bytes are used.
   [[nodiscard]] constexpr uint64_t used_entries() const { return area_bytes / slot_bytes_of(kScaled); }
   [[nodiscard]] constexpr uint64_t used_at(uint32_t half, uint64_t entry) const {
     return slots_at() + (half * used_entries() + entry) * sizeof(uint32_t);
@@ -129,8 +136,6 @@ enum class Command : uint32_t {
   kConnect = 4,  // `x`, `scales` and `out` are its `peer`, `slots` and `from`. It is masked
   kDisconnect = 5,
 };
-
-enum Format : uint32_t { kBfloat16 = 0, kFp8 = 1, kRoundScale = 2, kUe8m0 = 4 };
 
 struct Job {
   uint64_t segment;  // this rank's
@@ -172,6 +177,8 @@ struct Scratch {
   uint64_t from[kMostRanks];  // of batches
   uint32_t rows[kMostRanks];
   uint32_t sums[kThreads];
+  uint32_t range[kMostHidden / 16];           // LogFMT: of units
+  uint32_t cast[kMostHidden / kScaled / 32];  // a bit for each group
 };
 
 }  // namespace towline::collectives::experts

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/os/host_identity.h"
+#include "collectives/experts/taken.h"
 
 namespace towline::collectives::experts {
 namespace {
@@ -61,7 +62,10 @@ Member::Member(cuda::KernelDevice& device, const cuda::KernelSet& kernels,
       bytes_(options.bytes / (kAreas * options.capacity * kAreaGrain) *
              (kAreas * options.capacity * kAreaGrain)),
       timeout_ns_(options.timeout_ns),
-      host_(options.host == nullptr ? "" : options.host) {
+      host_(options.host == nullptr ? "" : options.host),
+      listen_(options.listen == nullptr ? "*:0" : options.listen) {
+  if (options.functions != nullptr)
+    functions_ = taken(options.functions, TOWLINE_EXPERTS_FUNCTIONS_V1_MINIMUM);
   layout_.capacity = options.capacity;
   layout_.local = options.local;
   layout_.area_bytes = bytes_ / (kAreas * layout_.capacity);
@@ -73,7 +77,6 @@ Member::Member(cuda::KernelDevice& device, const cuda::KernelSet& kernels,
   // Here, as it may wait for kernels that run, and theirs may wait for this rank.
   report_ = device_.make_words(gpu_, sizeof(Report));
   server_ = std::make_unique<PieceServer>(piece_);
-  proxy_ = proxy_for(options);
   // A rank's tokens for itself take the same way.
   for (uint32_t peer = 0; peer < layout_.capacity; ++peer)
     if (peer != rank_) command_now(Command::kMask, peer);
@@ -88,15 +91,15 @@ Member::~Member() {
   proxy_.reset();
 }
 
-std::unique_ptr<Proxy> Member::proxy_for(const towline_experts_options& options) const {
-  if (options.functions == nullptr) return nullptr;
-  towline_experts_functions_v1 functions = {};
-  if (towline_take(&functions, sizeof functions, TOWLINE_EXPERTS_FUNCTIONS_V1_MINIMUM, options.functions) ==
-      0)
-    fail(Status::kInvalidArgument, "experts: a struct has fewer bytes than its first version");
-  return std::make_unique<Proxy>(device_, functions,
-                                 Proxy::Options{gpu_, rank_, layout_, piece_->address(), device_.on_host(),
-                                                timeout_ns_, options.listen});
+void Member::open_to_hosts() {
+  if (proxy_ != nullptr) return;
+  if (!functions_)
+    fail(Status::kUnsupported,
+         "experts: rank {} was opened without Towline's functions: ranks of other hosts can't reach it",
+         rank_);
+  proxy_ = std::make_unique<Proxy>(device_, *functions_,
+                                   Proxy::Options{gpu_, rank_, layout_, piece_->address(), device_.on_host(),
+                                                  timeout_ns_, listen_.c_str()});
 }
 
 // Waits for this member's kernels alone: those of other ranks of the process may be waiting for it. Replays of graphs can't be told
@@ -132,6 +135,7 @@ std::vector<uint8_t> Member::describe() const {
   mine.piece.partitioned = device_.gpus()[gpu_].partitioned;
   mine.piece.socket = server_->socket();
   mine.host = host_;
+  mine.opens = functions_.has_value();
   if (proxy_ != nullptr) mine.side = proxy_->side();
   return encode(mine);
 }
@@ -154,14 +158,7 @@ void Member::connect(uint32_t rank, std::span<const uint8_t> description, uint64
          rank, from->capacity, from->local, from->piece.length, layout_.capacity, layout_.local,
          segment_bytes());
   if (!within_reach(*from, device_.gpus()[gpu_], host_)) {
-    if (proxy_ == nullptr || from->side.metadata.empty())
-      fail(Status::kUnsupported,
-           "experts: the memory of rank {} can't be mapped (another host, or an instance of MIG), and rank "
-           "{} was "
-           "opened without Towline's functions",
-           rank, proxy_ == nullptr ? rank_ : rank);
-    command_now(Command::kConnect, rank, proxy_->connect(rank, from->side, timeout_ns),
-                tag_of(from->piece.key));
+    command_now(Command::kConnect, rank, reach(rank, *from, timeout_ns), tag_of(from->piece.key));
     return;
   }
   Peer peer{take_piece(device_, gpu_, *from, Deadline::after(monotonic_now_ns(), timeout_ns)),
@@ -169,6 +166,23 @@ void Member::connect(uint32_t rank, std::span<const uint8_t> description, uint64
   const uint64_t at = peer.piece->address();
   command_now(Command::kConnect, rank, {at, at, piece_->address()}, tag_of(from->piece.key));
   peers_[rank] = std::move(peer);
+}
+
+// A rank whose memory can't be mapped.
+RemoteBases Member::reach(uint32_t rank, const Description& from, uint64_t timeout_ns) {
+  if (!functions_ || !from.opens)
+    fail(Status::kUnsupported,
+         "experts: the memory of rank {} can't be mapped (another host, or an instance of MIG), and rank {} "
+         "was "
+         "opened without Towline's functions",
+         rank, functions_ ? rank : rank_);
+  if (proxy_ == nullptr || from.side.metadata.empty())
+    fail(Status::kAgain,
+         "experts: the memory of rank {} can't be mapped (another host, or an instance of MIG), and rank {} "
+         "is "
+         "not open to other hosts yet: open both, and exchange their descriptions again",
+         rank, proxy_ == nullptr ? rank_ : rank);
+  return proxy_->connect(rank, from.side, timeout_ns);
 }
 
 void Member::disconnect(uint32_t rank) {
@@ -240,14 +254,18 @@ void Member::check_shape(const towline_experts_call& call) const {
   if (call.tokens > call.max_tokens)
     fail(Status::kInvalidArgument, "experts: {} tokens are more than the {} that ranks agreed on",
          call.tokens, call.max_tokens);
+  if (call.op == TOWLINE_EXPERTS_COMBINE) {
+    if (call.format != kBfloat16 && call.format != kLogFmt)
+      fail(Status::kUnsupported, "experts: combine takes bfloat16, or LogFMT of it, not format {}",
+           call.format);
+    return;
+  }
   const bool fp8 = (call.format & kFp8) != 0;
   const bool rounds = (call.format & kRoundScale) != 0;
   if (call.format > (kFp8 | kRoundScale | kUe8m0) || (rounds && !fp8) ||
       ((call.format & kUe8m0) != 0 && !rounds))
     fail(Status::kInvalidArgument, "experts: format {}: UE8M0 needs rounded scales, and these need FP8",
          call.format);
-  if (call.op == TOWLINE_EXPERTS_COMBINE && call.format != kBfloat16)
-    fail(Status::kUnsupported, "experts: combine takes bfloat16 only");
 }
 
 void Member::check_addresses(const towline_experts_call& call) const {
@@ -352,7 +370,7 @@ void Member::exchange(towline_experts_call& call, void* stream) {
   const bool dispatch = call.op == TOWLINE_EXPERTS_DISPATCH;
   const uint64_t arrived = uint64_t{layout_.local} * call.ranks * call.max_tokens;
   if ((call.phases & TOWLINE_EXPERTS_SEND) != 0) {
-    if (proxy_ != nullptr) proxy_->prepare(job.layout, call.hidden, (call.format & kFp8) != 0, call.ranks);
+    if (proxy_ != nullptr) proxy_->prepare(job.layout, call.hidden, call.format, call.ranks);
     run(dispatch ? Kernel::kDispatchSend : Kernel::kCombineSend, job, dispatch ? call.tokens : arrived,
         stream);
     if ((call.phases & TOWLINE_EXPERTS_RECEIVE) == 0) {

@@ -5,7 +5,9 @@
 #include <array>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/clock.h"
@@ -29,6 +31,7 @@ class Member {
   [[nodiscard]] std::vector<uint8_t> describe() const;
   void connect(uint32_t rank, std::span<const uint8_t> description, uint64_t timeout_ns);
   void disconnect(uint32_t rank);
+  void open_to_hosts();
   void issue(towline_experts_call& call, void* stream);
   void batch(towline_experts_batch& call, void* stream);
   [[nodiscard]] uint64_t results(uint32_t max_tokens, uint32_t hidden) const;
@@ -69,7 +72,7 @@ class Member {
   void batch_round(Job job, const towline_experts_batch& call, uint32_t round, void* stream);
   void await_totals(towline_experts_batch& call);
   void end_work() noexcept;
-  [[nodiscard]] std::unique_ptr<Proxy> proxy_for(const towline_experts_options& options) const;
+  [[nodiscard]] RemoteBases reach(uint32_t rank, const Description& from, uint64_t timeout_ns);
   void run(Kernel kernel, const Job& job, uint64_t blocks, void* stream);
   void command_now(Command command, uint32_t peer, const RemoteBases& bases = {}, uint32_t peer_tag = 0);
   [[nodiscard]] bool is_connected(uint32_t rank) const noexcept;
@@ -89,7 +92,9 @@ class Member {
   std::shared_ptr<cuda::SharedPiece> piece_;
   std::unique_ptr<PieceServer> server_;
   const std::string host_;
-  std::unique_ptr<Proxy> proxy_;  // null: the application gave no functions
+  const std::string listen_;
+  std::optional<towline_experts_functions_v1> functions_;
+  std::unique_ptr<Proxy> proxy_;  // null before open_to_hosts()
   struct Peer {
     std::shared_ptr<cuda::SharedPiece> piece;
     bool on_this_gpu = false;

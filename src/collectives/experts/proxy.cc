@@ -37,14 +37,14 @@ Proxy::Proxy(cuda::KernelDevice& device, const towline_experts_functions_v1& fun
       options_(options),
       in_(device.make_words(options.gpu, options.layout.slots_at())) {
   TOWLINE_INIT(towline_agent_options_t, agent);
-  agent.listen = options_.listen == nullptr ? "*:0" : options_.listen;
+  agent.listen = options_.listen;
   agent.default_timeout_ns = std::min(options_.timeout_ns, kMostReachingNs);
   require(functions_.agent_create(fmt::format("experts-{}", options_.rank).c_str(), &agent, &agent_),
           "make an agent", options_.rank);
   TOWLINE_INIT(towline_region_options_t, region);
   region.access = TOWLINE_ACCESS_WRITE;
-  region.kind = options_.on_host ? TOWLINE_MEMORY_DRAM : TOWLINE_MEMORY_VRAM;
-  region.device = options_.on_host ? 0 : options_.gpu;
+  region.kind = options_.kind();
+  region.device = options_.device();
   int32_t status = functions_.region_register(
       agent_, reinterpret_cast<void*>(options_.segment + options_.layout.slots_at()),
       options_.layout.results_at() - options_.layout.slots_at(), &region, &region_);
@@ -89,8 +89,8 @@ RemoteSide Proxy::side() const {
           "describe the agent", options_.rank);
   made.metadata.resize(needed);
   made.slots = options_.segment + options_.layout.slots_at();
-  made.kind = options_.on_host ? TOWLINE_MEMORY_DRAM : TOWLINE_MEMORY_VRAM;
-  made.device = options_.on_host ? 0 : options_.gpu;
+  made.kind = options_.kind();
+  made.device = options_.device();
   return made;
 }
 
@@ -101,25 +101,33 @@ Control& Proxy::image(const Remote& remote) const noexcept {
 towline_plan_t* Proxy::make_plan(const Remote& remote, const Way& way, uint64_t timeout_ns,
                                  int32_t& status) const {
   const uint64_t slots = uint64_t{options_.layout.local} * way.max_tokens;
-  towline_blocks_t blocks = {};
-  blocks.length = way.used_bytes;
-  blocks.dimensions = 2;
-  blocks.count[0] = 2;
-  blocks.count[1] = slots;
-  blocks.stride[0] = options_.layout.area_bytes;
-  blocks.stride[1] = way.slot_bytes;
-  blocks.kind = TOWLINE_MEMORY_DRAM;
-  blocks.address = reinterpret_cast<uint64_t>(remote.memory->host()) + staging_at();
+  // The beginnings of all slots and, where there are such, their rests.
+  const auto blocks_at = [&](uint64_t address, uint32_t kind, uint64_t device) {
+    std::array<towline_blocks_t, 2> blocks = {};
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      blocks[i].address = address + (i == 0 ? 0 : way.used_bytes);
+      blocks[i].length = i == 0 ? way.used_bytes : way.rest_bytes;
+      blocks[i].kind = kind;
+      blocks[i].device = device;
+      blocks[i].dimensions = 2;
+      blocks[i].count[0] = 2;
+      blocks[i].count[1] = slots;
+      blocks[i].stride[0] = options_.layout.area_bytes;
+      blocks[i].stride[1] = way.slot_bytes;
+    }
+    return blocks;
+  };
+  const size_t lists = way.rest_bytes == 0 ? 1 : 2;
+  const auto here =
+      blocks_at(reinterpret_cast<uint64_t>(remote.memory->host()) + staging_at(), TOWLINE_MEMORY_DRAM, 0);
+  const auto there = blocks_at(remote.side.slots + uint64_t{2} * options_.rank * options_.layout.area_bytes,
+                               remote.side.kind, remote.side.device);
   towline_block_list_t* from = nullptr;
   towline_block_list_t* to = nullptr;
   towline_plan_t* plan = nullptr;
-  status = functions_.block_list_create(agent_, nullptr, &blocks, sizeof blocks, 1, &from);
-  if (status >= 0) {
-    blocks.kind = remote.side.kind;
-    blocks.device = remote.side.device;
-    blocks.address = remote.side.slots + uint64_t{2} * options_.rank * options_.layout.area_bytes;
-    status = functions_.block_list_create(agent_, remote.peer, &blocks, sizeof blocks, 1, &to);
-  }
+  status = functions_.block_list_create(agent_, nullptr, here.data(), sizeof here[0], lists, &from);
+  if (status >= 0)
+    status = functions_.block_list_create(agent_, remote.peer, there.data(), sizeof there[0], lists, &to);
   if (status >= 0) {
     TOWLINE_INIT(towline_plan_options_t, how);
     how.timeout_ns = timeout_ns;
@@ -146,7 +154,7 @@ RemoteBases Proxy::connect(uint32_t rank, const RemoteSide& side, uint64_t timeo
     made->incarnation = functions_.peer_incarnation(made->peer);
     // A plan of whole areas, to connect and to see that there is a way.
     int32_t status = 0;
-    const Way whole{options_.layout.area_bytes / options_.layout.local, 1, kHeaderBytes, nullptr};
+    const Way whole{options_.layout.area_bytes / options_.layout.local, 1, kHeaderBytes, 0, nullptr};
     towline_plan_t* const plan = make_plan(*made, whole, timeout_ns, status);
     require(status, "find a way", rank);
     functions_.plan_release(plan);
@@ -210,16 +218,20 @@ void Proxy::disconnect(uint32_t rank) {
   if (gone != nullptr) drop(std::move(gone));
 }
 
-void Proxy::prepare(const Layout& layout, uint32_t hidden, bool fp8, uint32_t ranks) {
-  const Way wanted{layout.slot_bytes, layout.max_tokens, Layout::used_bytes_of(hidden, fp8), nullptr};
+Proxy::Way Proxy::Way::of(uint64_t hidden, uint64_t max_tokens, uint32_t format) noexcept {
+  const uint64_t slot = Layout::slot_bytes_of(hidden);
+  const uint64_t used = Layout::used_bytes_of(hidden, format);
+  return {slot, max_tokens, used, (format & kLogFmt) != 0 ? slot - used : 0, nullptr};
+}
+
+void Proxy::prepare(const Layout& layout, uint32_t hidden, uint32_t format, uint32_t ranks) {
+  const Way wanted = Way::of(hidden, layout.max_tokens, format);
   for (uint32_t rank = 0; rank < ranks; ++rank) {
     Remote* const remote = remotes_[rank].get();
     if (remote == nullptr) continue;
     std::vector<Way>& ways = remote->ways;
-    const auto found = std::find_if(ways.begin(), ways.end(), [&](const Way& way) {
-      return way.slot_bytes == wanted.slot_bytes && way.max_tokens == wanted.max_tokens &&
-             way.used_bytes == wanted.used_bytes;
-    });
+    const auto found =
+        std::find_if(ways.begin(), ways.end(), [&](const Way& way) { return way.same_shape(wanted); });
     if (found != ways.end() && found->plan != nullptr) {
       if (found + 1 == ways.end()) continue;
       const std::lock_guard lock(mutex_);
@@ -397,12 +409,9 @@ bool Proxy::send_exchange(Remote& remote, uint32_t half) {
   const uint64_t flag = device::load_acquire(&image(remote).ready[half][options_.rank]);
   if (flag == mine.seen || !may_post(remote, half, flag)) return false;
   const uint64_t shape = device::load_relaxed(&image(remote).shape[half][options_.rank]);
-  const uint32_t hidden = shape_hidden(shape);
-  const bool fp8 = !shape_combines(shape) && (shape_format(shape) & kFp8) != 0;
-  const auto way = std::find_if(remote.ways.rbegin(), remote.ways.rend(), [&](const Way& each) {
-    return each.slot_bytes == Layout::slot_bytes_of(hidden) && each.max_tokens == shape_max_tokens(shape) &&
-           each.used_bytes == Layout::used_bytes_of(hidden, fp8);
-  });
+  const Way wanted = Way::of(shape_hidden(shape), shape_max_tokens(shape), shape_format(shape));
+  const auto way = std::find_if(remote.ways.rbegin(), remote.ways.rend(),
+                                [&](const Way& each) { return each.same_shape(wanted); });
   if (way != remote.ways.rend()) {
     const int32_t status = post(remote, half, flag, *way, shape);
     if (status == TOWLINE_AGAIN) return false;
@@ -414,29 +423,38 @@ bool Proxy::send_exchange(Remote& remote, uint32_t half) {
   return true;
 }
 
-int32_t Proxy::post(Remote& remote, uint32_t half, uint64_t flag, const Way& way, uint64_t shape) {
+// The blocks of the way that an exchange uses, at least one: picks_. Also how many tokens there are of each expert.
+void Proxy::pick(const Remote& remote, uint32_t half, const Way& way, bool combines,
+                 std::vector<uint32_t>& counts) {
   const Layout& layout = options_.layout;
   const auto* const base = static_cast<const uint8_t*>(remote.memory->host());
-  const bool combines = shape_combines(shape);
+  const auto slots = static_cast<uint32_t>(layout.local * way.max_tokens);
+  const uint32_t first = half * slots;
+  picks_.clear();
+  for (uint32_t expert = 0; expert < layout.local; ++expert) {
+    const uint32_t count = flag_count(device::load_relaxed(
+        reinterpret_cast<const uint64_t*>(base + layout.count_at(half, options_.rank, expert))));
+    counts.push_back(count);
+    const auto at = static_cast<uint32_t>(expert * way.max_tokens);
+    for (uint32_t i = 0; i < std::min<uint64_t>(count, way.max_tokens); ++i) {
+      const uint32_t used =
+          combines ? *reinterpret_cast<const uint32_t*>(base + layout.used_at(half, at + i)) : i;
+      const uint32_t slot = used & ~kWholeSlot;
+      if (slot >= way.max_tokens) continue;
+      picks_.push_back(first + at + slot);
+      if (way.rest_bytes != 0 && used != slot) picks_.push_back(2 * slots + first + at + slot);
+    }
+  }
+  if (picks_.empty()) picks_.push_back(first);
+}
+
+int32_t Proxy::post(Remote& remote, uint32_t half, uint64_t flag, const Way& way, uint64_t shape) {
   ExchangeMessage message;
   message.rank = options_.rank;
   message.number = number_ + 1;
   message.flag = flag;
   message.shape = shape;
-  picks_.clear();
-  const auto first = static_cast<uint32_t>(half * layout.local * way.max_tokens);
-  for (uint32_t expert = 0; expert < layout.local; ++expert) {
-    const uint32_t count = flag_count(device::load_relaxed(
-        reinterpret_cast<const uint64_t*>(base + layout.count_at(half, options_.rank, expert))));
-    message.counts.push_back(count);
-    const auto at = static_cast<uint32_t>(expert * way.max_tokens);
-    for (uint32_t i = 0; i < std::min<uint64_t>(count, way.max_tokens); ++i) {
-      const uint32_t slot =
-          combines ? *reinterpret_cast<const uint32_t*>(base + layout.used_at(half, at + i)) : i;
-      if (slot < way.max_tokens) picks_.push_back(first + at + slot);
-    }
-  }
-  if (picks_.empty()) picks_.push_back(first);
+  pick(remote, half, way, shape_combines(shape), message.counts);
   const std::vector<uint8_t> notice = encode(message);
   TOWLINE_INIT(towline_post_options_t, how);
   how.from = {picks_.data(), sizeof(uint32_t), 0, 0, 0, picks_.size()};

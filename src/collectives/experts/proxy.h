@@ -1,7 +1,7 @@
 // Ranks of other hosts. A kernel stores tokens for such a rank in an image of the rank's memory, which is pinned host memory, and
 // raises flags in it as it does for ranks of the host. A thread of the member looks at these flags, and WRITEs the slots that are used to
 // the rank's memory, with a notice behind them. The rank's own proxy takes the notice and raises the flags in pinned memory that its
-// kernels look at.
+// kernels look at. There is one once Member::open_to_hosts() was called.
 //
 //   kernel -> image (slots, used, counts, ready) -> proxy -> one post, and its notice -> proxy -> words -> kernel
 //
@@ -54,7 +54,12 @@ class Proxy {
     uint64_t segment = 0;  // this rank's
     bool on_host = false;  // it is host memory: a model's
     uint64_t timeout_ns = 0;
-    const char* listen = nullptr;
+    const char* listen = "*:0";
+    // Of this rank's memory: towline_kind_t, and its device.
+    [[nodiscard]] uint32_t kind() const noexcept {
+      return on_host ? TOWLINE_MEMORY_DRAM : TOWLINE_MEMORY_VRAM;
+    }
+    [[nodiscard]] uint64_t device() const noexcept { return on_host ? 0 : gpu; }
   };
   // Throws Error, as everything here. The segment outlives it.
   Proxy(cuda::KernelDevice& device, const towline_experts_functions_v1& functions, const Options& options);
@@ -69,14 +74,22 @@ class Proxy {
   [[nodiscard]] bool has(uint32_t rank) const noexcept { return remotes_[rank] != nullptr; }
   // Before kernels of an exchange of this shape are launched: finds the ways for its slots. A rank that can't be reached gets nothing
   // and is masked in time.
-  void prepare(const Layout& layout, uint32_t hidden, bool fp8, uint32_t ranks);
+  void prepare(const Layout& layout, uint32_t hidden, uint32_t format, uint32_t ranks);
 
  private:
   struct Way {
     uint64_t slot_bytes = 0;
     uint64_t max_tokens = 0;
-    uint64_t used_bytes = 0;  // of a slot
+    uint64_t used_bytes = 0;  // of each slot that is used
+    uint64_t rest_bytes = 0;  // behind these, of one that is marked as whole; 0: there is no such
     towline_plan_t* plan = nullptr;
+
+    // For an exchange of this shape.
+    static Way of(uint64_t hidden, uint64_t max_tokens, uint32_t format) noexcept;
+    [[nodiscard]] bool same_shape(const Way& other) const noexcept {
+      return slot_bytes == other.slot_bytes && max_tokens == other.max_tokens &&
+             used_bytes == other.used_bytes;
+    }
   };
   struct Half {
     uint64_t seen = 0;  // the last flag that was looked at
@@ -131,6 +144,8 @@ class Proxy {
   [[nodiscard]] bool send_exchange(Remote& remote, uint32_t half);
   [[nodiscard]] bool may_post(Remote& remote, uint32_t half, uint64_t flag);
   int32_t post(Remote& remote, uint32_t half, uint64_t flag, const Way& way, uint64_t shape);
+  void pick(const Remote& remote, uint32_t half, const Way& way, bool combines,
+            std::vector<uint32_t>& counts);
   [[nodiscard]] bool pass_on_taken(Remote& remote);
   [[nodiscard]] bool send_words(Remote& remote, uint64_t now_ns);
 

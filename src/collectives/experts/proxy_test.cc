@@ -183,18 +183,20 @@ class ExpertsProxy : public testing::Test {
     options.timeout_ns = timeout_ns;
     proxy_ = std::make_unique<Proxy>(cuda::fake::fake_kernel_device(), answers(), options);
     bases_ = proxy_->connect(kPeer, {{1}, 4096, TOWLINE_MEMORY_DRAM, 0}, 1'000'000);
-    proxy_->prepare(layout_of_exchange_, kHidden, false, 2);
+    proxy_->prepare(layout_of_exchange_, kHidden, kBfloat16, 2);
+    proxy_->prepare(layout_of_exchange_, kHidden, kLogFmt, 2);
   }
 
   // As the last block of a send kernel.
-  void send(uint64_t nonce, uint64_t number, bool combines, const std::vector<uint32_t>& counts) {
+  void send(uint64_t nonce, uint64_t number, bool combines, const std::vector<uint32_t>& counts,
+            uint32_t format = kBfloat16) {
     auto& image = *reinterpret_cast<Control*>(bases_.peer);
     const auto half = static_cast<uint32_t>(number & 1);
     for (uint32_t expert = 0; expert < kLocal; ++expert)
       device::store_relaxed(reinterpret_cast<uint64_t*>(bases_.peer + layout_.count_at(half, kMe, expert)),
                             counts[expert]);
     device::store_relaxed(&image.shape[half][kMe],
-                          uint64_t{kHidden} << 40 | kTokens << 8 | (combines ? 1 : 0));
+                          uint64_t{kHidden} << 40 | kTokens << 8 | format << 1 | (combines ? 1 : 0));
     device::store_release(&image.ready[half][kMe], make_flag(nonce, number, 0));
   }
   void hear(const std::vector<uint8_t>& message) {
@@ -255,6 +257,20 @@ TEST_F(ExpertsProxy, SlotsThatComeBackAreThoseOfTheirTokens) {
   ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
   const uint32_t half = kLocal * kTokens;
   EXPECT_EQ(world_.posts[0].picks, (std::vector<uint32_t>{half + 3, half + 1, half + 4 + 2}));
+}
+
+// A slot has two blocks, and the second one goes only where it is needed.
+TEST_F(ExpertsProxy, SlotsWithLogFmtGoAsFarAsTheyAreUsed) {
+  const std::vector<std::vector<uint32_t>> slots = {{3, 1 | kWholeSlot, kNoSlot}, {2}};
+  for (uint32_t expert = 0; expert < kLocal; ++expert)
+    for (uint32_t i = 0; i < slots[expert].size(); ++i)
+      *reinterpret_cast<uint32_t*>(bases_.peer + layout_.used_at(1, expert * kTokens + i)) = slots[expert][i];
+  send(kNonce, 1, true, {3, 1}, kLogFmt);
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  const uint32_t half = kLocal * kTokens;
+  const uint32_t rests = 2 * half;
+  EXPECT_EQ(world_.posts[0].picks,
+            (std::vector<uint32_t>{half + 3, half + 1, rests + half + 1, half + 4 + 2}));
 }
 
 // So that its outcome says whether it came.

@@ -8,6 +8,7 @@
 #include "base/per_thread.h"
 #include "collectives/experts/image.h"
 #include "collectives/experts/member.h"
+#include "collectives/experts/taken.h"
 
 namespace towline::collectives::experts {
 namespace {
@@ -42,14 +43,6 @@ int32_t guarded(Body&& body) noexcept {
   }
 }
 
-template <class Struct>
-Struct taken(const Struct* from, size_t minimum) {
-  Struct to = {};
-  if (from == nullptr || towline_take(&to, sizeof to, minimum, from) == 0)
-    fail(Status::kInvalidArgument, "experts: a struct has fewer bytes than its first version");
-  return to;
-}
-
 Member& member_of(towline_experts* handle) { return *reinterpret_cast<Member*>(handle); }
 
 const char* error() { return last_error.c_str(); }
@@ -71,6 +64,9 @@ int32_t describe(towline_experts* handle, uint8_t* to, size_t* bytes) {
 int32_t connect(towline_experts* handle, uint32_t rank, const uint8_t* description, size_t bytes,
                 uint64_t timeout_ns) {
   return guarded([&] { member_of(handle).connect(rank, {description, bytes}, timeout_ns); });
+}
+int32_t open_to_hosts(towline_experts* handle) {
+  return guarded([&] { member_of(handle).open_to_hosts(); });
 }
 int32_t disconnect(towline_experts* handle, uint32_t rank) {
   return guarded([&] { member_of(handle).disconnect(rank); });
@@ -116,6 +112,7 @@ towline_experts_table_v1 table_with(int32_t (*open)(const towline_experts_option
   made.memory = memory;
   made.status_name = [](int32_t status) { return status_name(static_cast<Status>(status)); };
   made.batch = batch;
+  made.open_to_hosts = open_to_hosts;
   return made;
 }
 

@@ -10,7 +10,7 @@ from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int32, c_int64, c_size_t, c_u
 DISPATCH, COMBINE, BARRIER, MASK, UNMASK, CLEAN, QUERY = range(7)
 SEND, RECEIVE = 1, 2
 BATCH_DISPATCH, BATCH_COMBINE = 0, 1
-BFLOAT16, FP8, ROUND_SCALE, UE8M0 = 0, 1, 2, 4
+BFLOAT16, FP8, ROUND_SCALE, UE8M0, LOGFMT = 0, 1, 2, 4, 8
 
 
 class Options(ctypes.Structure):
@@ -121,6 +121,7 @@ class Table(ctypes.Structure):
         ("memory", CFUNCTYPE(c_int32, c_void_p, POINTER(c_void_p), POINTER(c_uint64))),
         ("status_name", CFUNCTYPE(c_char_p, c_int32)),
         ("batch", CFUNCTYPE(c_int32, c_void_p, POINTER(Batch), c_void_p)),
+        ("open_to_hosts", CFUNCTYPE(c_int32, c_void_p)),
     ]
 
 
@@ -181,6 +182,10 @@ class Member:
 
     def connect(self, rank: int, description: bytes, timeout_ns: int) -> None:
         self._check(self._table.connect(self._handle, rank, description, len(description), timeout_ns))
+
+    def open_to_hosts(self) -> None:
+        """Ranks of other hosts can reach this one from now on. Until then it listens on no network."""
+        self._check(self._table.open_to_hosts(self._handle))
 
     def disconnect(self, rank: int) -> None:
         self._check(self._table.disconnect(self._handle, rank))

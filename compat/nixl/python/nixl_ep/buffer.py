@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 
-from . import _gpu, _library
+from . import _gpu, _library, _meeting
 from ._missing import ExpertParallelismMissing
 from .throughput import HighThroughput, refuse_other_hosts
 from .utils import EventHandle, EventOverlap
@@ -30,7 +29,7 @@ class Buffer(HighThroughput):
     """A rank's memory for experts' tokens, and the kernels that exchange them with the other ranks.
 
     Between hosts it has met neither a GPU nor a NIC yet. With `low_latency_mode=False` it exchanges batches for prefill, among ranks of one
-    host; such ranks of other hosts, `use_logfmt` and `disable_ll_nvlink` raise ExpertParallelismMissing. Ranks are threads or processes. Differences
+    host; such ranks of other hosts, and `disable_ll_nvlink`, raise ExpertParallelismMissing. Ranks are threads or processes. Differences
     from NIXL's: an expert's tokens lie in the order of ranks and of their tokens; waits are counted in nanoseconds; hooks are
     called in the order of their exchanges, and no third exchange begins before the first is received.
     """
@@ -48,13 +47,14 @@ class Buffer(HighThroughput):
         tcp_store_group=None,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
     ) -> None:
-        """`rank` is this one's number; `tcp_store_group` a torch TCPStore by which ranks meet. A wait in a kernel ends after
-        `timeout_ms`, and the rank that did not come is masked. In high-throughput mode ranks also meet by `group`, a torch process group, or
-        `comm`, of mpi4py; low-latency mode does not use them."""
+        """`rank` is this one's number. Ranks meet by `tcp_store_group`, a torch Store; without one by the store of `group`, a torch
+        ProcessGroup; by `comm`, an mpi4py communicator whose ranks all call connect_ranks at the same time; or by etcd, if
+        NIXL_ETCD_ENDPOINTS is set. A wait in a kernel ends after `timeout_ms`, and the rank that did not come is masked. 0: after a
+        few looks, so that only ranks that came before take part."""
         if disable_ll_nvlink:
             raise ExpertParallelismMissing("Buffer(disable_ll_nvlink=True)")
         _require(group is None or comm is None, "give a group or a comm, not both")
-        _require(timeout_ms > 0, f"timeout_ms is {timeout_ms}: give at least 1")
+        _require(timeout_ms >= 0, f"timeout_ms is {timeout_ms}: give 0 or more")
         self.rank = rank
         self.group_size = 0
         self.low_latency_mode = low_latency_mode
@@ -70,7 +70,9 @@ class Buffer(HighThroughput):
         self._gpu = _make_gpu()
         self._connected: set[int] = set()
         self._active: set[int] = set()
-        self._published: object | None = None
+        self._meeting = None  # where this rank's description is
+        self._own_memory = None  # of num_nvl_bytes
+        self._destroyed = False
 
     # ---- Memory
 
@@ -88,7 +90,7 @@ class Buffer(HighThroughput):
             num_ranks,
             num_experts_per_rank,
             num_rdma_bytes if self.low_latency_mode else num_rdma_bytes + num_nvl_bytes,
-            self.timeout_ms * 1_000_000,
+            max(self.timeout_ms * 1_000_000, 1),
             self._gpu.functions() if self.low_latency_mode else None,
             self._gpu.host,
         )
@@ -102,14 +104,20 @@ class Buffer(HighThroughput):
         """Frees everything. Other ranks that still use its memory keep that."""
         _require(self.explicitly_destroy, "destroy() is for buffers made with explicitly_destroy=True")
         self._close()
+        self._destroyed = True
+
+    @property
+    def runtime(self) -> Buffer | None:
+        """None once the buffer was destroyed. NIXL's is an object of its C++ library; programs only ask whether it is there."""
+        return None if self._destroyed else self
 
     def _close(self) -> None:
         member, self._member = self._member, None
         if member is None:
             return
         try:
-            if self._published is not None:
-                self._published.delete_key(self._key(self.rank))
+            if self._meeting is not None:
+                self._meeting.withdraw(self.rank)
         except Exception:  # the store is gone: nobody looks there any more
             pass
         member.close()
@@ -127,15 +135,6 @@ class Buffer(HighThroughput):
         _require(self.low_latency_mode, "low-latency calls need Buffer(low_latency_mode=True)")
         return self._opened()
 
-    def _all_gather(self, mine: bytes) -> list[bytes]:
-        if self.group is None:
-            return self.comm.allgather(mine)
-        import torch.distributed
-
-        gathered: list = [None] * self.group_size
-        torch.distributed.all_gather_object(gathered, mine, self.group)
-        return gathered
-
     @staticmethod
     def get_low_latency_buffer_size_hint(
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
@@ -151,20 +150,25 @@ class Buffer(HighThroughput):
         return Buffer.get_low_latency_buffer_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
     def get_local_buffer_tensor(self, dtype, size=None, offset: int = 0, use_rdma_buffer: bool = False):
-        """The buffer's bytes as a tensor, from `offset` elements on. It ends with the buffer."""
-        _require(use_rdma_buffer, "there is no buffer for NVLink beside the one for all: give use_rdma_buffer=True")
-        tensor = self._gpu.bytes_at(*self._opened().memory())
+        """The buffer's bytes as a tensor, from `offset` elements on. It ends with the buffer. With use_rdma_buffer=False: memory of
+        num_nvl_bytes, which low-latency mode does not use; in high-throughput mode there is one memory for both."""
+        shared = use_rdma_buffer or not self.low_latency_mode
+        tensor = self._gpu.bytes_at(*self._opened().memory()) if shared else self._nvl_memory()
         tensor = tensor[: tensor.numel() // dtype.itemsize * dtype.itemsize].view(dtype)[offset:]
         if size is None:
             return tensor
         _require(tensor.numel() >= size.numel(), f"{size.numel()} elements of {tensor.numel()}")
         return tensor[: size.numel()].view(size)
 
-    # ---- Ranks
+    def _nvl_memory(self):
+        import torch
 
-    @staticmethod
-    def _key(rank: int) -> str:
-        return f"NIXL_EP/{rank}"
+        self._opened()
+        if self._own_memory is None:
+            self._own_memory = torch.zeros(self.num_nvl_bytes, dtype=torch.uint8, device=self._gpu.device)
+        return self._own_memory
+
+    # ---- Ranks
 
     def set_tcp_store_group(self, tcp_store_group) -> None:
         self.tcp_store_group = tcp_store_group
@@ -178,56 +182,48 @@ class Buffer(HighThroughput):
             _require(0 <= rank < self.group_size, f"rank {rank} is out of range for a group of {self.group_size}")
         new = [rank for rank in dict.fromkeys(remote_ranks) if rank != self.rank and rank not in self._connected]
         if new:
-            store = self.tcp_store_group
-            if store is None:
-                self._connect_gathered(member, new)
-            else:
-                self._published = store
-                store.set(self._key(self.rank), member.describe())
-                end = time.monotonic() + _MEETING_SECONDS
-                store.wait([self._key(rank) for rank in new], timedelta(seconds=_MEETING_SECONDS))
-                for rank in new:
-                    self._connect(member, store, rank, end)
+            self._meet(member, new)
         if activate:
             for rank in dict.fromkeys(remote_ranks):
                 if rank != self.rank:
                     self.update_mask_buffer(rank, False)
 
-    def _connect_gathered(self, member: _library.Member, new: list[int]) -> None:
-        """By the group or comm, all of whose ranks come here."""
-        _require(
-            not self.low_latency_mode and (self.group is not None or self.comm is not None),
-            "ranks meet by a TCPStore: give tcp_store_group, or in high-throughput mode group or comm",
-        )
-        for rank, description in enumerate(self._all_gather(member.describe())):
-            if rank in new:
-                self._connect_to(member, rank, description, _MEETING_SECONDS)
+    def _meet(self, member: _library.Member, new: list[int]) -> None:
+        """Connects to these. Ranks that can't map each other's memory first open themselves to other hosts, and publish how they are
+        reached."""
+        meeting = self._meeting = _meeting.meeting_of(self.tcp_store_group, self.group, self.comm)
+        end = time.monotonic() + _MEETING_SECONDS
+        while True:
+            meeting.publish(self.rank, member.describe())
+            new = [rank for rank in new if not self._connect(member, meeting, rank, end)]
+            if not meeting.anyone(bool(new)):
+                return
+            if time.monotonic() > end:
+                raise TimeoutError(f"nixl_ep: ranks {new} of other hosts did not say in {_MEETING_SECONDS:.0f} s how they are reached")
+            member.open_to_hosts()
+            _meeting.pause()
 
-    def _connect_to(self, member: _library.Member, rank: int, description: bytes, seconds: float) -> None:
-        try:
-            member.connect(rank, description, max(1, int(seconds * 1e9)))
-        except _library.ExpertsError as error:
-            if not self.low_latency_mode:
-                refuse_other_hosts(error, rank)
-            raise
-        self._connected.add(rank)
-
-    def _connect(self, member: _library.Member, store, rank: int, end: float) -> None:
-        """A process that died leaves its description in the store, until the one that takes its place has put its own; one that
-        ends takes it away, and a store can then give an empty one."""
+    def _connect(self, member: _library.Member, meeting, rank: int, end: float) -> bool:
+        """False: once more, after both are open to other hosts. A process that died leaves its description, until the one that takes
+        its place has published its own; one that ends takes it away."""
         gone = {"PEER_LOST", "STALE", "IO", "NOT_FOUND", "UNREACHABLE"}
         while True:
             left = end - time.monotonic()
-            if description := bytes(store.get(self._key(rank))):
+            if description := meeting.fetch(rank, left):
                 try:
-                    self._connect_to(member, rank, description, left)
-                    return
+                    member.connect(rank, description, max(1, int(left * 1e9)))
+                    self._connected.add(rank)
+                    return True
                 except _library.ExpertsError as error:
+                    if not self.low_latency_mode:
+                        refuse_other_hosts(error, rank)
+                    if error.status == "AGAIN":
+                        return False
                     if error.status not in gone or left <= 0:
                         raise
             elif left <= 0:
                 raise TimeoutError(f"nixl_ep: rank {rank} has left, and no other took its place in {_MEETING_SECONDS:.0f} s")
-            time.sleep(0.05)
+            _meeting.pause()
 
     def disconnect_ranks(self, remote_ranks: list[int]) -> None:
         """Masks ranks and lets their memory go. Waits for this rank's exchanges."""
@@ -403,13 +399,12 @@ class Buffer(HighThroughput):
         """Sends experts' results back, and sums those of this rank's tokens with their weights.
 
         x: bfloat16 of recv_x's shape; with zero_copy the results are in get_next_combine_buffer() instead. topk_idx as in the dispatch, whose
-        handle this is; topk_weights: float32 of its shape. Ranks that are masked count as nothing. Returns (combined, event, hook):
-        bfloat16 [tokens, hidden], which is `out` if that is given. The stats are int64 [ranks], added to, in nanoseconds.
+        handle this is; topk_weights: float32 of its shape. With use_logfmt, on all ranks, results of small magnitude go in 10 bits each.
+        Ranks that are masked count as nothing. Returns (combined, event, hook): bfloat16 [tokens, hidden], which is `out` if that is
+        given. The stats are int64 [ranks], added to, in nanoseconds.
         """
         import torch
 
-        if use_logfmt:
-            raise ExpertParallelismMissing("Buffer.low_latency_combine(use_logfmt=True)")
         member = self._low_latency()
         source, ranges, max_tokens, hidden = handle
         local, ranks = self._experts_per_rank, ranges.shape[1]
@@ -430,6 +425,8 @@ class Buffer(HighThroughput):
         call = self._call(_library.COMBINE, ranks, x, topk_idx, max_tokens, hidden, source, ranges, waits)
         if zero_copy:
             call.x = member.results(max_tokens, hidden)
+        if use_logfmt:
+            call.format = _library.LOGFMT
         call.topk_weights = _address(topk_weights)
         call.out = _address(out)
         tensors = (x, topk_idx, topk_weights, source, ranges, out, waits)

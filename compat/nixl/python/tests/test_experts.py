@@ -6,18 +6,22 @@ until the model's stream has ended.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import inspect
+import os
 import pathlib
 import re
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import experts_etcd  # noqa: E402
 import experts_model  # noqa: E402
 import nixl_ep  # noqa: E402
 import nixl_ep.buffer  # noqa: E402
@@ -68,8 +72,10 @@ class Rank:
     """A buffer of a thread, and its tokens."""
 
     def __init__(self, number: int, ranks: int, store, meeting: threading.Barrier, timeout_ms: int, a_host: int = 0) -> None:
+        """store: a TCPStore, or arguments of Buffer by which ranks meet."""
         self.number, self.ranks, self.meeting = number, ranks, meeting
-        self.buffer = Buffer(rank=number, explicitly_destroy=True, tcp_store_group=store, timeout_ms=timeout_ms)
+        how = store if isinstance(store, dict) else {"tcp_store_group": store}
+        self.buffer = Buffer(rank=number, explicitly_destroy=True, timeout_ms=timeout_ms, **how)
         self.gpu = self.buffer._gpu
         if a_host:
             self.gpu.host = f"host {number // a_host}"
@@ -152,8 +158,9 @@ class Rank:
         assert torch.equal(sums.cpu(), self.expected_sums(seed, there))
 
 
-def run(ranks: int, body, timeout_ms: int = 60_000, connects: bool = True, a_host: int = 0) -> None:
-    """The body as every rank, each in a thread. a_host: how many count as on one host; 0: all."""
+def run(ranks: int, body, timeout_ms: int = 60_000, connects: bool = True, a_host: int = 0, meets=None) -> None:
+    """The body as every rank, each in a thread. a_host: how many count as on one host; 0: all. meets: from a rank's store to the
+    arguments of Buffer by which ranks meet."""
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     meeting = threading.Barrier(ranks, timeout=120)
     failures = []
@@ -161,7 +168,7 @@ def run(ranks: int, body, timeout_ms: int = 60_000, connects: bool = True, a_hos
     def one(number: int) -> None:
         try:
             mine = torch.distributed.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
-            rank = Rank(number, ranks, mine, meeting, timeout_ms, a_host)
+            rank = Rank(number, ranks, meets(number, mine) if meets else mine, meeting, timeout_ms, a_host)
             if connects:
                 rank.buffer.connect_ranks(list(range(ranks)))
             body(rank)
@@ -358,6 +365,145 @@ def test_an_empty_description_is_that_of_a_rank_that_leaves(gpu):
     run(2, body, connects=False)
 
 
+def test_results_of_small_magnitude_go_in_ten_bits(gpu):
+    """The first quarter of a token is small. The rest is as without use_logfmt."""
+
+    def body(rank):
+        small = HIDDEN // 4
+        x, routes, weights = rank.tokens(7, count=TOKENS)
+        x[:, :small] /= 256
+        x, routes, weights = rank.here(x, routes, weights)
+        packed, count, handle, _, _ = rank.buffer.dispatch(x, routes, TOKENS, rank.ranks * LOCAL, use_fp8=False)
+        rank.gpu.drain()
+        results = rank.results(packed, count)
+        plain, *kept = rank.buffer.combine(results, routes, weights, handle)
+        cast, *kept = rank.buffer.combine(results, routes, weights, handle, use_logfmt=True)
+        rank.gpu.drain()
+        plain, cast = plain.cpu().to(torch.float32), cast.cpu().to(torch.float32)
+        assert torch.equal(plain[:, small:], cast[:, small:])
+        assert not torch.equal(plain[:, :small], cast[:, :small])
+        # Of each result at most 1 %, and the sum is rounded once more.
+        assert (plain - cast)[:, :small].abs().max() <= 0.02 * plain[:, :small].abs().max()
+
+    run(2, body)
+
+
+class Comm:
+    """mpi4py's call that is used, among threads."""
+
+    def __init__(self, meeting: threading.Barrier, all_given: dict, number: int) -> None:
+        self._meeting, self._all, self._number = meeting, all_given, number
+
+    def allgather(self, given) -> list:
+        self._all[self._number] = given
+        self._meeting.wait()
+        everything = [self._all[number] for number in sorted(self._all)]
+        self._meeting.wait()
+        return everything
+
+
+class ProcessGroup:
+    """torch's call that is used."""
+
+    def __init__(self, store) -> None:
+        self._store = store
+
+    def get_group_store(self):
+        return torch.distributed.PrefixStore("group", self._store)
+
+
+@pytest.mark.parametrize("a_host", [0, 1])
+@pytest.mark.parametrize("by", ["store", "group", "comm", "etcd"])
+def test_ranks_meet(gpu, by, a_host, tmp_path, monkeypatch):
+    meeting, given = threading.Barrier(3, timeout=120), {}
+    how = {
+        "store": lambda _, store: {"tcp_store_group": torch.distributed.PrefixStore("experts", store)},
+        "group": lambda _, store: {"group": ProcessGroup(store)},
+        "comm": lambda number, _: {"comm": Comm(meeting, given, number)},
+        "etcd": lambda *_: {},
+    }[by]
+
+    def body(rank):
+        for seed in range(2):
+            rank.round(seed)
+
+    with experts_etcd.running(tmp_path) if by == "etcd" else contextlib.nullcontext() as address:
+        if by == "etcd":
+            if address is None:
+                pytest.skip("there is no etcd here: install etcd-server")
+            monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", f"127.0.0.1:1,{address}")  # the first one does not answer
+            monkeypatch.setenv("NIXL_ETCD_NAMESPACE", "/of a test/")
+        run(3, body, a_host=a_host, meets=how)
+        if by == "etcd":
+            assert experts_etcd.keys(address) == [], "ranks that end take their descriptions away"
+
+
+def test_what_torch_and_etcd_are_asked_for_is_there(gpu, monkeypatch):
+    assert hasattr(torch.distributed.ProcessGroup, "get_group_store")
+    for endpoints, text in (("", "ranks can't meet"), ("127.0.0.1:1", "etcd .* refuses put: http://127.0.0.1:1")):
+        monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", endpoints)
+        buffer = Buffer(rank=0)
+        buffer.update_memory_buffers(2, LOCAL, 4096)
+        with pytest.raises((ValueError, ConnectionError), match=text):
+            buffer.connect_ranks([1])
+
+
+def listening() -> set[str]:
+    """The TCP sockets at which this process listens."""
+    mine = set()
+    for descriptor in pathlib.Path("/proc/self/fd").iterdir():
+        try:
+            mine.add(os.readlink(descriptor))
+        except OSError:
+            continue
+    lines = [line.split() for name in ("tcp", "tcp6") for line in pathlib.Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]]
+    return {fields[1] for fields in lines if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine}
+
+
+@pytest.mark.parametrize("a_host", [0, 1])
+def test_a_rank_listens_only_if_one_of_another_host_is_there(gpu, a_host):
+    before = []
+
+    def body(rank):
+        rank.round(1)
+        more = len(listening() - before[0])
+        assert more == 0 if a_host == 0 else more >= 2, f"{more} sockets more"
+        rank.meeting.wait()
+
+    def meets(_, store):  # the store listens, too
+        before.append(listening())
+        return {"tcp_store_group": store}
+
+    run(2, body, a_host=a_host, meets=meets)
+
+
+def test_a_timeout_of_zero_waits_for_nobody(gpu):
+    def body(rank):
+        rank.meeting.wait()
+        if rank.number == 0:
+            began = time.monotonic()
+            rank.round(1, there=[0])
+            assert time.monotonic() - began < 5 and rank.masks() == [0, 1]
+        rank.meeting.wait()
+
+    run(2, body, timeout_ms=0)
+    with pytest.raises(ValueError, match="give 0 or more"):
+        Buffer(timeout_ms=-1)
+
+
+def test_the_other_memory_and_the_runtime_are_there(gpu):
+    buffer = Buffer(rank=0, explicitly_destroy=True)
+    assert buffer.runtime is not None
+    buffer.update_memory_buffers(1, LOCAL, 4096, num_nvl_bytes=1 << 12)
+    own = buffer.get_local_buffer_tensor(torch.int32)
+    assert own.shape == (1 << 10,) and own.device == buffer._gpu.device
+    own[:] = 7
+    assert (buffer.get_local_buffer_tensor(torch.int32, torch.Size([2, 3]), 8) == 7).all()
+    assert buffer.get_local_buffer_tensor(torch.uint8, use_rdma_buffer=True).data_ptr() != own.data_ptr()
+    buffer.destroy()
+    assert buffer.runtime is None
+
+
 @pytest.mark.parametrize("ranks, a_host", [(2, 1), (4, 2)])
 def test_ranks_of_two_hosts(gpu, ranks, a_host):
     def body(rank):
@@ -417,7 +563,7 @@ def test_what_does_not_fit_is_refused(gpu):
             (lambda: buffer.combine(packed[:, :4], routes, weights, handle), "contiguous|shape"),
             (lambda: buffer.connect_ranks([1]), "out of range"),
             (lambda: buffer.disconnect_ranks([0]), "not connected"),
-            (lambda: buffer.get_local_buffer_tensor(torch.uint8), "use_rdma_buffer"),
+            (lambda: buffer.get_local_buffer_tensor(torch.uint8, torch.Size([1])), "1 elements of 0"),
         ]:
             with pytest.raises(ValueError, match=text):
                 wrong()
@@ -432,8 +578,6 @@ def test_what_does_not_fit_is_refused(gpu):
         with pytest.raises(_library.ExpertsError, match="once each"):
             hook()
         rank.gpu.drain()
-        with pytest.raises(ExpertParallelismMissing, match="use_logfmt"):
-            buffer.combine(packed, routes, weights, handle, use_logfmt=True)
         with pytest.raises(RuntimeError, match="called before"):
             buffer.update_memory_buffers(1, LOCAL, 4096)
         assert buffer.get_local_buffer_tensor(torch.bfloat16, torch.Size([3, 5]), 2, True).shape == (3, 5)

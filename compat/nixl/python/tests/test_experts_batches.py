@@ -240,7 +240,9 @@ def test_ranks_meet_by_a_communicator(gpu):
         def allgather(self, mine):
             given[self._rank] = mine
             meeting.wait()
-            return [given[rank] for rank in range(2)]
+            all_given = [given[rank] for rank in range(2)]
+            meeting.wait()
+            return all_given
 
     run(2, lambda rank: rank.round(1), meet=lambda number: {"comm": Comm(number)})
 
