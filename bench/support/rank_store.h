@@ -4,6 +4,7 @@
 #include <towline/collectives.h>
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -25,11 +26,15 @@ class RankStore {
       self.changed_.notify_all();
       return TOWLINE_OK;
     };
-    made.get = [](void* context, const char* key, uint64_t, void* value, size_t capacity,
+    made.get = [](void* context, const char* key, uint64_t timeout_ns, void* value, size_t capacity,
                   size_t* bytes) -> int32_t {
       auto& self = *static_cast<RankStore*>(context);
       std::unique_lock lock(self.mutex_);
-      self.changed_.wait(lock, [&] { return self.values_.contains(key); });
+      const std::chrono::nanoseconds longest = std::chrono::hours(24);
+      const auto timeout =
+          std::chrono::nanoseconds(std::min(timeout_ns, static_cast<uint64_t>(longest.count())));
+      if (!self.changed_.wait_for(lock, timeout, [&] { return self.values_.contains(key); }))
+        return TOWLINE_TIMED_OUT;
       const std::string& found = self.values_[key];
       std::memcpy(value, found.data(), std::min(capacity, found.size()));
       *bytes = found.size();
