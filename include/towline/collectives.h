@@ -325,6 +325,10 @@ typedef enum towline_hook_kind_t {
   TOWLINE_HOOK_POST = 1,  // after it has been, on the caller's thread
   TOWLINE_HOOK_ABORT =
       2,  // once when the communicator breaks, on an internal thread; must not wait for operations
+  // A replay of a graph began (status TOWLINE_IN_PROGRESS) or ended (TOWLINE_OK) an operation that the graph recorded while this
+  // hook was there. On an internal thread, some 10 ms later, without a call; close() tells what is left. Communicators of
+  // the backend gpu on one host; for others the hook is UNSUPPORTED.
+  TOWLINE_HOOK_REPLAY = 3,
 } towline_hook_kind_t;
 
 typedef void (*towline_hook_fn)(void* context, const towline_hook_args_t* args);

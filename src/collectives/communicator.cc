@@ -216,6 +216,11 @@ void Communicator::open() {
     const auto found = static_cast<Communicator*>(context)->config_->environment(name);
     return found ? (PerThread<Told>::get().variable = *found).c_str() : nullptr;
   };
+  host_.replayed = [](void* context, uint64_t op_id, uint32_t op, int32_t ended) {
+    static_cast<Communicator*>(context)->call_hooks(TOWLINE_HOOK_REPLAY, nullptr, op, nullptr, op_id,
+                                                    ended != 0 ? TOWLINE_OK : TOWLINE_IN_PROGRESS, nullptr,
+                                                    nullptr, false);
+  };
   towline_collective_open_args args = {};
   args.struct_size = sizeof args;
   args.host = &host_;
@@ -460,22 +465,32 @@ std::shared_ptr<Communicator> Communicator::split(const int32_t* ranks, size_t c
 // ---- Hooks
 
 std::shared_ptr<Hook> Communicator::add_hook(uint32_t kind, towline_hook_fn function, void* context) {
-  if (kind > TOWLINE_HOOK_ABORT || function == nullptr)
+  if (kind > TOWLINE_HOOK_REPLAY || function == nullptr)
     fail(Status::kInvalidArgument, "no hook of kind {}", kind);
+  if (kind == TOWLINE_HOOK_REPLAY && table_->watch_replays == nullptr)
+    fail(Status::kUnsupported,
+         "communicator {} does not tell of replays: those of the backend gpu on one host do, without NCCL",
+         options_.name);
   auto hook = std::make_shared<Hook>();
   hook->kind = kind;
   hook->function = function;
   hook->context = context;
   const std::lock_guard lock(hooks_mutex_);
   hooks_.push_back(hook);
-  if (kind != TOWLINE_HOOK_ABORT) ++hook_count_;
+  if (std::atomic<uint32_t>* const count = count_of_hooks(kind)) ++*count;
   return hook;
+}
+
+std::atomic<uint32_t>* Communicator::count_of_hooks(uint32_t kind) noexcept {
+  if (kind == TOWLINE_HOOK_ABORT) return nullptr;
+  return kind == TOWLINE_HOOK_REPLAY ? &replay_hook_count_ : &hook_count_;
 }
 
 void Communicator::remove_hook(const std::shared_ptr<Hook>& hook) {
   {
     const std::lock_guard lock(hooks_mutex_);
-    if (std::erase(hooks_, hook) != 0 && hook->kind != TOWLINE_HOOK_ABORT) --hook_count_;
+    if (std::erase(hooks_, hook) != 0)
+      if (std::atomic<uint32_t>* const count = count_of_hooks(hook->kind)) --*count;
   }
   const std::lock_guard lock(hook->running);
   hook->removed = true;

@@ -182,6 +182,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                   const towline_collective_options_t* options, uint64_t op_id, int32_t status, Work* work,
                   const char* text, bool async);
   void broken(Status status, const std::string& text);
+  // Of the hooks of a kind; null: they are not counted.
+  [[nodiscard]] std::atomic<uint32_t>* count_of_hooks(uint32_t kind) noexcept;
 
   const CommunicatorOptions options_;
   const std::shared_ptr<FormingStore> store_;
@@ -219,6 +221,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::vector<std::thread> movers_;  // more than one if functions of works wait for messages
 
   std::atomic<uint32_t> hook_count_{0};  // before and after operations
+  std::atomic<uint32_t> replay_hook_count_{0};
   std::mutex hooks_mutex_;
   std::vector<std::shared_ptr<Hook>> hooks_;
   FlightRecorder recorder_;

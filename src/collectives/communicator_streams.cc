@@ -34,6 +34,7 @@ void Communicator::issue_on(const towline_collective_t& call, const towline_coll
   {
     const std::lock_guard lock(perform_mutex_);
     begin_backend_call();
+    if (replay_hook_count_.load(std::memory_order_relaxed) != 0) table_->watch_replays(backend_, op_id);
     if (norm != nullptr)
       status = table_->issue_norm(backend_, norm, number_, timeout_ns, stream);
     else

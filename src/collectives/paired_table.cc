@@ -125,6 +125,7 @@ towline_collective_table_v1_t paired_table(const towline_collective_table_v1_t& 
   made.perform_steps = nullptr;
   made.lane_open = nullptr;
   made.start_steps = nullptr;
+  made.watch_replays = nullptr;
   return made;
 }
 

@@ -105,6 +105,16 @@ TEST_P(NcclBySize, OperationsOfAStreamAreInOrderWhoeverDoesThem) {
   });
 }
 
+// Replays of what NCCL does aren't watched, and a hook that was told of some would mislead.
+TEST_P(NcclBySize, ReplaysAreNotTold) {
+  run_on_gpus(from(GetParam(), "all_reduce=4KiB"), false, [](Rank& rank) {
+    towline_hook_t* hook = nullptr;
+    const auto nothing = [](void*, const towline_hook_args_t*) {};
+    EXPECT_EQ(towline_communicator_hook(rank.on_gpu, TOWLINE_HOOK_REPLAY, nothing, nullptr, &hook),
+              TOWLINE_UNSUPPORTED);
+  });
+}
+
 TEST_P(NcclBySize, OperationsBesideAStreamAreOfEither) {
   run_on_gpus(from(GetParam(), "all_reduce=4KiB"), false, [](Rank& rank) {
     Buffer small(rank.gpu, 400);

@@ -229,7 +229,8 @@ class Communicator:
         """Collective: every rank names the ranks of the group it will be in, in their new order; none gives None."""
     def window(self, memory: Tensor | int) -> Window:
         """Collective: every rank brings its memory, or a number of bytes to allocate."""
-    def hook(self, kind: Literal["pre", "post", "abort"], function: Callable[[dict[str, Any]], object]) -> Hook: ...
+    def hook(self, kind: Literal["pre", "post", "abort", "replay"], function: Callable[[dict[str, Any]], object]) -> Hook:
+        """"replay": each time a replay of a graph begins or ends an operation that was recorded since; on GPUs of one host."""
     def finalize(self) -> None:
         """Waits until everything issued here has ended; no more is taken."""
     def abort(self, reason: str | None = None) -> None:

@@ -44,6 +44,9 @@ typedef struct towline_collective_host_v1_t {
   const char* (*config)(void* context, const char* key, const char* fallback);
   // One value of the environment or null; lives as above.
   const char* (*environment)(void* context, const char* name);
+  // A replay of a graph began (ended 0) or ended (1) an operation that watch_replays named. Any thread, without locks;
+  // also from close.
+  void (*replayed)(void* context, uint64_t op_id, uint32_t op, int32_t ended);
 } towline_collective_host_v1_t;
 #define TOWLINE_COLLECTIVE_HOST_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_collective_host_v1_t, environment)
 
@@ -177,6 +180,10 @@ typedef struct towline_collective_table_v1_t {
   // Takes in at once what a GPU has reported: negative if the communicator is broken. An operation whose stream was waited
   // for has failed if this says so, and else has not. Any thread.
   int32_t (*look)(towline_collective_backend* backend);
+
+  // The next operation that is put into a stream is `op_id`. If a graph records it, host->replayed is told of its replays.
+  // Called as issue is, right before it.
+  void (*watch_replays)(towline_collective_backend* backend, uint64_t op_id);
 } towline_collective_table_v1_t;
 #define TOWLINE_COLLECTIVE_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_collective_table_v1_t, describe)
 

@@ -29,7 +29,7 @@ constexpr uint64_t kEndWithinNs = 10 * kSecondNs;
 
 GpuBackend::GpuBackend(const towline_collective_open_args& args, cuda::KernelDevice& device,
                        const cuda::KernelSet& kernels)
-    : StreamBackend(args, device) {
+    : StreamBackend(args, device), replays_(device_, gpu_, *host_) {
   if (size_ > kMaxRanks)
     fail(Status::kUnsupported, "{} ranks: a communicator on GPUs has at most {}", size_, kMaxRanks);
   kernels_ = device_.load(gpu_, kernels);
@@ -111,6 +111,7 @@ GpuBackend::~GpuBackend() {
   }
   watch_changed_.notify_all();
   watcher_.join();
+  replays_.tell();
   std::vector<Channel*> channels = {&collectives_};
   for (const auto& channel : channels_)
     if (channel != nullptr) channels.push_back(channel.get());
@@ -138,6 +139,7 @@ void GpuBackend::watch() {
     watch_changed_.wait_for(lock, std::chrono::nanoseconds(kWatchNs));
     lock.unlock();
     look();
+    replays_.tell();
     if (!breaker_.broken()) {
       if (const std::optional<uint32_t> lost = memory_->lost()) {
         order_stop(Failure::kLost, *lost);

@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "collectives/gpu/job.h"
 #include "collectives/gpu/legs.h"
+#include "collectives/gpu/replays.h"
 #include "collectives/streams/stream_backend.h"
 #include "towline/plugin/collective.h"
 
@@ -48,6 +49,8 @@ class GpuBackend final : public StreamBackend {
   std::unique_ptr<StreamMessage> issue_beside(const towline_collective_t& call, uint64_t number,
                                               uint64_t timeout_ns, void* stream) override;
   void abort(Status status, const std::string& text) override;
+  // The next operation that is issued is `op_id`: if a graph records it, the host is told of its replays.
+  void watch_replays(uint64_t op_id) noexcept { watched_ = op_id; }
   [[nodiscard]] std::string describe() const override;
 
   // Operations in steps (towline/plugin/collective.h). They throw Error.
@@ -99,9 +102,12 @@ class GpuBackend final : public StreamBackend {
   void push(Launch& launch) const;
   [[nodiscard]] uint32_t blocks_for(uint64_t bytes) const noexcept;
   Channel& build_any(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, Launch& launch);
-  // `graph`: the one that the stream records, or 0.
+  // `graph`: the one that the stream records, or 0. `seen`: words that count replays.
   void launch(Channel& channel, const Launch& launch, void* stream, uint64_t graph, cuda::Moment* ended,
-              const Launch* then = nullptr);
+              const Launch* then = nullptr, const std::optional<Replays::Words>& seen = {});
+  // The words of the operation that is being issued, where its replays are watched. Called once for each.
+  std::optional<Replays::Words> seen_in(uint64_t graph, uint32_t op);
+  [[nodiscard]] Launch count_up(uint64_t word) const;
   Channel& channel_to(uint32_t peer, bool send);
   void tell(Failure failure) noexcept;
   // Multiprocessors belong to streams: where some are reserved, put(in, ended) enqueues in one of ours that has them, between
@@ -140,7 +146,9 @@ class GpuBackend final : public StreamBackend {
   std::mutex lanes_mutex_;
   std::deque<Lane> lanes_;  // from lane 1 on
   Job base_ = {};
-  Call parts_;                                 // of the operation that is being issued
+  Call parts_;            // of the operation that is being issued
+  uint64_t watched_ = 0;  // the number of that operation, if its replays are to be told
+  Replays replays_;
   std::unique_ptr<cuda::StreamsAhead> ahead_;  // outlives the channels, whose streams they are
   Channel collectives_;
   Channel control_;

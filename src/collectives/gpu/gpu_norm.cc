@@ -73,13 +73,16 @@ void GpuBackend::issue_norm(const towline_collective_norm_t& norm, uint64_t numb
                             void* stream) {
   const uint64_t graph = graph_of(stream);
   Launch made;
-  if (build_norm(norm, number, timeout_ns, made))
-    return put_in(collectives_, stream, graph,
-                  [&](void* in, cuda::Moment* ended) { launch(collectives_, made, in, graph, ended); });
-  Launch then = made;
-  build_rows(norm, then);
-  put_in(collectives_, stream, graph,
-         [&](void* in, cuda::Moment* ended) { launch(collectives_, made, in, graph, ended, &then); });
+  const bool whole = build_norm(norm, number, timeout_ns, made);
+  Launch then;
+  if (!whole) {
+    then = made;
+    build_rows(norm, then);
+  }
+  const auto seen = seen_in(graph, TOWLINE_COLLECTIVE_ALL_REDUCE);
+  put_in(collectives_, stream, graph, [&](void* in, cuda::Moment* ended) {
+    launch(collectives_, made, in, graph, ended, whole ? nullptr : &then, seen);
+  });
 }
 
 }  // namespace towline::collectives::gpu

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "collectives/calls/types.h"
@@ -42,14 +43,31 @@ GpuBackend::Channel& GpuBackend::build_any(const towline_collective_t& call, uin
 }
 
 void GpuBackend::launch(Channel& channel, const Launch& launch, void* stream, uint64_t graph,
-                        cuda::Moment* ended, const Launch* then) {
+                        cuda::Moment* ended, const Launch* then, const std::optional<Replays::Words>& seen) {
   const char* const what =
       launch.job.mark.op < kOps ? op_name(launch.job.mark.op) : "an operation of a window";
   put(channel, what, stream, graph, ended, [&](void* in) {
-    const cuda::Code code = kernels_->launch(launch.kernel, &launch.job, launch.blocks, in);
-    if (code != 0 || then == nullptr) return code;
-    return kernels_->launch(then->kernel, &then->job, then->blocks, in);
+    const auto enqueue = [&](const Launch& one) {
+      return kernels_->launch(one.kernel, &one.job, one.blocks, in);
+    };
+    cuda::Code code = seen ? enqueue(count_up(seen->begun)) : 0;
+    if (code == 0) code = enqueue(launch);
+    if (code == 0 && then != nullptr) code = enqueue(*then);
+    if (code == 0 && seen) code = enqueue(count_up(seen->ended));
+    return code;
   });
+}
+
+std::optional<Replays::Words> GpuBackend::seen_in(uint64_t graph, uint32_t op) {
+  const uint64_t op_id = std::exchange(watched_, 0);
+  return op_id != 0 && graph != 0 ? replays_.add(op_id, op) : std::nullopt;
+}
+
+GpuBackend::Launch GpuBackend::count_up(uint64_t word) const {
+  Launch made{base_, kMovingKernel, 1};
+  made.job.way = Way::kSignal;
+  made.job.in[0] = word;
+  return made;
 }
 
 GpuBackend::Channel& GpuBackend::channel_to(uint32_t peer, bool send) {
@@ -65,8 +83,9 @@ void GpuBackend::issue(const towline_collective_t& call, uint64_t number, uint64
   const uint64_t graph = graph_of(stream);
   Launch made;
   Channel& channel = build_any(call, number, timeout_ns, made);
+  const auto seen = seen_in(graph, call.op);
   put_in(channel, stream, graph,
-         [&](void* in, cuda::Moment* ended) { launch(channel, made, in, graph, ended); });
+         [&](void* in, cuda::Moment* ended) { launch(channel, made, in, graph, ended, nullptr, seen); });
 }
 
 std::unique_ptr<StreamMessage> GpuBackend::issue_beside(const towline_collective_t& call, uint64_t number,
@@ -75,8 +94,9 @@ std::unique_ptr<StreamMessage> GpuBackend::issue_beside(const towline_collective
   Launch made;
   Channel& channel = build_any(call, number, timeout_ns, made);
   void* const own = own_stream(channel, graph != 0);
+  const auto seen = seen_in(graph, call.op);
   std::unique_ptr<StreamMessage> message = begin_beside(stream, own, graph);
-  launch(channel, made, own, graph, message->ended.get());
+  launch(channel, made, own, graph, message->ended.get(), nullptr, seen);
   return message;
 }
 

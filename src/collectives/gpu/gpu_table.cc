@@ -194,6 +194,10 @@ int32_t start_steps(towline_collective_backend* handle, const towline_collective
   });
 }
 
+void watch_replays(towline_collective_backend* handle, uint64_t op_id) {
+  gpu_of(handle).watch_replays(op_id);
+}
+
 void complete(towline_collective_table_v1_t& made) {
   made.window_open = window_open;
   made.window_close = window_close;
@@ -209,6 +213,7 @@ void complete(towline_collective_table_v1_t& made) {
   made.perform_steps = perform_steps;
   made.lane_open = lane_open;
   made.start_steps = start_steps;
+  made.watch_replays = watch_replays;
 }
 
 using Tables = DeviceTables<make_backend, complete>;

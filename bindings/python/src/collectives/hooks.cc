@@ -1,6 +1,7 @@
 // Functions that are called before and after operations, and when a communicator breaks.
 #include "communicator.h"
 
+#include <iterator>
 #include <utility>
 
 namespace towline::python {
@@ -39,7 +40,7 @@ nb::dict describe(const towline_hook_args_t& args, uint32_t kind) {
   told["op"] = towline_collective_op_name(args.op);
   told["op_id"] = args.op_id;
   told["async_op"] = args.async != 0;
-  if (kind == TOWLINE_HOOK_POST) told["status"] = status_object(args.status);
+  if (kind == TOWLINE_HOOK_POST || kind == TOWLINE_HOOK_REPLAY) told["status"] = status_object(args.status);
   if (args.call != nullptr) {
     told["datatype"] = towline_datatype_name(args.call->datatype);
     told["count"] = args.call->count;
@@ -58,12 +59,13 @@ void called(void* context, const towline_hook_args_t* args) {
 }
 
 nb::object add(nb::handle self, nb::handle kind, nb::handle function) {
-  static constexpr const char* kKinds[] = {"pre", "post", "abort"};
+  static constexpr const char* kKinds[] = {"pre", "post", "abort", "replay"};
   uint32_t chosen = 0;
-  while (chosen < 3 &&
+  while (chosen < std::size(kKinds) &&
          (!PyUnicode_Check(kind.ptr()) || PyUnicode_CompareWithASCIIString(kind.ptr(), kKinds[chosen]) != 0))
     ++chosen;
-  if (chosen == 3) raise(TOWLINE_INVALID_ARGUMENT, "kind is 'pre', 'post' or 'abort'");
+  if (chosen == std::size(kKinds))
+    raise(TOWLINE_INVALID_ARGUMENT, "kind is 'pre', 'post', 'abort' or 'replay'");
   if (PyCallable_Check(function.ptr()) == 0) raise(TOWLINE_INVALID_ARGUMENT, "function can't be called");
   auto* hook = new Hook;
   const nb::object result = give(hook);
