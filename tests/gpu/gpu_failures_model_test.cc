@@ -6,6 +6,7 @@
 #include <chrono>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "collectives/gpu/gpu_table.h"
 #include "gpu/collectives_suite.h"
@@ -93,6 +94,39 @@ TEST_F(CollectivesOnGpuRefuse, ACaptureOnOneRankOnlyIsToldOnAllAndNothingHangs) 
     }
     stream.drain();
     EXPECT_EQ(towline_collective_issue(rank.on_gpu, &call, &options, &stream), TOWLINE_TIMED_OUT);
+  });
+}
+
+// The driver may have to wait for kernels before it makes a stream, and they may wait for this rank.
+TEST_F(CollectivesOnGpuRefuse, ARankThatHasFormedNeedsNoMoreStreams) {
+  run_on_gpus({2, "", kMinuteNs}, false, [](Rank& rank) {
+    Buffer sent(rank.gpu, kCount * 4);
+    Buffer received(rank.gpu, kCount * 4);
+    FakeStream stream(0);
+    meet(rank);
+    cuda::fake::faults().refuse_streams(0);
+    std::vector<towline_work_t*> works;
+    const auto beside = [&](uint32_t op, const Buffer& buffer) {
+      towline_collective_t call = reduce_call(buffer, buffer, kCount);
+      call.op = op;
+      call.root = 1 - rank.rank;
+      EXPECT_EQ(towline_collective_issue_beside(rank.on_gpu, &call, nullptr, &stream, &works.emplace_back()),
+                TOWLINE_OK)
+          << towline_last_error();
+    };
+    beside(TOWLINE_COLLECTIVE_SEND, sent);
+    beside(TOWLINE_COLLECTIVE_RECV, received);
+    beside(TOWLINE_COLLECTIVE_ALL_REDUCE, sent);
+    stream.record();
+    beside(TOWLINE_COLLECTIVE_ALL_REDUCE, sent);
+    ASSERT_NE(works.back(), nullptr);
+    EXPECT_EQ(towline_work_wait_on(works.back(), &stream), TOWLINE_OK) << towline_last_error();
+    const FakeStream::Graph* const graph = stream.end_record();
+    for (towline_work_t* const work : works) {
+      EXPECT_EQ(towline_work_wait(work, TOWLINE_FOREVER), TOWLINE_OK) << towline_last_error();
+      towline_work_release(work);
+    }
+    delete graph;
   });
 }
 

@@ -55,9 +55,9 @@ GpuBackend::GpuBackend(const towline_collective_open_args& args, cuda::KernelDev
   base_.size = size_;
   collectives_.running.last = device_.make_moment(gpu_);
   control_.running.last = device_.make_moment(gpu_);
-  // Now, and those of messages, too: the driver may have to wait for kernels before it makes another, and they may wait for
-  // this rank.
-  ahead_ = device_.make_streams_ahead(gpu_, wish_.any() ? 0 : 2 + 2 * (size_ - 1));
+  // Now, and those of messages and of collectives in graphs, too: the driver may have to wait for kernels before it makes another,
+  // and they may wait for this rank.
+  ahead_ = device_.make_streams_ahead(gpu_, wish_.any() ? 0 : 3 + 2 * (size_ - 1));
   control_.own = device_.make_stream(gpu_, wish_);
   collectives_.own = device_.make_stream(gpu_, wish_);
   breaker_.set_listener([this](const Breakage& breakage) {
