@@ -133,18 +133,28 @@ def hooked(rank: int, folder: str) -> None:
         hook.register_with_comm(comm)
     comm.all_reduce(torch.ones(5000), ReduceOp.SUM, False)
     comm.all_reduce(torch.ones(5000), ReduceOp.SUM, True).wait_blocking()
+    batch, received = comm.batch_op_create(), torch.zeros(100)
+    batch.send(torch.ones(100), 1 - rank)
+    batch.recv(received, 1 - rank)
+    batch.issue(True).wait_blocking()
+    assert (received == 1).all()
     with pytest.raises(RuntimeError, match="NaN in the input of all_reduce"):
         comm.all_reduce(torch.full((8,), float("nan")), ReduceOp.SUM, False)
     entries = json.loads(recorder.dump_json())["entries"]
-    assert [one["profiling_name"] for one in entries[:2]] == ["ncclx:all_reduce"] * 2
-    assert [one["state"] for one in entries[:2]] == ["completed"] * 2, entries
+    assert [one["profiling_name"] for one in entries[:3]] == ["ncclx:all_reduce"] * 2 + ["ncclx:batch_op_issue"]
+    assert [one["state"] for one in entries[:3]] == ["completed"] * 3, entries
     comm.finalize()
-    with open(f"{folder}/log{rank}") as lines:
-        assert sum("|Q|work_id=" in line for line in lines) >= 2
+    with open(f"{folder}/log{rank}") as file:
+        lines = file.read().splitlines()
+    assert sum("|Q|work_id=" in line for line in lines) >= 3
+    signature = next(line for line in lines if "|sig|batch_op_issue|" in line)
+    assert "|num_ops=2|async_op=t|" in signature
+    number = signature.split("|")[0]
+    assert sorted(line.split("|")[1] for line in lines if line.startswith(f"{number}|")) == ["E", "Q", "S", "W", "sig"], lines
 
 
 def logged(rank: int, folder: str) -> None:
-    """What a graph records has a line with the graph's number, and is neither started nor ended by that; replays have no lines."""
+    """What a graph records has a line with the graph's number, and is neither started nor ended by that, but by each replay."""
     comm, gpu = make("ncclx", rank, folder), _torch_gpu.gpu
     log = hooks.clog(output=f"{folder}/log{rank}", events=["ALL"])
     log.register_with_comm(comm)
@@ -165,7 +175,12 @@ def logged(rank: int, folder: str) -> None:
     issued = [line for line in lines if "|Q|" in line]
     assert [line.startswith("G") for line in issued] == [False, True, True, False], issued
     assert len({line.split("|")[0] for line in issued[1:3]}) == 1 and issued[1].split("|")[1] == issued[0].split("|")[0]
-    assert [sum(f"|{event}|" in line for line in lines) for event in "SEW"] == [2, 2, 1], lines
+    assert [sum(f"|{event}|" in line for line in lines) for event in "SEW"] == [2 + 6, 2 + 6, 1], lines
+    graph = issued[1].split("|")[0]
+    numbers = [line.split("|")[1] for line in issued[1:3]]  # of an operation in the stream and one beside it
+    for number in numbers:
+        told = ["|".join(line.split("|")[:4]) for line in lines if line.startswith(f"{graph}|R") and f"|{number}|" in line]
+        assert told == [f"{graph}|R{replay}|{number}|{event}" for replay in (1, 2, 3) for event in "SE"], lines
     assert not any(line.startswith("WARN") for line in lines), lines
 
 

@@ -188,6 +188,10 @@ class TorchComm:
         if not isinstance(self._implementation, _backends.Native):
             raise RuntimeError(f"batch_op_issue not implemented by backend {self.get_backend()}")
         timeout = options.timeout if options is not None else None
+        hooked, op_id = self._pre_hooks or self._post_hooks, 0
+        if hooked:
+            op_id = next(_op_ids)
+            self._before("batch_op_issue", op_id, (len(ops), async_op))
         try:
             batch = self._implementation.calls().batch()
             for op in ops:
@@ -196,7 +200,10 @@ class TorchComm:
             native = batch.issue(async_op=async_op, timeout=timeout.total_seconds() if timeout else None, hints=hints)
         except Error as error:
             raise RuntimeError(str(error)) from error
-        return TorchWork(native, timeout, "wait_blocking" in self._implementation.features)
+        work = TorchWork(native, timeout, "wait_blocking" in self._implementation.features)
+        if hooked:
+            self._after("batch_op_issue", op_id, work)
+        return work
 
     def new_window(self, tensor: Any | None = None) -> Any:
         from ._window import TorchCommWindow

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -83,6 +85,24 @@ class JointWork:
     def wait_blocking(self) -> None:
         for work in self._works:
             work.wait_blocking()
+
+    def on_start(self, hook: Callable[[], None]) -> None:
+        self._when_all("on_start", hook)
+
+    def on_end(self, hook: Callable[[], None]) -> None:
+        self._when_all("on_end", hook)
+
+    def _when_all(self, event: str, hook: Callable[[], None]) -> None:
+        if not self._works:
+            return hook()
+        left = itertools.count(len(self._works) - 1, -1)  # of which each thread takes the next
+
+        def one() -> None:
+            if next(left) == 0:
+                hook()
+
+        for work in self._works:
+            getattr(work, event)(one)
 
     @property
     def state(self) -> str:

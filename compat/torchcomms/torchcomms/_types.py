@@ -138,6 +138,7 @@ OPERATIONS = {
     "scatter": ("output", "input", "root"),
     "gather": ("output", "input", "root"),
     "gather_single": ("output", "input", "root"),
+    "batch_op_issue": ("num_ops",),
     "split": ("ranks", "name"),
     "new_window": (),
     "finalize": (),

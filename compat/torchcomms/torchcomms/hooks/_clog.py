@@ -1,7 +1,8 @@
 """A text log of what communicators do, in torchcomms' format (version 1).
 
 One line for each kind of operation (its *signature*, with a number), one each time it is issued, and if asked one each for
-its start, its end and the wait for it. An operation that a graph records has one line, with the graph's number, and replays have none. Lines of different operations interleave; those of one keep their order.
+its start, its end and the wait for it. An operation that a graph records has a line with the graph's number, and its start and end have one in each
+replay, with the replay's. Lines of different operations interleave; those of one keep their order.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from towline import _torch_gpu
+import towline
+from towline import _torch_gpu, collectives
+
+from .._backends import Native
 
 _DTYPES = {torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.bool: "bool"}
 _DTYPES |= {torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8"}
@@ -57,6 +62,8 @@ def _signature(operation: str, told: Any, buffers: bool) -> str:
     if given is not None:
         some = (_list(given) or _list(taken))[0]  # of a scatter, only the root gives something
         fields.append(f"dtype={_DTYPES.get(some.dtype, 'other')}")
+    if hasattr(told, "num_ops"):
+        fields.append(f"num_ops={told.num_ops}")
     if hasattr(told, "op"):
         name = told.op.type.name
         fields.append(f"red_op={_REDUCTIONS.get(name, name.lower())}")
@@ -68,6 +75,43 @@ def _signature(operation: str, told: Any, buffers: bool) -> str:
 def _graph_of(comm: Any) -> int:
     device = comm.get_device()
     return _torch_gpu.gpu.graph(device.index or 0) if device.type == "cuda" else 0
+
+
+class _Recorded:
+    """An operation that a graph holds, and how often replays have begun and ended it."""
+
+    def __init__(self, graph: int, number: int) -> None:
+        self._graph, self._number = graph, number
+        self._counts = {"S": 0, "E": 0}
+
+    def place(self, event: str) -> str:
+        self._counts[event] += 1
+        return f"G{self._graph}|R{self._counts[event]}|C{self._number}"
+
+
+class _Replays:
+    """Follows the operations of one communicator that graphs record."""
+
+    def __init__(self, comm: collectives.Communicator, write: Callable[[_Recorded, str], None]) -> None:
+        self.comm, self._write = comm, write
+        self._recorded: dict[int, _Recorded] = {}  # by the communicator's own number
+        self._now = threading.local()  # what this thread is about to issue
+        self._hooks = [comm.hook("replay", self._replayed), comm.hook("pre", self._issued)]
+
+    def expect(self, recorded: _Recorded) -> None:
+        """The next operation of this thread."""
+        self._now.recorded = recorded
+
+    def _issued(self, told: dict[str, Any]) -> None:
+        recorded = getattr(self._now, "recorded", None)
+        if recorded is not None:
+            self._recorded[told["op_id"]] = recorded
+            self._now.recorded = None
+
+    def _replayed(self, told: dict[str, Any]) -> None:
+        recorded = self._recorded.get(told["op_id"])
+        if recorded is not None:
+            self._write(recorded, "E" if told["status"] == towline.Status.OK else "S")
 
 
 class clog:  # the name that torchcomms has for it
@@ -88,6 +132,7 @@ class clog:  # the name that torchcomms has for it
         self._open: dict[int, tuple[int, int, int]] = {}  # by the operation's number, until its post hook: signature, work, graph
         self._pending: dict[int, tuple[str, int, list[str]]] = {}  # by work: communicator, signature, what is still to come
         self._comms: list[Any] = []
+        self._replays: dict[Any, _Replays | None] = {}  # by communicator; None: it does not tell of replays
         self._base = round(time.time(), 3)
         self._write(f"V|1|base_timestamp={self._base:.3f}")
 
@@ -123,6 +168,26 @@ class clog:  # the name that torchcomms has for it
                 self._pending[work] = (name, number, ["S", "E", "W"] if told.async_op else ["S", "E"])
             place = f"G{graph}|C{number}" if graph != 0 else f"C{number}"
             self._file.write(f"{place}|Q|work_id={work}|{self._now()}\n")
+        if self._lifecycle and graph != 0 and (replays := self._replays_of(comm)) is not None:
+            replays.expect(_Recorded(graph, number))
+
+    def _replays_of(self, comm: Any) -> _Replays | None:
+        implementation = comm.get_backend_impl()
+        if not isinstance(implementation, Native):
+            return None
+        native = implementation.use()
+        found = self._replays.get(comm)
+        if comm not in self._replays or (found is not None and found.comm is not native):  # reconfigured
+            try:
+                found = _Replays(native, self._replayed)
+            except towline.Unsupported:
+                found = None
+            self._replays[comm] = found
+        return found
+
+    def _replayed(self, recorded: _Recorded, event: str) -> None:
+        with self._lock:
+            self._file.write(f"{recorded.place(event)}|{event}|{self._now()}\n")
 
     def _issued(self, comm: Any, op_id: int, told: Any) -> None:
         if hasattr(told, "new_comm"):
@@ -149,6 +214,7 @@ class clog:  # the name that torchcomms has for it
 
     def _finalized(self, comm: Any) -> None:
         self._comms = [one for one in self._comms if one is not comm]
+        self._replays.pop(comm, None)
         if self._comms:
             return
         with self._lock:
