@@ -67,11 +67,10 @@ TOWLINE_DEVICE void add_rows(Sums& sums, const Scratch& scratch, uint64_t mask, 
   }
 }
 
-// `offset`: of the token's row in each rank's rows for this one.
+// `mask`: the ranks that have the token. `offset`: of the token's row in each rank's rows for this one.
 TOWLINE_DEVICE void sum_token(const Job& job, const Share& share, const Scratch& scratch, uint64_t token,
-                              uint64_t offset) {
+                              uint64_t mask, uint64_t offset) {
   const Batch& batch = job.batch;
-  const uint64_t mask = ranks_of(job, static_cast<uint32_t>(token));
   for (uint64_t at = uint64_t{16} * share.lane; at < batch.payload; at += uint64_t{16} * share.lanes) {
     Sums sums = {};
     for (const uint64_t bias : batch.bias)
@@ -102,14 +101,15 @@ TOWLINE_DEVICE void run_batch_sum(const Job& job, Scratch& scratch, uint32_t blo
     scratch.from[rank] = me.stage[rank] == 0 ? 0 : me.stage[rank] + rows;
   }
   device::sync();
+  uint64_t missing = 0;
+  for (uint32_t rank = 0; rank < job.ranks; ++rank)
+    missing |= static_cast<uint64_t>(scratch.from[rank] == 0) << rank;
   const Share share = share_of(block, blocks);
-  for (uint32_t place = share.warp; place < tokens_in_round(job.batch, job.tokens); place += share.warps) {
-    const uint64_t token = batch.first + place;
-    bool whole = true;
-    for (uint32_t rank = 0; rank < job.ranks; ++rank)
-      whole = whole && (scratch.from[rank] != 0 || !goes_to(job, static_cast<uint32_t>(token), rank));
-    if (whole)
-      sum_token(job, share, scratch, token, place * batch.row_bytes);
+  for (uint32_t place = share.warp; place < tokens_in_round(batch, job.tokens); place += share.warps) {
+    const uint32_t token = batch.first + place;
+    const uint64_t mask = ranks_of(job, token);
+    if ((mask & missing) == 0)
+      sum_token(job, share, scratch, token, mask, place * batch.row_bytes);
     else
       spoil_token(job, share, token);
   }
