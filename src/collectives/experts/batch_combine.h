@@ -42,9 +42,14 @@ TOWLINE_DEVICE void add_pack(Sums& sums, const device::Pack& pack) {
   }
 }
 
-// The lowest of a mask's ranks, which goes from it.
+// The lowest of a mask's ranks, which goes from it. In a kernel std::countr_zero is 64, whatever it is given: nvcc takes the
+// compiler's builtin in it for a constant.
 TOWLINE_DEVICE uint32_t take_rank(uint64_t& mask) {
+#ifdef __CUDA_ARCH__
+  const auto rank = static_cast<uint32_t>(__ffsll(static_cast<long long>(mask)) - 1);
+#else
   const auto rank = static_cast<uint32_t>(std::countr_zero(mask));
+#endif
   mask &= mask - 1;
   return rank;
 }
