@@ -111,8 +111,6 @@ uint32_t Connection::attend(LaneState& lane, uint64_t now_ns) noexcept {
   lane.out.blocked = lane.out.inline_used = lane.out.flow_blocked = false;
   const uint32_t taken = take_back(lane);
   const uint32_t read = read_lane(lane);
-  // Also what was received before the connection broke.
-  if (begin_due(Way::kScatter) != 0 && !down_) end_landed(lane);
   // A lane that waits for this side's GPU is not read, but it shows that the peer is alive.
   if ((read != 0 || lane.in.stalled) && !down_) host_.heard(peer_);
   if (!down_) watch_frames(lane, now_ns);

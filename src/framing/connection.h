@@ -217,12 +217,12 @@ class Connection {
   [[nodiscard]] bool waits_for_room(const LaneState& lane) const noexcept;
   IoResult fill_from_flow(LaneState& lane, std::size_t& asked) noexcept;
   void receive_into_slot(LaneState& lane, ScatterSlot& slot) noexcept;
-  [[nodiscard]] Status unpack(uint32_t index, int32_t& vendor_code) noexcept;
+  [[nodiscard]] Status begin_scatter(uint32_t index, int32_t& vendor_code) noexcept;
 
   // core_in_place.cc
   [[nodiscard]] bool goes_in_place(const LaneState& lane, uint64_t device,
                                    std::span<const LandingPiece> pieces, std::size_t bytes) const noexcept;
-  void leave_in_place(GatherSlot& slot) noexcept;
+  void leave_in_place(GatherSlot& slot, uint64_t device) noexcept;
   [[nodiscard]] bool slot_opens(const LaneState& lane, const GatherSlot& slot) const noexcept;
   void append_slot(LaneState& lane, uint32_t index) noexcept;
   void take_slot(LaneState& lane, uint32_t index, Part* part) noexcept;
@@ -288,7 +288,6 @@ class Connection {
   [[nodiscard]] std::size_t next_segments(Part& part, plugin::Cursor& cursor, uint64_t most_bytes) noexcept;
   uint32_t pump_gathers() noexcept;
   void begin_gather(Part& part) noexcept;
-  void gather(uint32_t index) noexcept;
   void gather_ended(uint32_t index, Status status, int32_t vendor_code) noexcept;
   void free_gather(uint32_t index) noexcept;
   void free_scatter(uint32_t index) noexcept;
@@ -307,9 +306,7 @@ class Connection {
   void end_landed(LaneState& lane) noexcept;
   [[nodiscard]] bool land_data(LaneState& lane, ReadRequest& request) noexcept;
   void land_received_data(LaneState& lane, ReadRequest& request, bool good) noexcept;
-  void scatter(uint32_t index, Status status) noexcept;
   void scatter_ended(uint32_t index, Status status, int32_t vendor_code) noexcept;
-  uint32_t begin_due(Way way) noexcept;
   uint32_t poll_landings(uint64_t now_ns) noexcept;
   void copy_ended(Part& part) noexcept;
   void drop_landings() noexcept;

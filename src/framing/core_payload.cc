@@ -110,10 +110,11 @@ void Connection::receive_into_slot(LaneState& lane, ScatterSlot& slot) noexcept 
   slot.flow->offer(*landings_->lander, slot.device);
 }
 
-// Begins the scatter of a slot whose payload came as fragments: from these, or from the slot.
-Status Connection::unpack(uint32_t index, int32_t& vendor_code) noexcept {
+// From the slot, or from the fragments that its payload came as.
+Status Connection::begin_scatter(uint32_t index, int32_t& vendor_code) noexcept {
   ScatterSlot& slot = landings_->scatter[index];
   Lander& lander = *landings_->lander;
+  if (slot.flow == nullptr) return lander.begin(Way::kScatter, index, slot.device, slot.pieces, vendor_code);
   const std::span<const LandingPiece> fragments = slot.flow->fragments(index);
   const auto* const staging = lander.slot(Way::kScatter, index);
   if (fragments.size() == 1 && fragments[0].address == reinterpret_cast<uint64_t>(staging))

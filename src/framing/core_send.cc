@@ -200,8 +200,7 @@ bool Connection::request_read(Part& part, LaneState& lane) noexcept {
   const std::size_t count =
       part.prepared->most_bytes == UINT64_MAX
           ? part.cursor->next(segments_.data(), options_.max_segments, options_.read_request_bytes)
-          : next_segments(part, *part.cursor,
-                          std::min<uint64_t>(options_.read_request_bytes, chunk_bytes(part)));
+          : next_segments(part, *part.cursor, options_.read_request_bytes);
   const std::size_t bytes = kHeaderBytes + count * sizeof(WireSegment);
   if (!may_emit(lane, bytes) || lane.broken.status != Status::kOk) {
     part.cursor = request.cursor;

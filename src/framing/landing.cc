@@ -24,13 +24,6 @@ class HostedLander final : public Lander {
                                             pieces.data(), static_cast<uint32_t>(pieces.size()),
                                             &vendor_code));
   }
-  Status begin_together(Way way, uint64_t device, std::span<const LandingCopy> copies,
-                        int32_t& vendor_code) noexcept override {
-    if (table_.begin_together == nullptr) return Status::kUnsupported;
-    return static_cast<Status>(table_.begin_together(landing_, static_cast<uint32_t>(way), device,
-                                                     copies.data(), static_cast<uint32_t>(copies.size()),
-                                                     &vendor_code));
-  }
   Status reach(void* address, uint64_t bytes) noexcept override {
     if (!unpacks()) return Status::kUnsupported;
     return static_cast<Status>(table_.reach(landing_, address, bytes));

@@ -16,7 +16,6 @@
 
 #include <towline/plugin/landing.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -40,20 +39,8 @@ inline constexpr uint32_t kLandingSlotBytes = TOWLINE_LANDING_MOST_SLOT_BYTES;
 inline constexpr uint32_t kNoSlot = UINT32_MAX;
 
 using LandingPiece = towline_landing_piece;
-using LandingCopy = towline_landing_copy;
 
 enum class Way : uint32_t { kGather = TOWLINE_LANDING_GATHER, kScatter = TOWLINE_LANDING_SCATTER };
-
-// Of a part, from where its cursor is. The first chunk is small, so that it is soon on its way, and so is the last, so that
-// little is left to be scattered once it has arrived.
-[[nodiscard]] inline uint64_t chunk_bytes(const Part& part) noexcept {
-  constexpr uint64_t kLeast = 256u << 10;
-  constexpr uint64_t kGrowth = 3;
-  const uint64_t done = part.cursor->position() - part.begin;
-  const uint64_t left = part.bytes() - done;
-  const uint64_t grown = std::clamp<uint64_t>(done * kGrowth, kLeast, kLandingSlotBytes);
-  return left <= kLeast ? left : std::min(grown, std::max(left - kLeast, kLeast));
-}
 
 // Copies between GPU memory of this process and the slots of one connection: towline/plugin/landing.h in C++.
 class Lander {
@@ -68,12 +55,6 @@ class Lander {
   [[nodiscard]] virtual Status ready(uint64_t device) noexcept = 0;
   [[nodiscard]] virtual Status begin(Way way, uint32_t index, uint64_t device,
                                      std::span<const LandingPiece> pieces, int32_t& vendor_code) noexcept = 0;
-  // Several at once, which end one after the other. An error: none was begun. kUnsupported: each has to be begun.
-  [[nodiscard]] virtual Status begin_together(Way /*way*/, uint64_t /*device*/,
-                                              std::span<const LandingCopy> /*copies*/,
-                                              int32_t& /*vendor_code*/) noexcept {
-    return Status::kUnsupported;
-  }
   // Makes memory of the host, in which payload arrives, reachable for the GPUs until this goes. Control path.
   [[nodiscard]] virtual Status reach(void* /*address*/, uint64_t /*bytes*/) noexcept {
     return Status::kUnsupported;
@@ -119,9 +100,8 @@ struct GatherSlot {
   bool with_message = false;
   std::unique_ptr<WireSegment[]> segments;  // kMaxSegments; of a WRITE
   PinSet pins{kMaxSegments};                // of DATA
-  uint64_t device = 0;
-  std::vector<LandingPiece> pieces;  // the payload,
-  bool in_place = false;             // which is sent as it lies: nothing is in the slot
+  uint64_t device = 0;                      // of in_place
+  std::vector<LandingPiece> in_place;  // the payload, where it is sent as it lies; nothing is in the slot
 };
 
 struct LaneState;
@@ -174,13 +154,6 @@ class LandedFrames {
   uint32_t end_ = 0;
 };
 
-// Slots whose copies are to be begun, together: a launch costs as much as the copy of a chunk.
-struct DueCopies {
-  std::array<uint32_t, kLandingSlots> slots;
-  uint32_t count = 0;
-  uint64_t bytes = 0;
-};
-
 // A connection's state once GPU memory takes part.
 struct Landings {
   explicit Landings(std::unique_ptr<Lander> made);
@@ -191,9 +164,9 @@ struct Landings {
   std::vector<uint32_t> free_gather;   // within its capacity,
   std::vector<uint32_t> free_scatter;  // and this
   BoundedQueue<uint32_t> ready{
-      kLandingSlots};            // WRITEs whose payload is gathered, for whichever lane has room
-  std::array<DueCopies, 2> due;  // by way
-  uint32_t under_way = 0;        // copies, also those that are due
+      kLandingSlots};                // WRITEs whose payload is gathered, for whichever lane has room
+  std::vector<LandingPiece> pieces;  // scratch, of the copy that is being begun
+  uint32_t under_way = 0;            // copies
   uint64_t gathered_bytes = 0;
   uint64_t in_place_bytes = 0;  // sent without being gathered
   uint64_t scattered_bytes = 0;

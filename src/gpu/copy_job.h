@@ -151,42 +151,6 @@ TOWLINE_HOST_DEVICE Chunk find_chunk(const CopyJob& job, uint64_t index) {
   }
 }
 
-// Several lists of Piece in one launch. Warps take the pieces in order; a list has ended when as many as it has were copied,
-// and only then its word says so, whatever the other lists do.
-inline constexpr uint32_t kMostLists = 8;
-
-struct PieceList {
-  uint64_t list;      // address of its Piece array
-  uint64_t pieces;    // not 0
-  uint64_t arrivals;  // address of a 32-bit counter in device memory, 0 before and after
-  uint64_t flag;      // address of a 64-bit word that the host watches
-};
-
-struct ListsJob {
-  PieceList lists[kMostLists];
-  uint64_t value;  // to be put into each flag
-  uint32_t count;  // of lists
-  uint32_t aligned;
-};
-
-struct PieceOfList {
-  uint32_t list;
-  uint64_t piece;  // of that list
-};
-
-TOWLINE_HOST_DEVICE uint64_t pieces_of(const ListsJob& job) {
-  uint64_t pieces = 0;
-  for (uint32_t i = 0; i < job.count; ++i) pieces += job.lists[i].pieces;
-  return pieces;
-}
-
-// index < pieces_of(job)
-TOWLINE_HOST_DEVICE PieceOfList find_piece(const ListsJob& job, uint64_t index) {
-  uint32_t list = 0;
-  for (; index >= job.lists[list].pieces; ++list) index -= job.lists[list].pieces;
-  return {list, index};
-}
-
 // A valve's words (device.h). A kernel of one thread goes before each copy in the stream: it counts the run,
 // tells the host, and only then looks whether the valve is closed. So either the host, having closed it, sees
 // the run, or the run sees it closed.

@@ -184,14 +184,6 @@ class CopyQueue {
 
   // Begin work that ends with `value` in flag(slot). Several may be in flight with different slots.
   virtual Code launch(const CopyJob& job, uint32_t blocks, uint32_t slot, uint64_t value) noexcept = 0;
-  // The same for several lists of Piece at once, at most kMostLists. Each ends for itself, and earlier ones earlier.
-  struct SlotList {
-    uint64_t list = 0;  // address of its Piece array
-    uint64_t pieces = 0;
-    uint32_t slot = 0;
-  };
-  virtual Code launch(std::span<const SlotList> lists, bool aligned, uint32_t blocks,
-                      uint64_t value) noexcept = 0;
   // With the copy engine, one range after the other.
   struct Range {
     uint64_t to = 0;

@@ -100,20 +100,6 @@ class DriverQueue final : public CopyQueue {
                        nullptr);
   }
 
-  Code launch(std::span<const SlotList> lists, bool aligned, uint32_t blocks,
-              uint64_t value) noexcept override {
-    const Current current(api_, kernels_.context);
-    ListsJob job{};
-    job.value = value;
-    job.aligned = aligned ? 1 : 0;
-    for (const SlotList& list : lists)
-      job.lists[job.count++] = {list.list, list.pieces, arrivals_.address() + list.slot * sizeof(uint32_t),
-                                flags_.gpu() + list.slot * sizeof(uint64_t)};
-    void* arguments[] = {&job};
-    return api_.launch(kernels_.copy_lists[job.aligned], blocks, 1, 1, kThreads, 1, 1, 0, stream_, arguments,
-                       nullptr);
-  }
-
   Code copy(std::span<const Range> ranges, uint32_t slot, uint64_t value) noexcept override {
     const Current current(api_, kernels_.context);
     Code code = kSuccess;
@@ -336,15 +322,10 @@ void load_kernels(const Api& api, std::span<const unsigned char> image, Kernels&
             "loading the copy kernels (compute capability 8.0 or later is needed)");
   for (size_t i = 0; i < kernels.copy.size(); ++i)
     api.check(api.module_get_function(&kernels.copy[i], module, kNames[i]), kNames[i]);
-  static constexpr const char* kListNames[] = {"towline_copy_lists", "towline_copy_lists_aligned"};
-  for (size_t i = 0; i < kernels.copy_lists.size(); ++i)
-    api.check(api.module_get_function(&kernels.copy_lists[i], module, kListNames[i]), kListNames[i]);
   api.check(api.module_get_function(&kernels.valve, module, "towline_valve"), "towline_valve");
   // Loaded now, and not by the first launch, which may be while a graph is recorded.
   int threads = 0;
   for (const driver::Function function : kernels.copy)
-    api.check(api.function_get_attribute(&threads, driver::kFunctionThreads, function), "loading a kernel");
-  for (const driver::Function function : kernels.copy_lists)
     api.check(api.function_get_attribute(&threads, driver::kFunctionThreads, function), "loading a kernel");
   api.check(api.function_get_attribute(&threads, driver::kFunctionThreads, kernels.valve),
             "loading a kernel");

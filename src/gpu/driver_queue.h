@@ -13,8 +13,7 @@ namespace towline::cuda {
 // The kernels as one context has them.
 struct Kernels {
   driver::Context context = nullptr;
-  std::array<driver::Function, 6> copy = {};        // by form, then whether aligned
-  std::array<driver::Function, 2> copy_lists = {};  // by whether aligned
+  std::array<driver::Function, 6> copy = {};  // by form, then whether aligned
   driver::Function valve = nullptr;
 };
 

@@ -191,50 +191,6 @@ __device__ __forceinline__ void run(const CopyJob& job, const Completion& done) 
   store_to_host(reinterpret_cast<uint64_t>(&report->ended), valve->runs);
 }
 
-// A warp has copied a piece. The warp that was the last of its list orders what all of them stored before the list's flag.
-__device__ __forceinline__ void arrive(const PieceList& list, uint64_t value) {
-  __threadfence_system();
-  auto* const arrivals = reinterpret_cast<uint32_t*>(list.arrivals);
-  if (atomicAdd(arrivals, 1u) != list.pieces - 1) return;
-  *arrivals = 0;
-  __threadfence_system();
-  store_to_host(list.flag, value);
-}
-
-// As copy_pieces, of several lists.
-template <bool kAligned>
-__device__ __forceinline__ void copy_lists(const ListsJob& job) {
-  constexpr uint32_t kUnits = sizeof(Piece) / 16;  // of a piece
-  __shared__ uint4 pieces[kThreads / 32 * kUnits];
-  const uint32_t warps = blockDim.x / 32;
-  const uint32_t warp = threadIdx.x / 32;
-  const uint64_t turn = static_cast<uint64_t>(gridDim.x) * warps;
-  const uint64_t count = pieces_of(job);
-  const auto read = [&](uint64_t first) {
-    const uint64_t index = first + threadIdx.x / kUnits;
-    if (threadIdx.x >= warps * kUnits || index >= count) return make_uint4(0, 0, 0, 0);
-    const PieceOfList at = find_piece(job, index);
-    return load16(job.lists[at.list].list + at.piece * sizeof(Piece) + threadIdx.x % kUnits * 16);
-  };
-  uint64_t first = static_cast<uint64_t>(blockIdx.x) * warps;
-  uint4 next = read(first);
-  for (; first < count; first += turn) {
-    __syncthreads();  // all have taken what was there
-    if (threadIdx.x < warps * kUnits) pieces[threadIdx.x] = next;
-    __syncthreads();
-    next = read(first + turn);
-    if (first + warp >= count) continue;
-    const Piece piece = reinterpret_cast<const Piece*>(pieces)[warp];
-    const auto bytes = static_cast<uint32_t>(piece.length);
-    if constexpr (kAligned)
-      copy_units16(piece.to, piece.from, bytes / 16, threadIdx.x % 32, 32);
-    else
-      copy_unaligned(piece.to, piece.from, bytes, threadIdx.x % 32, 32);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(job.lists[find_piece(job, first + warp).list], job.value);
-  }
-}
-
 }  // namespace
 }  // namespace towline::cuda
 
@@ -260,12 +216,3 @@ TOWLINE_COPY_KERNEL(towline_copy_pairs, kPairs, false)
 TOWLINE_COPY_KERNEL(towline_copy_pairs_aligned, kPairs, true)
 TOWLINE_COPY_KERNEL(towline_copy_pieces, kPieces, false)
 TOWLINE_COPY_KERNEL(towline_copy_pieces_aligned, kPieces, true)
-
-#define TOWLINE_LISTS_KERNEL(name, aligned)                                \
-  extern "C" __global__ void __launch_bounds__(towline::cuda::kThreads, 1) \
-      name(const __grid_constant__ towline::cuda::ListsJob job) {          \
-    towline::cuda::copy_lists<aligned>(job);                               \
-  }
-
-TOWLINE_LISTS_KERNEL(towline_copy_lists, false)
-TOWLINE_LISTS_KERNEL(towline_copy_lists_aligned, true)

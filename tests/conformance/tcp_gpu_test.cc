@@ -98,13 +98,6 @@ TEST_F(TcpGpuTest, BesideAModelPagesAreGatheredAndSentByTheCopyEngine) {
   EXPECT_TRUE(command_("gathered", 2 * 2048 * kPage, 0, 0)) << "those of both ways";
 }
 
-// 8 MiB in ten chunks each way. Of those that go out the first, then seven for which there is room, then two.
-TEST_F(TcpGpuTest, ChunksThatAreDueTogetherShareALaunch) {
-  gpu("reset");
-  (void)there_and_back(Kind::kVram, Kind::kDram);
-  EXPECT_TRUE(command_("launched", 4 + 10, 0, 0));
-}
-
 TEST_F(TcpGpuTest, GpuMemoryMovesToHostMemoryAndBackAndTheRouteSaysHow) {
   const std::string to_host = there_and_back(Kind::kVram, Kind::kDram);
   EXPECT_NE(to_host.find("\"backend\":\"tcp\""), std::string::npos) << to_host;

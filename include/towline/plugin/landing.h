@@ -31,13 +31,6 @@ typedef struct towline_landing_piece {
   uint64_t bytes;
 } towline_landing_piece;
 
-// A copy between a slot and at most TOWLINE_LANDING_MOST_PIECES pieces.
-typedef struct towline_landing_copy {
-  uint32_t slot;
-  uint32_t count;
-  const towline_landing_piece* pieces;
-} towline_landing_copy;
-
 // Memory on a GPU that payload arrives in.
 typedef struct towline_landing_pool_info {
   uint64_t device;   // the GPU
@@ -117,13 +110,6 @@ typedef struct towline_landing_table_v1 {
   // Under the registration lock.
   int32_t (*export_memory)(towline_backend* backend, const towline_region_ref* region,
                            towline_landing_export* memory, char* reason, size_t reason_bytes);
-
-  // Absent in older plugins.
-
-  // As begin, for copies of several slots on one GPU, at most TOWLINE_LANDING_MOST_SLOTS, at the price of one: they
-  // run in this order, and poll tells of each by itself. An error: none was started. TOWLINE_UNSUPPORTED: begin each.
-  int32_t (*begin_together)(towline_landing* landing, uint32_t way, uint64_t device,
-                            const towline_landing_copy* copies, uint32_t count, int32_t* vendor_code);
 } towline_landing_table_v1;
 #define TOWLINE_LANDING_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_landing_table_v1, poll)
 

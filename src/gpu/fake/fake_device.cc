@@ -238,28 +238,6 @@ class FakeQueue final : public CopyQueue {
     if (code == 0) faults().note_launch();
     return code;
   }
-  // One thing for each list, as each ends for itself.
-  Code launch(std::span<const SlotList> lists, bool aligned, uint32_t blocks,
-              uint64_t value) noexcept override {
-    if (blocks == 0 || lists.empty() || lists.size() > kMostLists) return 1;
-    for (const SlotList& list : lists)
-      if (list.pieces == 0) return 1;
-    if (const Code refusal = faults().take_refusal(); refusal != 0) return refusal;
-    const std::lock_guard lock(mutex_);
-    if (broken_ != 0) return broken_;
-    for (const SlotList& list : lists) {
-      Work work{{}, list.slot, value, {}};
-      work.job.form = Form::kPieces;
-      work.job.end = UINT64_MAX;
-      work.job.pieces = list.pieces;
-      work.job.list = list.list;
-      work.job.chunks_per_piece = 1;
-      work.job.aligned = aligned ? 1 : 0;
-      give(work);
-    }
-    faults().note_launch();
-    return 0;
-  }
   Code copy(std::span<const Range> ranges, uint32_t slot, uint64_t value) noexcept override {
     for (const Range& range : ranges)
       if (!registry().one_piece(range.to, range.bytes) || !registry().one_piece(range.from, range.bytes))

@@ -54,7 +54,6 @@ void* Landing::memory(uint32_t way) const noexcept {
 }
 
 PieceCopier& Landing::copier(uint64_t gpu, uint32_t way) {
-  if (way > TOWLINE_LANDING_SCATTER) fail(Status::kInvalidArgument, "cuda: a copy of way {}", way);
   auto& mine = copiers_[{gpu, way}];
   if (mine == nullptr) mine = make_copier(static_cast<uint32_t>(gpu), way);
   return *mine;
@@ -82,13 +81,14 @@ void Landing::ready(uint64_t gpu) {
 }
 
 // The memory is looked up anew, each allocation once: allocators may have put other memory under the addresses.
-void Landing::write_list(PieceCopier& copier, uint32_t way, uint64_t gpu, const towline_landing_copy& copy,
-                         Allocation& found) {
-  const auto& [slot, count, pieces] = copy;
-  if (slot >= slots_ || count > TOWLINE_LANDING_MOST_PIECES)
+Code Landing::begin(uint32_t way, uint32_t slot, uint64_t gpu, const towline_landing_piece* pieces,
+                    uint32_t count) {
+  if (way > TOWLINE_LANDING_SCATTER || slot >= slots_ || count > TOWLINE_LANDING_MOST_PIECES)
     fail(Status::kInvalidArgument, "cuda: a copy of {} pieces with slot {} of way {}", count, slot, way);
+  PieceCopier& copier = this->copier(gpu, way);
   uint64_t staging = reinterpret_cast<uint64_t>(memory(way)) + slot * uint64_t{slot_bytes_} + memory_.delta();
   const uint64_t staging_end = staging + slot_bytes_;
+  Allocation found;
   copier.clear(slot);
   for (uint32_t i = 0; i < count; ++i) {
     const auto& [address, bytes] = pieces[i];
@@ -102,29 +102,7 @@ void Landing::write_list(PieceCopier& copier, uint32_t way, uint64_t gpu, const 
     staging += bytes;
   }
   under_way_[way][slot] = {&copier, nullptr, 0};
-}
-
-Code Landing::begin(uint32_t way, uint32_t slot, uint64_t gpu, const towline_landing_piece* pieces,
-                    uint32_t count) {
-  PieceCopier& copier = this->copier(gpu, way);
-  Allocation found;
-  write_list(copier, way, gpu, {slot, count, pieces}, found);
   return copier.start(slot);
-}
-
-bool Landing::begins_together(uint32_t way, uint64_t gpu) { return copier(gpu, way).starts_together(); }
-
-Code Landing::begin_together(uint32_t way, uint64_t gpu, std::span<const towline_landing_copy> copies) {
-  if (copies.empty() || copies.size() > TOWLINE_LANDING_MOST_SLOTS)
-    fail(Status::kInvalidArgument, "cuda: {} copies together", copies.size());
-  PieceCopier& copier = this->copier(gpu, way);
-  std::array<uint32_t, TOWLINE_LANDING_MOST_SLOTS> slots;
-  Allocation found;
-  for (size_t i = 0; i < copies.size(); ++i) {
-    write_list(copier, way, gpu, copies[i], found);
-    slots[i] = copies[i].slot;
-  }
-  return copier.start({slots.data(), copies.size()});
 }
 
 // Stale unless all of it is memory of that GPU. `found`: the allocation looked up last.
@@ -275,18 +253,6 @@ int32_t landing_begin(towline_landing* landing, uint32_t way, uint32_t slot, uin
                       const towline_landing_piece* pieces, uint32_t count, int32_t* vendor_code) noexcept
     try {
   *vendor_code = from(landing).begin(way, slot, device, pieces, count);
-  return *vendor_code == 0 ? TOWLINE_OK : TOWLINE_IO;
-} catch (const core::Error& error) {
-  return from(landing).refuse(error.code(), error.message());
-} catch (const std::exception& error) {
-  return from(landing).refuse(Status::kInternal, error.what());
-}
-
-int32_t landing_begin_together(towline_landing* landing, uint32_t way, uint64_t device,
-                               const towline_landing_copy* copies, uint32_t count,
-                               int32_t* vendor_code) noexcept try {
-  if (!from(landing).begins_together(way, device)) return TOWLINE_UNSUPPORTED;
-  *vendor_code = from(landing).begin_together(way, device, {copies, count});
   return *vendor_code == 0 ? TOWLINE_OK : TOWLINE_IO;
 } catch (const core::Error& error) {
   return from(landing).refuse(error.code(), error.message());

@@ -1,5 +1,5 @@
 // Copies GPU memory for other backends (towline/plugin/landing.h): pieces on the GPUs of this process to and from
-// pinned staging memory of one connection of theirs, one kernel for all that is begun together; and fragments that arrived elsewhere, one
+// pinned staging memory of one connection of theirs, one kernel for each chunk; and fragments that arrived elsewhere, one
 // kernel for all that have (unpacker.h).
 //
 // One thread at a time.
@@ -63,9 +63,6 @@ class Landing {
   void ready(uint64_t gpu);  // throws Error
   // Throws Error, and then nothing was started. 0: begun.
   Code begin(uint32_t way, uint32_t slot, uint64_t gpu, const towline_landing_piece* pieces, uint32_t count);
-  // The same for several slots, at most TOWLINE_LANDING_MOST_SLOTS, in one launch.
-  [[nodiscard]] bool begins_together(uint32_t way, uint64_t gpu);
-  Code begin_together(uint32_t way, uint64_t gpu, std::span<const towline_landing_copy> copies);
   // As landing.h; throw Error.
   void reach(void* address, uint64_t bytes);
   void reach(const LandingPool& pool);
@@ -96,8 +93,6 @@ class Landing {
   [[nodiscard]] Unpacker* unpacker(uint64_t gpu) const noexcept;
   void make_unpackers();
   std::unique_ptr<PieceCopier> make_copier(uint32_t gpu, uint32_t way);
-  void write_list(PieceCopier& copier, uint32_t way, uint64_t gpu, const towline_landing_copy& copy,
-                  Allocation& found);
   void check_piece(uint64_t gpu, const towline_landing_piece& piece, Allocation& found) const;
   // Memory in which fragments may lie, and what to add to their addresses.
   struct Reach {
@@ -139,9 +134,6 @@ void landing_close(towline_landing* landing) noexcept;
 int32_t landing_ready(towline_landing* landing, uint64_t device) noexcept;
 int32_t landing_begin(towline_landing* landing, uint32_t way, uint32_t slot, uint64_t device,
                       const towline_landing_piece* pieces, uint32_t count, int32_t* vendor_code) noexcept;
-int32_t landing_begin_together(towline_landing* landing, uint32_t way, uint64_t device,
-                               const towline_landing_copy* copies, uint32_t count,
-                               int32_t* vendor_code) noexcept;
 int32_t landing_reach(towline_landing* landing, void* address, uint64_t bytes) noexcept;
 int32_t landing_reach_pool(towline_landing* landing, towline_landing_pool* pool) noexcept;
 void landing_close_pool(towline_landing_pool* pool) noexcept;
@@ -198,8 +190,7 @@ struct LandingTable {
                                                       landing_close_pool,
                                                       landing_reach_pool,
                                                       landing_read_pool,
-                                                      export_memory,
-                                                      landing_begin_together};
+                                                      export_memory};
 };
 
 }  // namespace towline::cuda

@@ -1,7 +1,6 @@
 #include "transports/cuda/piece_copier.h"
 
 #include <algorithm>
-#include <array>
 
 #include "base/sync/spin.h"
 #include "transports/cuda/work_list.h"
@@ -90,26 +89,6 @@ Code PieceCopier::start(uint32_t slot) noexcept {
     return code != 0 ? code : queue_->mark(slot, list.value);
   }
   return queue_->launch(job, useful_blocks(job, blocks_), slot, list.value);
-}
-
-Code PieceCopier::start(std::span<const uint32_t> slots) noexcept {
-  static_assert(kDetourSlots <= kMostLists);
-  std::array<CopyQueue::SlotList, kDetourSlots> started;
-  uint64_t bits = 0;
-  uint64_t pieces = 0;
-  const uint64_t value = ++last_value_;
-  for (size_t i = 0; i < slots.size(); ++i) {
-    List& list = lists_[slots[i]];
-    started[i] = {reinterpret_cast<uint64_t>(list.room.host), list.count, slots[i]};
-    bits |= list.bits;
-    pieces += list.count;
-    list.value = value;
-    list.asked_ns = 0;
-  }
-  constexpr uint64_t kWarps = kThreads / 32;
-  const uint64_t blocks = std::clamp<uint64_t>((pieces + kWarps - 1) / kWarps, 1, std::max(blocks_, 1u));
-  return queue_->launch({started.data(), slots.size()}, (bits & 15) == 0, static_cast<uint32_t>(blocks),
-                        value);
 }
 
 Code PieceCopier::look(uint32_t slot, uint64_t now_ns) noexcept {

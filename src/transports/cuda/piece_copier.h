@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "base/clock.h"
@@ -42,9 +41,6 @@ class PieceCopier {
   void add(uint32_t slot, uint64_t to, uint64_t from, uint64_t bytes) noexcept;
   // 0: begun.
   [[nodiscard]] Code start(uint32_t slot) noexcept;
-  // The same for several lists, at most kDetourSlots, in one launch: earlier ones are over earlier.
-  [[nodiscard]] bool starts_together() const noexcept { return queue_ != nullptr && !gathering_; }
-  [[nodiscard]] Code start(std::span<const uint32_t> slots) noexcept;
   // 0: over; CopyQueue::kBusy; or what broke.
   [[nodiscard]] Code look(uint32_t slot, uint64_t now_ns) noexcept;
   // Waits until nothing is under way.

@@ -27,7 +27,7 @@ extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(uint32_t num
 }
 
 // False: no such command; "held": no launch waits to be let go; "pinned": the host memory there is not;
-// "pinning": none waits to be let go; "gathered": less than so much was; "launched": more kernels than so many were; "exported", "unpinned": another number of times;
+// "pinning": none waits to be let go; "gathered": less than so much was; "exported", "unpinned": another number of times;
 // "loaded": kernels of that GPU were not.
 extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, uint64_t b, uint64_t c) {
   towline::cuda::fake::Faults& faults = towline::cuda::fake::faults();
@@ -62,8 +62,6 @@ extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, ui
     faults.lists.hold(a != 0);
   else if (is("gathered"))
     return faults.gathered() >= a;
-  else if (is("launched"))
-    return faults.launched() <= a;
   else if (is("loaded"))
     return faults.loaded(static_cast<uint32_t>(a));
   else if (is("exported"))
