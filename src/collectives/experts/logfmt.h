@@ -23,6 +23,7 @@ namespace towline::collectives::experts {
 inline constexpr uint32_t kUnitValues = 16;
 inline constexpr uint32_t kUnits = kScaled / kUnitValues;  // of a group
 inline constexpr uint32_t kUnitWords = 5;
+inline constexpr uint32_t kHeaderWords = kHeaderBytes / sizeof(uint32_t);
 inline constexpr uint32_t kGroupBytes = 2 * kScaled;
 inline constexpr uint32_t kCastBytes = kUnits * kUnitWords * sizeof(uint32_t);
 inline constexpr uint32_t kCodeBits = 9;
@@ -120,14 +121,21 @@ TOWLINE_DEVICE float value_of(uint32_t code, const Steps& steps) {
 
 // ---- Tokens. All threads
 
+// Both take all words in turn, so that a header can stay in registers.
 TOWLINE_DEVICE uint32_t casts_before(const uint32_t* header, uint32_t group) {
   uint32_t count = 0;
-  for (uint32_t w = 0; 32 * w < group; ++w)
-    count += ones_in(group >= 32 * (w + 1) ? header[w] : header[w] & ((1u << group % 32) - 1));
+  TOWLINE_UNROLL
+  for (uint32_t w = 0; w < kHeaderWords; ++w) {
+    const uint32_t below = group < 32 * (w + 1) ? (1u << group % 32) - 1 : 0xffffffffu;
+    if (group > 32 * w) count += ones_in(header[w] & below);
+  }
   return count;
 }
 TOWLINE_DEVICE bool is_cast(const uint32_t* header, uint32_t group) {
-  return (header[group / 32] >> group % 32 & 1) != 0;
+  uint32_t word = 0;
+  TOWLINE_UNROLL
+  for (uint32_t w = 0; w < kHeaderWords; ++w) word = group / 32 == w ? header[w] : word;
+  return (word >> group % 32 & 1) != 0;
 }
 // Where a group lies in the slot; of the number of groups: where the ranges do.
 TOWLINE_DEVICE uint64_t group_at(const uint32_t* header, uint32_t group) {
@@ -140,8 +148,7 @@ TOWLINE_DEVICE uint64_t range_place(const uint32_t* header, uint32_t groups, uin
 
 // Finds the groups that are cast: scratch.cast, and the range of each in the place of its first unit in scratch.range.
 TOWLINE_DEVICE void find_casts(uint64_t from, uint32_t hidden, Scratch& scratch) {
-  for (uint32_t w = device::thread(); w < kHeaderBytes / sizeof(uint32_t); w += device::threads())
-    scratch.cast[w] = 0;
+  for (uint32_t w = device::thread(); w < kHeaderWords; w += device::threads()) scratch.cast[w] = 0;
   for (uint32_t unit = device::thread(); unit < hidden / kUnitValues; unit += device::threads())
     scratch.range[unit] = range_at(from + uint64_t{unit} * 2 * kUnitValues);
   device::sync();
@@ -158,7 +165,7 @@ TOWLINE_DEVICE void find_casts(uint64_t from, uint32_t hidden, Scratch& scratch)
 TOWLINE_DEVICE uint64_t send_cast(uint64_t from, uint64_t slot, uint32_t hidden, Scratch& scratch) {
   find_casts(from, hidden, scratch);
   const uint32_t groups = hidden / kScaled;
-  for (uint32_t w = device::thread(); w < kHeaderBytes / sizeof(uint32_t); w += device::threads())
+  for (uint32_t w = device::thread(); w < kHeaderWords; w += device::threads())
     device::store_unit<uint32_t>(slot + w * sizeof(uint32_t), scratch.cast[w]);
   for (uint32_t unit = device::thread(); unit < hidden / kUnitValues; unit += device::threads()) {
     const uint32_t group = unit / kUnits;
