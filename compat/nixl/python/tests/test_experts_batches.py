@@ -297,7 +297,8 @@ def test_what_does_not_fit_is_refused(gpu):
         buffer = rank.buffer
         x, routes, weights = rank.here(*rank.tokens(1))
         layout = rank.layout(routes)
-        got, _, factors, _, handle, _ = buffer.ht_dispatch(x, **layout, topk_idx=routes, topk_weights=weights)
+        got, named, factors, _, handle, _ = buffer.ht_dispatch(x, **layout, topk_idx=routes, topk_weights=weights)
+        rank.kept += [got, named, factors, handle]
         rank.gpu.drain()
         for wrong, text in [
             (lambda: buffer.ht_dispatch(x), "get_dispatch_layout"),
@@ -321,7 +322,6 @@ def test_what_does_not_fit_is_refused(gpu):
         with pytest.raises(_library.ExpertsError, match="open it with more"):
             wide = torch.zeros((len(x), 1 << 18), dtype=torch.bfloat16, device=rank.gpu.device)
             buffer.ht_dispatch(wide, **layout)
-        rank.kept += [got, factors, handle]
         rank.round(2)
 
     run(1, body)
