@@ -14,12 +14,17 @@ TOWLINE_DEVICE Control& control_of(const Job& job, uint32_t rank) {
   return *reinterpret_cast<Control*>(job.segment[rank]);
 }
 
+// The host reads the state at any time, and the rest only after it.
 TOWLINE_DEVICE void give_report(uint64_t to, const Report& report) {
-  auto* const mine = reinterpret_cast<Report*>(to);
-  Report copy = report;
-  copy.state = 0;
-  *mine = copy;
-  device::store_release(&mine->state, 1);
+  auto* const given = reinterpret_cast<Report*>(to);
+  given->failure = report.failure;
+  given->rank = report.rank;
+  given->peer = report.peer;
+  given->sent = report.sent;
+  given->expected = report.expected;
+  given->mine = report.mine;
+  given->theirs = report.theirs;
+  device::store_release(&given->state, 1);
 }
 
 // One thread.
