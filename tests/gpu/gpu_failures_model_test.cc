@@ -102,6 +102,7 @@ TEST_F(CollectivesOnGpuRefuse, ARankThatHasFormedNeedsNoMoreStreams) {
   run_on_gpus({2, "", kMinuteNs}, false, [](Rank& rank) {
     Buffer sent(rank.gpu, kCount * 4);
     Buffer received(rank.gpu, kCount * 4);
+    Buffer reduced(rank.gpu, kCount * 4);
     FakeStream stream(0);
     meet(rank);
     cuda::fake::faults().refuse_streams(0);
@@ -116,9 +117,9 @@ TEST_F(CollectivesOnGpuRefuse, ARankThatHasFormedNeedsNoMoreStreams) {
     };
     beside(TOWLINE_COLLECTIVE_SEND, sent);
     beside(TOWLINE_COLLECTIVE_RECV, received);
-    beside(TOWLINE_COLLECTIVE_ALL_REDUCE, sent);
+    beside(TOWLINE_COLLECTIVE_ALL_REDUCE, reduced);
     stream.record();
-    beside(TOWLINE_COLLECTIVE_ALL_REDUCE, sent);
+    beside(TOWLINE_COLLECTIVE_ALL_REDUCE, reduced);
     ASSERT_NE(works.back(), nullptr);
     EXPECT_EQ(towline_work_wait_on(works.back(), &stream), TOWLINE_OK) << towline_last_error();
     const FakeStream::Graph* const graph = stream.end_record();
