@@ -37,8 +37,9 @@ struct LinkKind {
   std::function<std::unique_ptr<Link>(bool initiator)> make;
 };
 
-extern const LinkKind kFlagLink;   // limit: a flag in shared memory, both sides spin
-extern const LinkKind kFutexLink;  // limit: the same, the receiver sleeps on it
+extern const LinkKind kFlagLink;    // limit: a flag in shared memory, both sides spin
+extern const LinkKind kFutexLink;   // limit: the same, the receiver sleeps on it
+extern const LinkKind kPacketLink;  // the bare program again, woken as Towline wakes: by a packet in epoll
 extern const LinkKind kTowlineSpinLink;
 extern const LinkKind kTowlineSleepLink;
 extern const LinkKind kTowlineHostedLink;

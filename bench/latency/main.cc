@@ -25,7 +25,7 @@ constexpr std::uint64_t kWarmUps = 1000;
 constexpr std::uint64_t kTripsPerSample = 100;  // the clock's own cost divided by so many
 
 std::vector<LinkKind> kinds() {
-  std::vector<LinkKind> all = {kFlagLink, kFutexLink};
+  std::vector<LinkKind> all = {kFlagLink, kFutexLink, kPacketLink};
 #ifdef BENCH_HAS_TOWLINE
   all.push_back(kTowlineSpinLink);
   all.push_back(kTowlineSleepLink);
