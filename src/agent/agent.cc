@@ -20,6 +20,7 @@
 #include "base/os/host_identity.h"
 #include "base/os/prefer_node.h"
 #include "base/sync/in_use.h"
+#include "base/sync/wake_path.h"
 
 namespace towline {
 
@@ -162,13 +163,13 @@ void Agent::warn_of_unknown_settings() {
 
 Agent::~Agent() { close(); }
 
-Status Agent::usable() const noexcept {
+TOWLINE_WAKE_PATH Status Agent::usable() const noexcept {
   if (fork_generation_ != fork_generation()) return Status::kForked;
   return closed() ? Status::kClosed : Status::kOk;
 }
 
 // Nobody drives a caller-driven agent while it closes, so a wait for that would never end.
-Status Agent::events_usable() const noexcept {
+TOWLINE_WAKE_PATH Status Agent::events_usable() const noexcept {
   const Status status = usable();
   if (status != Status::kClosed || !hosted() || told_all_.load(std::memory_order_acquire)) return status;
   return Status::kOk;
@@ -334,7 +335,7 @@ bool Agent::wait_until(Done&& done, std::atomic<uint32_t>& word, std::atomic<uin
       done);
 }
 
-Status Agent::wait_event(EventQueue& queue, uint64_t timeout_ns) noexcept {
+TOWLINE_WAKE_PATH Status Agent::wait_event(EventQueue& queue, uint64_t timeout_ns) noexcept {
   Status status = Status::kOk;
   const auto done = [&] {
     if (queue.there()) return true;
@@ -409,7 +410,7 @@ void Agent::remove_post(Post& post) noexcept {
 // A worker's pass over all its backends takes longer than everything else here. So a caller that receives
 // until nothing is left gets its progress before the first notice. The worker that brought the last notice is
 // checked first, the others only if it has none, or every few calls.
-NoticeNode* Agent::receive_notice() noexcept {
+TOWLINE_WAKE_PATH NoticeNode* Agent::receive_notice() noexcept {
   static thread_local const Agent* just_given = nullptr;
   static thread_local uint32_t first = 0;  // a worker index, from any agent: only a hint
   static thread_local uint32_t looks = 0;

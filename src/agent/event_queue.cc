@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/os/futex.h"
+#include "base/sync/wake_path.h"
 
 namespace towline {
 
@@ -28,7 +29,7 @@ EventQueue::~EventQueue() {
 
 // ---- waking
 
-void EventQueue::notify() noexcept {
+TOWLINE_WAKE_PATH void EventQueue::notify() noexcept {
   word_.fetch_add(1, std::memory_order_seq_cst);
   if (waiters_.load(std::memory_order_seq_cst) != 0) futex_wake_all(word_);
   if (event_fd_used_.load(std::memory_order_acquire) &&
@@ -43,7 +44,7 @@ int EventQueue::event_fd() noexcept {
   return event_fd_.fd();
 }
 
-void EventQueue::settle() noexcept {
+TOWLINE_WAKE_PATH void EventQueue::settle() noexcept {
   if (!event_fd_used_.load(std::memory_order_relaxed) || there() || agent_.closed()) return;
   event_fd_.drain();
   signaled_.store(false, std::memory_order_seq_cst);
@@ -179,7 +180,7 @@ void EventQueue::let_go_of(Ticket* ticket) noexcept {
 
 // ---- notices and peers
 
-void EventQueue::push(NoticeNode* node) noexcept {
+TOWLINE_WAKE_PATH void EventQueue::push(NoticeNode* node) noexcept {
   inbox_.push(node);
   notify();
   if (closed_.load(std::memory_order_seq_cst)) throw_away();

@@ -8,6 +8,7 @@
 #include "agent/post.h"
 #include "base/log.h"
 #include "base/per_thread.h"
+#include "base/sync/wake_path.h"
 #include "memory/pin_access.h"
 
 namespace towline {
@@ -62,7 +63,7 @@ int32_t rewatch(void* context, uint32_t worker, int fd, uint32_t events, towline
 }
 void unwatch(void* context, uint32_t worker, int fd) { agent_of(context).workers()[worker]->unwatch(fd); }
 void wake(void* context, uint32_t worker) { agent_of(context).workers()[worker]->wake(); }
-uint32_t urgent_waits(void* context, uint32_t worker) {
+TOWLINE_WAKE_PATH uint32_t urgent_waits(void* context, uint32_t worker) {
   return agent_of(context).workers()[worker]->urgent_waits() ? 1 : 0;
 }
 
@@ -92,7 +93,7 @@ void complete(void*, uint64_t cookie, const towline_part_result* given) {
   part->post->part_ended(*part, *result);
 }
 
-void message(void*, void* peer, const void* data, size_t bytes) {
+TOWLINE_WAKE_PATH void message(void*, void* peer, const void* data, size_t bytes) {
   static_cast<Link*>(peer)->on_message(static_cast<const uint8_t*>(data), bytes);
 }
 
@@ -128,7 +129,7 @@ void served(void*, void* peer, uint32_t direction, uint64_t bytes) {
                                       bytes);
 }
 
-void heard(void*, void* peer) { static_cast<Link*>(peer)->on_heard(); }
+TOWLINE_WAKE_PATH void heard(void*, void* peer) { static_cast<Link*>(peer)->on_heard(); }
 
 void refused(void* context, uint32_t worker, void* peer, int32_t status) {
   if (peer != nullptr) return static_cast<Link*>(peer)->on_refused(static_cast<Status>(status));

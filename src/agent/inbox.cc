@@ -1,4 +1,5 @@
 #include "agent/inbox.h"
+#include "base/sync/wake_path.h"
 
 #include <cstdlib>
 #include <new>
@@ -24,7 +25,7 @@ NoticePool::~NoticePool() {
   }
 }
 
-NoticeNode* NoticePool::take(uint32_t bytes) noexcept {
+TOWLINE_WAKE_PATH NoticeNode* NoticePool::take(uint32_t bytes) noexcept {
   uint32_t index = 0;
   while (index + 1 < kSizes.size() && kSizes[index] < bytes) ++index;
   SizeClass& size_class = classes_[index];
@@ -45,7 +46,7 @@ Inbox::~Inbox() {
   free_list(arrived_.pop_all());
 }
 
-NoticeNode* Inbox::pull() noexcept {
+TOWLINE_WAKE_PATH NoticeNode* Inbox::pull() noexcept {
   if (looks_empty()) return nullptr;
   std::lock_guard lock(consumers_);
   if (ordered_ == nullptr) ordered_ = arrived_.pop_all_in_order();

@@ -9,6 +9,7 @@
 #include "base/copy/copy.h"
 #include "base/log.h"
 #include "base/sync/in_use.h"
+#include "base/sync/wake_path.h"
 
 namespace towline {
 
@@ -284,18 +285,18 @@ std::string Link::describe() const {
 
 // ---- messages
 
-Status Link::send(const void* message, size_t bytes) noexcept {
+TOWLINE_WAKE_PATH Status Link::send(const void* message, size_t bytes) noexcept {
   if (!up()) return Status::kPeerLost;
   return transmit(message, bytes);
 }
 
-Status Link::transmit(const void* message, size_t bytes) noexcept {
+TOWLINE_WAKE_PATH Status Link::transmit(const void* message, size_t bytes) noexcept {
   const auto status = static_cast<Status>(backend_.data->send(connection_, message, bytes));
   if (status == Status::kOk) last_said_ns_ = worker_.pass_began_ns();
   return status;
 }
 
-Status Link::take_notice_credit(uint64_t notice_bytes) noexcept {
+TOWLINE_WAKE_PATH Status Link::take_notice_credit(uint64_t notice_bytes) noexcept {
   const uint64_t taken = notice_bytes_sent_ + notice_credit(notice_bytes);
   if (taken - notice_bytes_credited_ > kNoticeCreditBytes) return Status::kAgain;
   notice_bytes_sent_ = taken;
@@ -335,7 +336,7 @@ void Link::on_served(Direction direction, uint64_t bytes) noexcept {
   (direction == Direction::kTx ? sent_ : received_)->add_served(worker_.index(), bytes);
 }
 
-void Link::on_heard() noexcept {
+TOWLINE_WAKE_PATH void Link::on_heard() noexcept {
   heard_ = true;
   last_heard_ns_ = worker_.pass_began_ns();
   asked_ns_ = 0;
@@ -349,11 +350,11 @@ void Link::on_refused(Status why) noexcept {
                     backend_.name, status_name(why));
 }
 
-void Link::on_message(const uint8_t* data, size_t bytes) noexcept {
+TOWLINE_WAKE_PATH void Link::on_message(const uint8_t* data, size_t bytes) noexcept {
   contain([&] { handle_message(data, bytes); });
 }
 
-void Link::handle_message(const uint8_t* data, size_t bytes) {
+TOWLINE_WAKE_PATH void Link::handle_message(const uint8_t* data, size_t bytes) {
   on_heard();
   ControlHeader header;
   if (bytes < sizeof header) return close(Status::kProtocol, "a control message was cut short");
@@ -413,7 +414,8 @@ void Link::handle_message(const uint8_t* data, size_t bytes) {
   // Unknown types come from later versions; they must be safe to leave out.
 }
 
-void Link::on_data(const DataMessage& message, uint64_t tag, const uint8_t* notice, uint32_t bytes) {
+TOWLINE_WAKE_PATH void Link::on_data(const DataMessage& message, uint64_t tag, const uint8_t* notice,
+                                     uint32_t bytes) {
   Agent& agent = worker_.agent();
   if (message.counter_key != 0 && !agent.remote_counters().add(message.counter_key, message.counter_add)) {
     received_->add_error(worker_.index(), Status::kNotFound);

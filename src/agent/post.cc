@@ -8,6 +8,7 @@
 #include "agent/link.h"
 #include "agent/staged_transfer.h"
 #include "agent/worker.h"
+#include "base/sync/wake_path.h"
 
 namespace towline {
 
@@ -81,12 +82,12 @@ void Post::close_gate(int32_t gate) noexcept {
 
 // ---- posting
 
-Status Post::post_long() noexcept {
+TOWLINE_WAKE_PATH Status Post::post_long() noexcept {
   if (!take(kBusy)) return Status::kBusy;
   return post_taken();
 }
 
-Status Post::post_taken() noexcept {
+TOWLINE_WAKE_PATH Status Post::post_taken() noexcept {
   if (gate_.load(std::memory_order_seq_cst) != kOpen || immediate_ == nullptr) return post_slow();
   if (has_message()) return post_with_message();
   const bool timed =
@@ -163,7 +164,7 @@ void Post::wait_for_short_posts() const noexcept {
 
 // The same, and then the message, which needs the lock. If any step fails, the long path starts from the
 // beginning and copies all bytes again.
-Status Post::post_with_message() noexcept {
+TOWLINE_WAKE_PATH Status Post::post_with_message() noexcept {
   Part& part = parts_[0];
   Link& link = *part.link;
   if (!part.worker->try_lock()) return post_slow();

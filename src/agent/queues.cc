@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/sync/wake_path.h"
 
 namespace towline {
 
@@ -52,7 +53,7 @@ void Queues::remove(EventQueue& queue) noexcept {
   }
 }
 
-void Queues::deliver(NoticeNode* node) noexcept {
+TOWLINE_WAKE_PATH void Queues::deliver(NoticeNode* node) noexcept {
   if (!any_.load(std::memory_order_acquire)) return own_.push(node);
   try {
     const RcuValue<Subscriptions>::Look look(published_);

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/os/futex.h"
 #include "base/os/prefer_node.h"
+#include "base/sync/wake_path.h"
 #include "base/ticks.h"
 
 namespace towline {
@@ -75,7 +76,7 @@ void Worker::lock() noexcept {
   waiting_lockers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-void Worker::unlock() noexcept {
+TOWLINE_WAKE_PATH void Worker::unlock() noexcept {
   Ending* list = finished_;
   finished_ = nullptr;
   finished_tail_ = &finished_;
@@ -100,7 +101,7 @@ void Worker::finished(Ending& ending) noexcept {
   finished_tail_ = &ending.finished_next;
 }
 
-uint32_t Worker::drive() noexcept {
+TOWLINE_WAKE_PATH uint32_t Worker::drive() noexcept {
   if (!try_lock()) return 0;
   driven_.store(driven_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);  // under the lock
   if (arming_ == Arming::kAsleep) {
@@ -189,7 +190,7 @@ Part* Worker::take_establishing() noexcept {
 }
 
 // Reading the clock takes a tenth of an idle pass: it is read again only after it can have moved much.
-uint64_t Worker::read_clock() noexcept {
+TOWLINE_WAKE_PATH uint64_t Worker::read_clock() noexcept {
   if (kHasTicks && agent_.in_real_time()) {
     const uint64_t now = ticks();
     if (now - clock_read_at_ < kFreshTicks) return now_ns_;
@@ -198,7 +199,7 @@ uint64_t Worker::read_clock() noexcept {
   return now_ns_ = agent_.now_ns();
 }
 
-uint32_t Worker::pass(bool poll_descriptors) noexcept {
+TOWLINE_WAKE_PATH uint32_t Worker::pass(bool poll_descriptors) noexcept {
   if (retired_) return 0;
   const bool woken = std::exchange(woken_, false);
   if (!woken && arming_ == Arming::kLeft) disarm();
@@ -225,7 +226,7 @@ uint32_t Worker::pass(bool poll_descriptors) noexcept {
 
 // Every pass serves backends in use. A backend that had no work for a while and has no part is
 // checked only after the pass's clock was read again, which is within a microsecond.
-uint32_t Worker::progress_backends(uint64_t now_ns, Until until) noexcept {
+TOWLINE_WAKE_PATH uint32_t Worker::progress_backends(uint64_t now_ns, Until until) noexcept {
   uint32_t done = 0;
   for (const Backend* const each : agent_.backends().backends()) {
     const Backend& backend = *each;
@@ -242,7 +243,7 @@ uint32_t Worker::progress_backends(uint64_t now_ns, Until until) noexcept {
   return done;
 }
 
-uint32_t Worker::drain_queue() noexcept {
+TOWLINE_WAKE_PATH uint32_t Worker::drain_queue() noexcept {
   uint32_t done = 0;
   if (urgent_waits()) urgent_waits_.store(false, std::memory_order_relaxed);
   while (!queue_.looks_empty()) {
@@ -306,7 +307,7 @@ void Worker::check_deadlines(uint64_t now_ns) noexcept {
   }
 }
 
-bool Worker::time_to_poll() noexcept {
+TOWLINE_WAKE_PATH bool Worker::time_to_poll() noexcept {
   if (++passes_since_poll_ < kPassesPerPoll) return false;
   return !agent_.in_real_time() || now_ns_ >= next_poll_ns_;
 }
@@ -362,6 +363,7 @@ void Worker::call(Watch& watch, uint32_t events) noexcept {
 bool Worker::arm() noexcept {
   disarm();  // a backend may still be armed from the last sleep
   arming_ = Arming::kAsleep;
+  note_wake_pages();
   bool work = false;
   for (const auto& backend : agent_.backends().backends()) {
     if (backend->open() && backend->data->arm(backend->handle, index_) != 0) work = true;
@@ -369,6 +371,24 @@ bool Worker::arm() noexcept {
   if (!work && queue_.looks_empty()) return true;
   disarm();
   return false;
+}
+
+// What its first pass touches, less what backends note when they are armed.
+void Worker::note_wake_pages() const noexcept {
+  WakePages& pages = wake_pages();
+  pages.clear();
+  pages.add_object(*this);
+  pages.add_object(agent_);
+  pages.add(interest_.data(), interest_.size() * sizeof(Interest));
+  for (const Backend* const backend : agent_.backends().backends()) {
+    if (!backend->open()) continue;
+    pages.add_object(*backend);
+    pages.add(backend->handle, 1);
+  }
+  for (std::size_t i = 0; i < links_.size() && !pages.full(); ++i) {
+    pages.add_object(*links_[i]);
+    pages.add_object(links_[i]->peer());
+  }
 }
 
 void Worker::disarm() noexcept {
@@ -420,9 +440,11 @@ void Worker::park(uint64_t ns) noexcept {
 // Called with backends armed. Events are level-triggered: the next poll sees them again. A peer that wakes this worker has left
 // its data where the next pass looks. System calls are slow on a processor that has just woken up, so a few
 // passes come before the poll.
-void Worker::sleep_in_epoll(uint64_t limit_ns) noexcept {
+TOWLINE_WAKE_PATH void Worker::sleep_in_epoll(uint64_t limit_ns) noexcept {
   PollEvent event = {};
+  const WakePages& pages = wake_pages();
   const bool woken = poller_.wait({&event, 1}, limit_ns) != 0;
+  pages.ask();
   if (woken && event.context == &kick_) kick_.drain();
   sleeping_.store(false, std::memory_order_seq_cst);
   if (!try_lock()) return;
@@ -490,7 +512,7 @@ void Worker::run_thread() noexcept {
   }
 }
 
-void Worker::sleep_driving(uint64_t deadline_ns) noexcept {
+TOWLINE_WAKE_PATH void Worker::sleep_driving(uint64_t deadline_ns) noexcept {
   if (!try_lock()) {
     cpu_pause();
     return;

@@ -156,6 +156,7 @@ class Worker {
   uint32_t handle_events(uint64_t timeout_ns) noexcept;
   void call(Watch& watch, uint32_t events) noexcept;
   bool arm() noexcept;  // true: armed, may sleep
+  void note_wake_pages() const noexcept;
   void disarm() noexcept;
   [[nodiscard]] uint64_t sleep_limit_ns(uint64_t now_ns) const noexcept;
   void run_thread() noexcept;

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -16,6 +17,7 @@
 #include "base/clock.h"
 #include "base/os/topology.h"
 #include "base/sync/wake.h"
+#include "base/sync/wake_path.h"
 
 namespace towline {
 namespace {
@@ -176,6 +178,25 @@ TEST(Worker, ADescriptorWhoseWatchFailedIsNotWatchedAnyMore) {
   EXPECT_GT(events, 0);
   const Worker::Guard guard(worker);
   worker.unwatch(event.fd());
+}
+
+// A sleeper asks for the pages of its way to the next message when it wakes. So its code lies together, and
+// what its worker is made of is noted.
+TEST(Worker, ASleeperKnowsThePagesOfItsWayToTheNextMessage) {
+  const auto agent = quiet_agent();
+  Worker& worker = *agent->workers()[0];
+  wake_pages().clear();
+  while (wake_pages().pages().empty()) worker.sleep_driving(monotonic_now_ns() + kMillisecondNs);
+  const auto page = [](const void* at) { return reinterpret_cast<uintptr_t>(at) / WakePages::kPageBytes; };
+  for (const void* needed : {static_cast<const void*>(&worker), static_cast<const void*>(&agent->own_queue()),
+                             static_cast<const void*>(agent->backends().backends().front())}) {
+    const auto noted = wake_pages().pages();
+    EXPECT_TRUE(std::any_of(noted.begin(), noted.end(),
+                            [&](const std::byte* at) { return page(at) == page(needed); }));
+  }
+  const auto code = wake_path_code();
+  EXPECT_GE(code.size(), 8u << 10);    // it is marked,
+  EXPECT_LE(code.size(), 128u << 10);  // and it alone
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // C API: status texts, agents, completions.
 #include "base/config/config_file.h"
 #include "base/per_thread.h"
+#include "base/sync/wake_path.h"
 #include "capi/handles.h"
 
 namespace towline::capi {
@@ -146,7 +147,7 @@ int32_t towline_agent_event_fd(towline_agent_t* agent, int* fd) {
   });
 }
 
-int32_t towline_agent_wait(towline_agent_t* agent, uint64_t timeout_ns) {
+TOWLINE_WAKE_PATH int32_t towline_agent_wait(towline_agent_t* agent, uint64_t timeout_ns) {
   if (agent == nullptr) return capi::refuse_null(__func__, "agent");
   return capi::answer(__func__, agent->agent->wait_event(agent->agent->own_queue(), timeout_ns));
 }

@@ -1,4 +1,5 @@
 // C API: metadata, peers, notices, counters.
+#include "base/sync/wake_path.h"
 #include "capi/handles.h"
 
 using namespace towline;  // NOLINT: C entry points
@@ -109,7 +110,8 @@ int32_t towline_notice_send(towline_peer_t* peer, const void* data, size_t bytes
   return capi::guard(__func__, [&] { return peer->agent->send_notice(*peer->peer, data, bytes); });
 }
 
-int32_t towline_notice_receive(towline_agent_t* agent, towline_notice_t* notice, size_t notice_bytes) {
+TOWLINE_WAKE_PATH int32_t towline_notice_receive(towline_agent_t* agent, towline_notice_t* notice,
+                                                 size_t notice_bytes) {
   if (agent == nullptr || notice == nullptr)
     return capi::refuse_null(__func__, agent == nullptr ? "agent" : "notice");
   if (notice_bytes < capi::kLeastNoticeBytes || notice_bytes > capi::kMostElementBytes)

@@ -1,5 +1,6 @@
 // C API: transfers.
 #include "agent/released.h"
+#include "base/sync/wake_path.h"
 #include "capi/handles.h"
 
 using namespace towline;  // NOLINT: C entry points
@@ -91,7 +92,7 @@ int32_t towline_transfer_create(towline_agent_t* agent, towline_block_list_t* fr
   });
 }
 
-int32_t towline_transfer_post(towline_transfer_t* transfer) {
+TOWLINE_WAKE_PATH int32_t towline_transfer_post(towline_transfer_t* transfer) {
   if (transfer == nullptr) [[unlikely]]
     return capi::refuse_null(__func__, "transfer");
   const Status status = of(transfer).post();

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/sync/wake_path.h"
 
 namespace towline::framing {
 namespace {
@@ -107,7 +108,7 @@ LaneState& Connection::append_lane(std::unique_ptr<Lane> lane) {
 }
 
 // Reads the lane and looks after what it read. The connection may be down afterwards.
-uint32_t Connection::attend(LaneState& lane, uint64_t now_ns) noexcept {
+TOWLINE_WAKE_PATH uint32_t Connection::attend(LaneState& lane, uint64_t now_ns) noexcept {
   lane.out.blocked = lane.out.inline_used = lane.out.flow_blocked = false;
   const uint32_t taken = take_back(lane);
   const uint32_t read = read_lane(lane);
@@ -118,7 +119,7 @@ uint32_t Connection::attend(LaneState& lane, uint64_t now_ns) noexcept {
   return read + taken;
 }
 
-uint32_t Connection::progress(uint64_t now_ns) noexcept {
+TOWLINE_WAKE_PATH uint32_t Connection::progress(uint64_t now_ns) noexcept {
   uint32_t work = ended_.empty() ? 0 : deliver_ended();
   if (copying()) work += poll_landings(now_ns);
   if (down_) work += take_all_back();
@@ -153,7 +154,7 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
 
 // Breaks the connection over frames that begin and do not end: incoming ones, and answers that the peer does
 // not read.
-void Connection::watch_frames(LaneState& lane, uint64_t now_ns) noexcept {
+TOWLINE_WAKE_PATH void Connection::watch_frames(LaneState& lane, uint64_t now_ns) noexcept {
   const auto look = [&](FrameWatch& watch, bool under_way, uint32_t sequence, uint64_t left,
                         const char* doing) {
     if (!under_way) return watch.none();
@@ -183,10 +184,14 @@ uint64_t Connection::frame_deadline_ns() const noexcept {
 bool Connection::arm() noexcept {
   if (!ended_.empty() || copying()) return true;  // a GPU's copy ends without waking anybody
   if (down_) return !settled();
+  WakePages& pages = wake_pages();
+  pages.add_object(*this);
   bool work = false;
   std::size_t asked = 0;
   for (; asked < lanes_.size() && !work; ++asked) {
     LaneState& lane = *lanes_[asked];
+    pages.add_object(lane);
+    pages.add(lane.in.staging.get(), 1);
     const bool output = has_output(lane);
     if (lane.express && express_end_ns_ != kNoDeadline) continue;
     work = lane.broken.status != Status::kOk || (output && !waits_for_room(lane)) || lane.lane->arm(output);
@@ -204,7 +209,7 @@ void Connection::disarm() noexcept {
 }
 
 // After a call from outside the worker: a sleeping worker does not know of the work that the call left.
-void Connection::wake_if_needed() noexcept {
+TOWLINE_WAKE_PATH void Connection::wake_if_needed() noexcept {
   if (!armed_) return;
   bool work = !ended_.empty() || copying();
   for (const auto& lane : lanes_) work = work || lane->broken.status != Status::kOk || has_output(*lane);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/sync/wake_path.h"
 #include "framing/connection.h"
 
 namespace towline::framing {
@@ -36,7 +37,7 @@ bool Connection::fits_express(const Part& part) const noexcept {
 }
 
 // Moved on a lane in one direction in a pass. Calls of the system can't be interrupted.
-std::size_t Connection::pass_bytes(const LaneState& lane) const noexcept {
+TOWLINE_WAKE_PATH std::size_t Connection::pass_bytes(const LaneState& lane) const noexcept {
   return attentive_ && express_ != nullptr && !lane.traits.calls_are_cheap
              ? std::min<std::size_t>(kPieceBytes, options_.pass_bytes)
              : options_.pass_bytes;

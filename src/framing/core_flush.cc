@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/sync/wake_path.h"
 #include "framing/connection.h"
 
 namespace towline::framing {
@@ -24,12 +25,12 @@ bool Connection::goes_in_two(const LaneState& lane) noexcept {
 }
 
 // One write. False if the lane has nothing to write, is full, or broke.
-bool Connection::flush_step(LaneState& lane, std::size_t& budget) noexcept {
+TOWLINE_WAKE_PATH bool Connection::flush_step(LaneState& lane, std::size_t& budget) noexcept {
   const bool moved = flush_stream(lane, budget);
   return flush_payload(lane, budget) || moved;
 }
 
-bool Connection::flush_stream(LaneState& lane, std::size_t& budget) noexcept {
+TOWLINE_WAKE_PATH bool Connection::flush_stream(LaneState& lane, std::size_t& budget) noexcept {
   Output& out = lane.out;
   if (out.blocked || lane.broken.status != Status::kOk) return false;
   const bool had_frame = out.frame_open;
@@ -116,7 +117,7 @@ void Connection::finish_frame_out(LaneState& lane) noexcept {
 }
 
 // Lanes take turns, a frame each, so that striped parts spread.
-uint32_t Connection::flush_lanes() noexcept {
+TOWLINE_WAKE_PATH uint32_t Connection::flush_lanes() noexcept {
   uint32_t work = 0;
   std::size_t budget = pass_bytes(*lanes_.front());
   for (bool moved = true; moved && budget != 0;) {
@@ -131,12 +132,12 @@ uint32_t Connection::flush_lanes() noexcept {
   return work;
 }
 
-bool Connection::has_output(const LaneState& lane) const noexcept {
+TOWLINE_WAKE_PATH bool Connection::has_output(const LaneState& lane) const noexcept {
   return !lane.out.nothing_queued() || !lane.out.refusals.empty() || lane.in.ack_due || can_open(lane);
 }
 
 // True if there is work that does not depend on reading.
-bool Connection::has_work() const noexcept {
+TOWLINE_WAKE_PATH bool Connection::has_work() const noexcept {
   if (!ended_.empty() || !messages_.empty() || reads_possible()) return true;
   return std::any_of(lanes_.begin(), lanes_.end(), [this](const auto& lane) {
     return lane->broken.status != Status::kOk || has_output(*lane);

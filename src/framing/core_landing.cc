@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/copy/copy.h"
+#include "base/sync/wake_path.h"
 #include "framing/connection.h"
 
 namespace towline::framing {
@@ -132,7 +133,7 @@ std::size_t Connection::next_segments(Part& part, plugin::Cursor& cursor, uint64
 
 // ---- sending
 
-uint32_t Connection::pump_gathers() noexcept {
+TOWLINE_WAKE_PATH uint32_t Connection::pump_gathers() noexcept {
   if (landings_ == nullptr) return 0;
   uint32_t begun = 0;
   for (; !gathered_.empty() && !landings_->free_gather.empty(); ++begun) begin_gather(*gathered_.front());
@@ -243,7 +244,7 @@ void Connection::free_scatter(uint32_t index) noexcept {
   landings_->free_scatter.push_back(index);
 }
 
-bool Connection::opens_gathered(const LaneState& lane) const noexcept {
+TOWLINE_WAKE_PATH bool Connection::opens_gathered(const LaneState& lane) const noexcept {
   return landings_ != nullptr && !landings_->ready.empty() &&
          lane.out.sent.size() < options_.most_uncounted_frames &&
          slot_opens(lane, landings_->gather[landings_->ready.front()]);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/sync/wake_path.h"
 #include "framing/connection.h"
 
 namespace towline::framing {
@@ -60,7 +61,7 @@ void Connection::keep_loan(LaneState& lane) noexcept {
 }
 
 // Takes back what the lane has given back.
-uint32_t Connection::take_back(LaneState& lane) noexcept {
+TOWLINE_WAKE_PATH uint32_t Connection::take_back(LaneState& lane) noexcept {
   if (lane.loans == nullptr || lane.loans->empty()) return 0;
   const uint64_t returned = lane.lane->returned();
   uint32_t taken = 0;

@@ -1,6 +1,7 @@
 // Parts: submit, cancel, results, and completions to the host. part.h lists the states.
 #include <algorithm>
 
+#include "base/sync/wake_path.h"
 #include "framing/connection.h"
 
 namespace towline::framing {
@@ -191,7 +192,7 @@ bool Connection::send_held_message(Part& part) noexcept {
   return true;
 }
 
-uint32_t Connection::retry_messages() noexcept {
+TOWLINE_WAKE_PATH uint32_t Connection::retry_messages() noexcept {
   uint32_t sent = 0;
   while (!messages_.empty() && send_held_message(*messages_.front())) ++sent;
   return sent;
@@ -220,7 +221,7 @@ void Connection::end_all(Status status) noexcept {
   });
 }
 
-uint32_t Connection::deliver_ended() noexcept {
+TOWLINE_WAKE_PATH uint32_t Connection::deliver_ended() noexcept {
   if (delivering_) return 0;
   delivering_ = true;
   uint32_t count = 0;

@@ -1,5 +1,6 @@
 // Payload on a flow of its own: the header of a frame is queued on the lane like any small frame, and its payload goes
 // out and comes in beside it.
+#include "base/sync/wake_path.h"
 #include "framing/connection.h"
 
 namespace towline::framing {
@@ -48,7 +49,7 @@ void Connection::end_header(LaneState& lane, FrameHeader& header, bool apart,
 }
 
 // One write. False if there is nothing to write on the flow, it is full, or it broke.
-bool Connection::flush_payload(LaneState& lane, std::size_t& budget) noexcept {
+TOWLINE_WAKE_PATH bool Connection::flush_payload(LaneState& lane, std::size_t& budget) noexcept {
   Output& out = lane.out;
   if (!out.apart || out.flow_blocked || lane.broken.status != Status::kOk) return false;
   const std::size_t offered = out.frame.bytes();

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "base/sync/wake_path.h"
 #include "framing/connection.h"
 
 namespace towline::framing {
@@ -18,7 +19,7 @@ constexpr uint32_t kLooks = 100;  // polls of an empty lane for the rest of a fr
 
 }  // namespace
 
-uint32_t Connection::read_lane(LaneState& lane) noexcept {
+TOWLINE_WAKE_PATH uint32_t Connection::read_lane(LaneState& lane) noexcept {
   uint32_t work = 0;
   uint32_t looks = kLooks;
   if (lane.in.stalled && !retry_stalled(lane)) return 0;
@@ -61,7 +62,7 @@ uint32_t Connection::read_lane(LaneState& lane) noexcept {
 }
 
 // Takes the peer's count that was sent beside the stream.
-bool Connection::take_told(LaneState& lane) noexcept {
+TOWLINE_WAKE_PATH bool Connection::take_told(LaneState& lane) noexcept {
   const std::optional<uint32_t> told = lane.lane->told_count();
   if (!told) return false;
   if (!take_ack(lane, *told)) protocol_error(lane, "more frames counted than were sent");
@@ -69,7 +70,7 @@ bool Connection::take_told(LaneState& lane) noexcept {
 }
 
 // One read: the bytes for the current state, and some that follow them.
-IoResult Connection::fill(LaneState& lane, std::size_t& asked) noexcept {
+TOWLINE_WAKE_PATH IoResult Connection::fill(LaneState& lane, std::size_t& asked) noexcept {
   Input& in = lane.in;
   if (in.apart && (in.state == InputState::kPayload || in.state == InputState::kDrain))
     return fill_from_flow(lane, asked);
@@ -121,7 +122,7 @@ void Connection::account(Input& in, std::size_t bytes) noexcept {
   });
 }
 
-void Connection::take_apart(LaneState& lane) noexcept {
+TOWLINE_WAKE_PATH void Connection::take_apart(LaneState& lane) noexcept {
   Input& in = lane.in;
   for (bool more = true; more && !down_;) {
     const std::size_t have = in.end - in.begin;
@@ -160,7 +161,7 @@ void Connection::take_apart(LaneState& lane) noexcept {
 }
 
 // False when bytes are missing, or the connection is down.
-bool Connection::begin_frame(LaneState& lane) noexcept {
+TOWLINE_WAKE_PATH bool Connection::begin_frame(LaneState& lane) noexcept {
   Input& in = lane.in;
   const uint8_t* const data = in.staging.get() + in.begin;
   if (const char* wrong = decode_header(data, in.header)) return protocol_error(lane, wrong);
@@ -233,7 +234,7 @@ bool Connection::end_payload(LaneState& lane) noexcept {
 }
 
 // Ends a message, of a WRITE or standalone.
-bool Connection::end_message(LaneState& lane) noexcept {
+TOWLINE_WAKE_PATH bool Connection::end_message(LaneState& lane) noexcept {
   Input& in = lane.in;
   const std::span<const uint8_t> message{in.staging.get() + in.begin, in.header.message_bytes};
   const bool good =
@@ -249,7 +250,7 @@ bool Connection::end_message(LaneState& lane) noexcept {
   return !down_ && count_frame(lane);
 }
 
-bool Connection::count_frame(LaneState& lane) noexcept {
+TOWLINE_WAKE_PATH bool Connection::count_frame(LaneState& lane) noexcept {
   Input& in = lane.in;
   in.state = InputState::kHeader;
   in.received = in.header.sequence + 1;
@@ -267,7 +268,7 @@ bool Connection::count_frame(LaneState& lane) noexcept {
 // The peer can't have counted frames whose bytes are still being sent from local memory. An older count is
 // not an error: a count beside the stream can overtake one in a frame whose header waits for room, and the
 // other way round.
-bool Connection::take_ack(LaneState& lane, uint32_t ack) noexcept {
+TOWLINE_WAKE_PATH bool Connection::take_ack(LaneState& lane, uint32_t ack) noexcept {
   Output& out = lane.out;
   const uint32_t limit = out.frame_open ? out.frame_sequence : out.sequence;
   if (static_cast<int32_t>(ack - out.acked) <= 0) return true;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/sync/wake_path.h"
 #include "framing/connection.h"
 
 namespace towline::framing {
@@ -56,7 +57,7 @@ uint32_t Connection::padding(const LaneState& lane, std::size_t preamble, std::s
 }
 
 // Takes the next sequence number: the frame must follow.
-FrameHeader Connection::new_header(LaneState& lane, FrameType type) noexcept {
+TOWLINE_WAKE_PATH FrameHeader Connection::new_header(LaneState& lane, FrameType type) noexcept {
   FrameHeader header;
   header.type = type;
   header.sequence = lane.out.sequence++;
@@ -71,7 +72,8 @@ bool Connection::may_emit(const LaneState& lane, std::size_t bytes) const noexce
 }
 
 // Queues or writes a whole frame, copying it. may_emit() has confirmed the room.
-void Connection::emit(LaneState& lane, std::span<const iovec> pieces, std::size_t bytes) noexcept {
+TOWLINE_WAKE_PATH void Connection::emit(LaneState& lane, std::span<const iovec> pieces,
+                                        std::size_t bytes) noexcept {
   Output& out = lane.out;
   std::size_t written = 0;
   if (out.nothing_queued() && !out.blocked && (lane.traits.calls_are_cheap || !out.inline_used)) {
@@ -94,7 +96,7 @@ void Connection::emit(LaneState& lane, std::span<const iovec> pieces, std::size_
   }
 }
 
-bool Connection::emit_plain(LaneState& lane, FrameHeader header) noexcept {
+TOWLINE_WAKE_PATH bool Connection::emit_plain(LaneState& lane, FrameHeader header) noexcept {
   if (!may_emit(lane, kHeaderBytes)) return false;
   const FrameHeader fresh = new_header(lane, header.type);
   header.sequence = fresh.sequence;
@@ -117,7 +119,8 @@ bool Connection::emit_nack(LaneState& lane, uint64_t part, uint64_t offset, uint
   return emit_plain(lane, header);
 }
 
-bool Connection::emit_message(LaneState& lane, const void* message, std::size_t bytes) noexcept {
+TOWLINE_WAKE_PATH bool Connection::emit_message(LaneState& lane, const void* message,
+                                                std::size_t bytes) noexcept {
   if (lane.broken.status != Status::kOk || !may_emit(lane, kHeaderBytes + bytes)) return false;
   FrameHeader header = new_header(lane, FrameType::kMessage);
   header.message_bytes = static_cast<uint32_t>(bytes);
@@ -129,7 +132,7 @@ bool Connection::emit_message(LaneState& lane, const void* message, std::size_t 
   return true;
 }
 
-int32_t Connection::send(const void* message, std::size_t bytes) noexcept {
+TOWLINE_WAKE_PATH int32_t Connection::send(const void* message, std::size_t bytes) noexcept {
   if (down_) return static_cast<int32_t>(Status::kPeerLost);
   if (bytes > kMaxMessageBytes) return static_cast<int32_t>(Status::kLimitExceeded);
   if (bytes == 0) return static_cast<int32_t>(Status::kInvalidArgument);
@@ -140,7 +143,7 @@ int32_t Connection::send(const void* message, std::size_t bytes) noexcept {
 }
 
 // NACKs first, each before the count passes it, then the count if no frame has carried it.
-void Connection::emit_counts(LaneState& lane) noexcept {
+TOWLINE_WAKE_PATH void Connection::emit_counts(LaneState& lane) noexcept {
   BoundedQueue<Refusal>& refusals = lane.out.refusals;
   while (!refusals.empty()) {
     const Refusal& refusal = refusals.front();
@@ -160,18 +163,19 @@ void Connection::emit_counts(LaneState& lane) noexcept {
   if (emit_plain(lane, header)) ++statistics_.acks_sent;
 }
 
-bool Connection::may_read(const PartList& reading, std::size_t kept_requests) const noexcept {
+TOWLINE_WAKE_PATH bool Connection::may_read(const PartList& reading,
+                                            std::size_t kept_requests) const noexcept {
   if (reading.empty() || free_requests_.size() <= kept_requests) return false;
   const Part& part = *reading.front();
   return read_bytes_ < options_.most_read_bytes || part.bytes() <= options_.small_bytes || fits_express(part);
 }
 
-bool Connection::reads_possible() const noexcept {
+TOWLINE_WAKE_PATH bool Connection::reads_possible() const noexcept {
   return may_read(urgent_reading_, 0) || may_read(reading_, kRequestsKept);
 }
 
 // Null: nothing can be asked for now.
-PartList* Connection::next_reading() noexcept {
+TOWLINE_WAKE_PATH PartList* Connection::next_reading() noexcept {
   const bool others = may_read(reading_, kRequestsKept);
   if (may_read(urgent_reading_, 0) && (!others || urgent_reads_ < kMostUrgent)) {
     urgent_reads_ = others ? urgent_reads_ + 1 : 0;
@@ -182,7 +186,7 @@ PartList* Connection::next_reading() noexcept {
 }
 
 // Parts take turns, so that a small READ does not wait for a large one.
-uint32_t Connection::pump_reads() noexcept {
+TOWLINE_WAKE_PATH uint32_t Connection::pump_reads() noexcept {
   uint32_t made = 0;
   while (PartList* const reading = next_reading()) {
     Part& part = *reading->front();
@@ -238,7 +242,7 @@ bool Connection::request_read(Part& part, LaneState& lane) noexcept {
   return true;
 }
 
-bool Connection::can_open(const LaneState& lane) const noexcept {
+TOWLINE_WAKE_PATH bool Connection::can_open(const LaneState& lane) const noexcept {
   const Output& out = lane.out;
   if ((!out.answers.empty() || !out.gathers.empty()) && answer_opens(lane)) return true;
   if (out.sent.size() >= options_.most_uncounted_frames) return false;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/copy/copy.h"
+#include "base/sync/wake_path.h"
 
 namespace towline::framing {
 namespace {
@@ -80,7 +81,7 @@ RingLane::RingLane(RingView outgoing, RingView incoming, WakeHook wake_peer, std
 
 RingLane::~RingLane() { close(); }
 
-IoResult RingLane::write(std::span<const iovec> pieces) noexcept {
+TOWLINE_WAKE_PATH IoResult RingLane::write(std::span<const iovec> pieces) noexcept {
   if (closed_) return IoResult::closed();
   const std::size_t wanted = std::min(bytes_in(pieces), producer_.capacity());
   const RingRegions<uint8_t> regions = producer_.write_regions(wanted);
@@ -109,7 +110,7 @@ IoResult RingLane::write(std::span<const iovec> pieces) noexcept {
   return IoResult::moved(bytes);
 }
 
-IoResult RingLane::read(std::span<const iovec> pieces) noexcept {
+TOWLINE_WAKE_PATH IoResult RingLane::read(std::span<const iovec> pieces) noexcept {
   if (closed_) return IoResult::closed();
   RingRegions<const uint8_t> regions = consumer_.read_regions();
   if (regions.empty() && !consumer_.corrupt()) {
@@ -140,7 +141,7 @@ IoResult RingLane::read(std::span<const iovec> pieces) noexcept {
   return IoResult::moved(bytes);
 }
 
-bool RingLane::looks_empty() const noexcept {
+TOWLINE_WAKE_PATH bool RingLane::looks_empty() const noexcept {
   return !closed_ && consumer_.looks_empty() &&
          incoming_->producer_closed.load(std::memory_order_relaxed) == 0;
 }
@@ -150,19 +151,19 @@ void RingLane::look_longer() const noexcept {
     if (!consumer_.looks_empty() || consumer_.told() != last_told_) return;
 }
 
-void RingLane::expect_next_write() const noexcept {
+TOWLINE_WAKE_PATH void RingLane::expect_next_write() const noexcept {
   if (last_written_ <= kMostExpected) producer_.expect_write(last_written_);
 }
 
 // After everything that was written, as told_count() promises, since one release follows the other.
-bool RingLane::tell_count(uint32_t count) noexcept {
+TOWLINE_WAKE_PATH bool RingLane::tell_count(uint32_t count) noexcept {
   if (closed_ || outgoing_->consumer_looks_for_counts.load(std::memory_order_relaxed) == 0) return false;
   producer_.tell(count);
   if (producer_.take_consumer_asleep()) wake_peer();
   return true;
 }
 
-std::optional<uint32_t> RingLane::told_count() noexcept {
+TOWLINE_WAKE_PATH std::optional<uint32_t> RingLane::told_count() noexcept {
   const uint32_t told = consumer_.told();
   if (closed_ || told == last_told_ || !consumer_.looks_empty()) return std::nullopt;
   last_told_ = told;
@@ -177,6 +178,10 @@ void RingLane::look_for_counts() noexcept {
 
 bool RingLane::arm(bool want_write) noexcept {
   if (closed_) return false;
+  WakePages& pages = wake_pages();
+  pages.add_object(*this);
+  pages.add_object(*incoming_);
+  pages.add_object(*outgoing_);
   bool work = !consumer_.prepare_sleep() || (looks_for_counts_ && consumer_.told() != last_told_);
   if (want_write && !work) work = !producer_.prepare_sleep();
   if (!work) {

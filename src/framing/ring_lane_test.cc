@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/os/futex.h"
 #include "base/random.h"
+#include "base/sync/wake_path.h"
 #include "framing/test_support.h"
 
 namespace towline::framing {
@@ -71,6 +72,19 @@ TEST(RingLane, CloseIsSeenAfterTheLastByte) {
   EXPECT_EQ(second->read({&one, 1}).bytes, 1u);
   EXPECT_EQ(second->read({&one, 1}).status, Status::kClosed);
   EXPECT_EQ(first->read({&one, 1}).status, Status::kClosed);
+}
+
+// The thread that sleeps asks for them when it wakes.
+TEST(RingLane, NotesTheRingsHeadersForTheNextWake) {
+  RingPair rings{1 << 20};
+  auto [first, second] = rings.lanes();
+  wake_pages().clear();
+  EXPECT_FALSE(second->arm(false));
+  const auto noted = wake_pages().pages();
+  const auto page = [](const void* at) { return reinterpret_cast<uintptr_t>(at) / WakePages::kPageBytes; };
+  EXPECT_TRUE(std::any_of(noted.begin(), noted.end(),
+                          [&](const std::byte* at) { return page(at) == page(second.get()); }));
+  EXPECT_GE(noted.size(), 3u);  // the lane, and a header for each direction
 }
 
 TEST(RingLane, LooksEmptyWhenAReadWouldFindNothing) {

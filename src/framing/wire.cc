@@ -1,4 +1,5 @@
 #include "framing/wire.h"
+#include "base/sync/wake_path.h"
 
 namespace towline::framing {
 namespace {
@@ -45,7 +46,7 @@ const char* check_fields(const FrameHeader& h) noexcept {
 
 }  // namespace
 
-const char* decode_header(const uint8_t* data, FrameHeader& header) noexcept {
+TOWLINE_WAKE_PATH const char* decode_header(const uint8_t* data, FrameHeader& header) noexcept {
   std::memcpy(&header, data, kHeaderBytes);
   if (header.magic != kMagic) return "wrong magic";
   if (header.version != kWireVersion) return "unknown wire version";
@@ -59,7 +60,7 @@ const char* decode_header(const uint8_t* data, FrameHeader& header) noexcept {
   return check_fields(header);
 }
 
-const char* check_preamble(const uint8_t* data, const FrameHeader& header) noexcept {
+TOWLINE_WAKE_PATH const char* check_preamble(const uint8_t* data, const FrameHeader& header) noexcept {
   if (header_checksum(data, header.segment_count) != header.header_crc)
     return "header checksum does not match";
   if (header.segment_count == 0) return nullptr;

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/copy/crc_table.h"
+#include "base/sync/wake_path.h"
 
 #if defined(__x86_64__)
 #include <nmmintrin.h>
@@ -127,7 +128,8 @@ TOWLINE_CRC_TARGET State three_stripes(State state, const uint8_t*& next, std::s
 
 // Most of what is checked is a header of 60 bytes, twice on either side of each small transfer: nothing but
 // the steps themselves there.
-TOWLINE_CRC_TARGET uint32_t crc32c_hardware(std::span<const uint8_t> data, uint32_t previous) noexcept {
+TOWLINE_WAKE_PATH TOWLINE_CRC_TARGET uint32_t crc32c_hardware(std::span<const uint8_t> data,
+                                                              uint32_t previous) noexcept {
   const uint8_t* next = data.data();
   std::size_t left = data.size();
   State state = static_cast<uint32_t>(~previous);
@@ -146,7 +148,7 @@ TOWLINE_CRC_TARGET uint32_t crc32c_hardware(std::span<const uint8_t> data, uint3
   return ~static_cast<uint32_t>(state);
 }
 
-bool crc32c_hardware_available() noexcept {
+TOWLINE_WAKE_PATH bool crc32c_hardware_available() noexcept {
 #if defined(__x86_64__)
   static const bool available = __builtin_cpu_supports("sse4.2");
 #else
@@ -165,7 +167,7 @@ bool crc32c_hardware_available() noexcept { return false; }
 
 #endif
 
-uint32_t crc32c(std::span<const uint8_t> data, uint32_t previous) noexcept {
+TOWLINE_WAKE_PATH uint32_t crc32c(std::span<const uint8_t> data, uint32_t previous) noexcept {
   return crc32c_hardware_available() ? crc32c_hardware(data, previous) : crc32c_table(data, previous);
 }
 

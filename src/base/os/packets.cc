@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/os/host_identity.h"
+#include "base/sync/wake_path.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
@@ -179,7 +180,8 @@ Status receive_packet(int socket, Packet& packet) noexcept {
   return bytes == 0 ? Status::kClosed : Status::kOk;  // no packet of ours is empty
 }
 
-Status send_packet(int socket, std::span<const uint8_t> data, std::span<const int> fds) noexcept {
+TOWLINE_WAKE_PATH Status send_packet(int socket, std::span<const uint8_t> data,
+                                     std::span<const int> fds) noexcept {
   iovec piece{const_cast<uint8_t*>(data.data()), data.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxPacketFds * sizeof(int))] = {};
   msghdr message{};

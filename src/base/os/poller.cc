@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/sync/wake_path.h"
 
 namespace towline {
 namespace {
@@ -25,7 +26,7 @@ int wait_milliseconds(int epoll, epoll_event* events, int count, uint64_t timeou
   return epoll_wait(epoll, events, count, timeout_ms);
 }
 
-int wait_once(int epoll, epoll_event* events, int count, uint64_t timeout_ns) noexcept {
+TOWLINE_WAKE_PATH int wait_once(int epoll, epoll_event* events, int count, uint64_t timeout_ns) noexcept {
   if (timeout_ns == 0 || !has_pwait2.load(std::memory_order_relaxed)) {
     return wait_milliseconds(epoll, events, count, timeout_ns);
   }
@@ -65,7 +66,7 @@ void Poller::remove(int fd) noexcept {
   }
 }
 
-std::size_t Poller::wait(std::span<PollEvent> out, uint64_t timeout_ns) noexcept {
+TOWLINE_WAKE_PATH std::size_t Poller::wait(std::span<PollEvent> out, uint64_t timeout_ns) noexcept {
   epoll_event events[kMostEventsPerWait];
   const auto most = static_cast<int>(std::min(out.size(), kMostEventsPerWait));
   if (most == 0) return 0;

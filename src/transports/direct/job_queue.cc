@@ -1,4 +1,5 @@
 #include "transports/direct/job_queue.h"
+#include "base/sync/wake_path.h"
 
 #include <algorithm>
 #include <new>
@@ -60,7 +61,7 @@ bool JobQueue::cancel(uint64_t cookie) noexcept {
   });
 }
 
-uint32_t JobQueue::progress() noexcept {
+TOWLINE_WAKE_PATH uint32_t JobQueue::progress() noexcept {
   if (queued_ == 0) return 0;
   Job* const job = take_next();
   if (job == nullptr) return 0;

@@ -1,10 +1,11 @@
 #include "transports/direct/paths.h"
+#include "base/sync/wake_path.h"
 
 #include <fmt/format.h>
 
 namespace towline::direct {
 
-uint32_t Paths::run_framed(uint64_t now_ns) noexcept {
+TOWLINE_WAKE_PATH uint32_t Paths::run_framed(uint64_t now_ns) noexcept {
   in_framed_ = true;
   const uint32_t done = framed_->progress(now_ns);
   in_framed_ = false;
@@ -17,7 +18,7 @@ int32_t Paths::prepare_framed(const towline_prepare_args& args, Prepared& prepar
   return TOWLINE_OK;
 }
 
-int32_t Paths::send(bool up, const void* message, size_t bytes) noexcept {
+TOWLINE_WAKE_PATH int32_t Paths::send(bool up, const void* message, size_t bytes) noexcept {
   if (!up) return static_cast<int32_t>(framed_ == nullptr ? Status::kAgain : Status::kPeerLost);
   return framed_->send(message, bytes);
 }

@@ -9,6 +9,7 @@
 
 #include "base/config/config.h"
 #include "base/error.h"
+#include "base/sync/wake_path.h"
 #include "base/wire.h"
 #include "towline/towline.h"
 #include "transports/memory/network.h"
@@ -142,7 +143,7 @@ uint32_t Backend::answer_calls(uint32_t worker) noexcept {
   return count;
 }
 
-uint32_t Backend::progress(uint32_t worker, uint64_t now_ns) noexcept {
+TOWLINE_WAKE_PATH uint32_t Backend::progress(uint32_t worker, uint64_t now_ns) noexcept {
   const Scope scope{*this, worker};
   Worker& mine = workers_[worker];
   uint32_t done = mailbox_->has_calls(worker) ? answer_calls(worker) : 0;

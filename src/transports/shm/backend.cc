@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/sync/wake_path.h"
 #include "towline/towline.h"
 
 namespace towline::shm {
@@ -209,7 +210,7 @@ int32_t Backend::connect(uint32_t worker, const towline_identity& identity, cons
   return host().refuse(error.code(), error.message());
 }
 
-uint32_t Backend::progress(uint32_t worker, uint64_t now_ns) noexcept {
+TOWLINE_WAKE_PATH uint32_t Backend::progress(uint32_t worker, uint64_t now_ns) noexcept {
   const auto pass = scope(worker);
   Worker& mine = workers_[worker];
   uint32_t done = 0;
@@ -221,6 +222,7 @@ uint32_t Backend::progress(uint32_t worker, uint64_t now_ns) noexcept {
 
 bool Backend::arm(uint32_t worker) noexcept {
   Worker& mine = workers_[worker];
+  wake_pages().add_object(mine);
   bool work = !mine.inbox.empty();
   work = work || mine.connections.any([](Connection& connection) { return connection.arm(); });
   if (work) disarm(worker);

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/id.h"
 #include "base/short_text.h"
+#include "base/sync/wake_path.h"
 #include "transports/shm/backend.h"
 
 namespace towline::shm {
@@ -227,7 +228,7 @@ void Connection::on_express(Packet& packet) {
 }
 
 // A peer that has no room for it has packets to wake up for.
-void Connection::wake_peer(void* self) {
+TOWLINE_WAKE_PATH void Connection::wake_peer(void* self) {
   (void)static_cast<Connection*>(self)->socket_.send(encode_bare(PacketType::kWake));
 }
 
@@ -347,7 +348,7 @@ void Connection::disconnect() noexcept {
 
 // ---- turning
 
-uint32_t Connection::run_framed(uint64_t now_ns) noexcept {
+TOWLINE_WAKE_PATH uint32_t Connection::run_framed(uint64_t now_ns) noexcept {
   const uint32_t done = paths_.run_framed(now_ns);
   if (state_ == State::kUp && paths_.framed_down()) {
     // It has told the core itself.
@@ -358,7 +359,7 @@ uint32_t Connection::run_framed(uint64_t now_ns) noexcept {
   return done;
 }
 
-uint32_t Connection::progress(uint64_t now_ns) noexcept {
+TOWLINE_WAKE_PATH uint32_t Connection::progress(uint64_t now_ns) noexcept {
   switch (state_) {
     case State::kUp: {
       if (wants_express()) offer_express();
@@ -390,11 +391,14 @@ uint32_t Connection::progress(uint64_t now_ns) noexcept {
   }
 }
 
-bool Connection::arm() noexcept { return state_ == State::kUp && paths_.arm(); }
+bool Connection::arm() noexcept {
+  wake_pages().add_object(*this);
+  return state_ == State::kUp && paths_.arm();
+}
 
 void Connection::disarm() noexcept { paths_.disarm(); }
 
-int32_t Connection::send(const void* message, size_t bytes) noexcept {
+TOWLINE_WAKE_PATH int32_t Connection::send(const void* message, size_t bytes) noexcept {
   return paths_.send(state_ == State::kUp, message, bytes);
 }
 
