@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <initializer_list>
 #include <unordered_map>
 
 #include "base/id.h"
@@ -88,6 +89,10 @@ std::string with_commas(std::string text) {
 constexpr std::pair<const char*, const char*> kSharedMemory[] = {
     {"MM_SEG_SIZE", "36k"}, {"MM_RX_BUFS_GROW", "112"}, {"MM_FIFO_SIZE", "64"}};
 
+// For its tcp: a message of kChunkBytes is sent from where it lies. UCX 1.22 would copy it into segments of 8 KiB, a system call
+// each, and put it together again: a third of the speed.
+constexpr std::pair<const char*, const char*> kTcp[] = {{"ZCOPY_THRESH", "8k"}};
+
 // The value for UCX_TLS. UCX's own names for shared memory stand for those transports too.
 std::string transports_of(const std::string& wanted) {
   if (wanted == "auto") return kThroughKernel;
@@ -103,12 +108,16 @@ std::string transports_of(const std::string& wanted) {
   return result;
 }
 
+bool names_one_of(const std::string& transports, std::initializer_list<const char*> wanted) {
+  const std::string list = "," + with_commas(transports) + ",";
+  return std::any_of(wanted.begin(), wanted.end(), [&](const char* one) {
+    return list.find("," + std::string{one} + ",") != std::string::npos;
+  });
+}
+
 // UCX warns of settings for transports that it does not open.
 bool may_share_memory(const std::string& transports) {
-  const std::string list = "," + with_commas(transports) + ",";
-  constexpr const char* kShared[] = {",auto,", ",shm,", ",sm,", ",mm,", ",posix,", ",sysv,"};
-  return std::any_of(std::begin(kShared), std::end(kShared),
-                     [&](const char* one) { return list.find(one) != std::string::npos; });
+  return names_one_of(transports, {"auto", "shm", "sm", "mm", "posix", "sysv"});
 }
 
 // Whether none of these transports has operations on remote memory of its own.
@@ -258,8 +267,12 @@ class UcxDomain final : public Domain, private UcxOwner {
     ucs_status_t status = ucx_.ucp_config_modify(config, "TLS", transports_of(options.transports).c_str());
     if (status == UCS_OK && !options.devices.empty())
       status = ucx_.ucp_config_modify(config, "NET_DEVICES", with_commas(options.devices).c_str());
-    if (connection_.by_messages && may_share_memory(options.transports)) {
-      for (const auto& [name, value] : kSharedMemory) (void)ucx_.ucp_config_modify(config, name, value);
+    if (connection_.by_messages) {
+      const auto set = [&](const auto& variables) {
+        for (const auto& [name, value] : variables) (void)ucx_.ucp_config_modify(config, name, value);
+      };
+      if (may_share_memory(options.transports)) set(kSharedMemory);
+      if (names_one_of(options.transports, {"auto", "tcp"})) set(kTcp);
     }
     if (const std::string wrong = set_variables(config, options.variables); !wrong.empty()) {
       ucx_.ucp_config_release(config);
