@@ -182,7 +182,12 @@ void Communicator::open() {
   host_.context = this;
   host_.fail = [](void*, const char* text) { backend_text.set(text); };
   host_.broken = [](void* context, int32_t status, const char* text) {
-    static_cast<Communicator*>(context)->broken(Status{status}, text);
+    auto& communicator = *static_cast<Communicator*>(context);
+    // Where operations are only issued, one of them failed. Elsewhere its own call says so.
+    if (communicator.table_->issue != nullptr)
+      communicator.after_failure(Status{status}, text);
+    else
+      communicator.broken(Status{status}, text);
   };
   host_.store_set = [](void* context, const char* key, const void* value, size_t bytes) -> int32_t {
     try {

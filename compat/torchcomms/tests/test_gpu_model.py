@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pathlib
+import signal
 import sys
 from datetime import timedelta
 
@@ -24,10 +25,10 @@ GPU = torch.device("cuda", 0)
 SIZE = 2
 
 
-def make(name: str, rank: int, folder: str):
+def make(name: str, rank: int, folder: str, timeout: timedelta = timedelta(seconds=60)):
     os.environ.update(TORCHCOMM_RANK=str(rank), TORCHCOMM_SIZE=str(SIZE))
     store = torch.distributed.FileStore(f"{folder}/{name}", SIZE)
-    return torchcomms.new_comm(name, GPU, name=f"a-{name}", store=store, timeout=timedelta(seconds=60))
+    return torchcomms.new_comm(name, GPU, name=f"a-{name}", store=store, timeout=timeout)
 
 
 def operations(rank: int, folder: str) -> None:
@@ -251,3 +252,28 @@ def test_ranks(what, tmp_path):
     for rank in ranks:
         rank.join(120)
     assert [rank.exitcode for rank in ranks] == [0] * SIZE
+
+
+def alone(rank: int, folder: str, over) -> None:
+    gpu_model.install()
+    _torch_gpu.gpu.settles = False
+    comm = make("ncclx", rank, folder)
+    comm.barrier(False).wait_blocking()
+    if rank == 1:
+        os.dup2(os.open(f"{folder}/words", os.O_CREAT | os.O_WRONLY), 2)
+        comm.all_reduce(torch.ones(8), ReduceOp.SUM, False, timeout=timedelta(milliseconds=300))  # it is only issued
+    over.wait(60)
+    os._exit(1)
+
+
+def test_a_timeout_on_the_gpu_ends_the_process(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    over = context.Event()
+    ranks = [context.Process(target=alone, args=(rank, str(tmp_path), over), daemon=True) for rank in range(SIZE)]
+    for rank in ranks:
+        rank.start()
+    ranks[1].join(60)
+    over.set()
+    ranks[0].join(60)
+    assert ranks[1].exitcode == -signal.SIGABRT
+    assert "rank 0 did not come. Aborting process due to timeout" in (tmp_path / "words").read_text()
