@@ -311,10 +311,10 @@ typedef struct towline_hook_args_t {
   uint32_t op;  // towline_collective_op_t
   uint32_t async;
   uint64_t op_id;                    // number of the operation in this process: monotonic, from 1
-  const towline_collective_t* call;  // null for a batch
+  const towline_collective_t* call;  // pre, post: null for a batch; else null
   const towline_collective_options_t* options;
   towline_communicator_t* communicator;
-  int32_t status;  // post: the outcome, or TOWLINE_IN_PROGRESS if asynchronous; else TOWLINE_OK
+  int32_t status;  // pre: TOWLINE_OK; post: the outcome, or TOWLINE_IN_PROGRESS if asynchronous; abort: why
   uint32_t reserved;
   towline_work_t* work;  // post: of an asynchronous operation; else null
   const char* text;      // abort: the reason
@@ -326,8 +326,8 @@ typedef enum towline_hook_kind_t {
   TOWLINE_HOOK_ABORT =
       2,  // once when the communicator breaks, on an internal thread; must not wait for operations
   // A replay of a graph began (status TOWLINE_IN_PROGRESS) or ended (TOWLINE_OK) an operation that the graph recorded while this
-  // hook was there. On an internal thread, some 10 ms later, without a call; close() tells what is left. Communicators of
-  // the backend gpu on one host; for others the hook is UNSUPPORTED.
+  // hook was there, also by failing: the abort hook says that. On the thread that notices failures, some 10 ms later; must not
+  // wait for operations. close() tells what is left. Communicators of the backend gpu on one host; for others UNSUPPORTED.
   TOWLINE_HOOK_REPLAY = 3,
 } towline_hook_kind_t;
 

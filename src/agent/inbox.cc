@@ -1,8 +1,9 @@
 #include "agent/inbox.h"
-#include "base/sync/wake_path.h"
 
 #include <cstdlib>
 #include <new>
+
+#include "base/sync/wake_path.h"
 
 namespace towline {
 

@@ -183,11 +183,14 @@ void Communicator::open() {
   host_.fail = [](void*, const char* text) { backend_text.set(text); };
   host_.broken = [](void* context, int32_t status, const char* text) {
     auto& communicator = *static_cast<Communicator*>(context);
-    // Where operations are only issued, one of them failed. Elsewhere its own call says so.
-    if (communicator.table_->issue != nullptr)
-      communicator.after_failure(Status{status}, text);
+    // A rank that leaves without a word breaks it, too, while nothing is issued here. What else comes so is an issued operation's.
+    const Status why{status};
+    const bool issued =
+        communicator.table_->issue != nullptr && communicator.formed_.load(std::memory_order_acquire);
+    if (issued && why != Status::kPeerLost)
+      communicator.after_failure(why, text);
     else
-      communicator.broken(Status{status}, text);
+      communicator.broken(why, text);
   };
   host_.store_set = [](void* context, const char* key, const void* value, size_t bytes) -> int32_t {
     try {
@@ -259,6 +262,7 @@ void Communicator::open() {
   std::string reason = backend_text.empty() ? status_text(Status{status}) : backend_text.c_str();
   if (status >= 0 && table_->issue != nullptr) confirm(Deadline::at(args.deadline_ns), status, reason);
   store_->formed();
+  formed_.store(status >= 0, std::memory_order_release);
   if (status >= 0) return;
   store_->refuse(Error(Status{status}, reason));
   if (const auto others = store_->others_failure()) {
@@ -397,6 +401,9 @@ void Communicator::broken(Status status, const std::string& text) {
   if (!aborted_hooks_called_.exchange(true)) {
     call_hooks(TOWLINE_HOOK_ABORT, nullptr, TOWLINE_COLLECTIVE_BARRIER, nullptr, 0,
                static_cast<int32_t>(status), nullptr, text.c_str(), false);
+    const std::lock_guard lock(state_mutex_);
+    aborted_hooks_done_ = true;
+    aborted_hooks_returned_.notify_all();
   }
 }
 
@@ -506,6 +513,11 @@ void Communicator::begin_backend_call() noexcept { backend_text.clear(); }
 void Communicator::after_failure(Status status, const std::string& text) noexcept {
   broken(status, text);
   if ((options_.flags & TOWLINE_COMMUNICATOR_ABORT_PROCESS) != 0 && status != Status::kCancelled) {
+    // Another thread's hook may still write down what happened. It may need what this thread holds, so not for ever.
+    if (!CallOut::inside(this)) {
+      std::unique_lock lock(state_mutex_);
+      aborted_hooks_returned_.wait_for(lock, std::chrono::seconds{5}, [this] { return aborted_hooks_done_; });
+    }
     // The last words are torchcomms', which programs look for.
     TOWLINE_LOG(kError, "communicator {}: {}. Aborting process due to {}", options_.name, text,
                 status == Status::kTimedOut ? "timeout" : "error");

@@ -202,6 +202,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::string broken_text_;
   std::map<std::string, std::string> hints_;
   std::atomic<bool> aborted_hooks_called_{false};
+  bool aborted_hooks_done_ = false;  // under state_mutex_
+  std::condition_variable aborted_hooks_returned_;
+  std::atomic<bool> formed_{false};
 
   LightLock perform_mutex_;
   std::atomic<std::thread::id> finisher_{};  // set by that thread, holding perform_mutex_

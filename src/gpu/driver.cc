@@ -146,6 +146,8 @@ class Nvidia final : public Device {
     // Asked in this form, memory that the driver does not know is no error.
     if (api_.pointer_get_attributes(std::size(wanted), wanted, answers, address) != kSuccess || type == 0)
       return result;
+    if (type == driver::kMemoryTypeDevice && bytes == 0)
+      return result;  // an attribute it can't tell is left as it was
     result.gpu = static_cast<uint32_t>(ordinal);
     result.address = start;
     result.bytes = bytes;

@@ -89,7 +89,7 @@ std::string with_commas(std::string text) {
 constexpr std::pair<const char*, const char*> kSharedMemory[] = {
     {"MM_SEG_SIZE", "36k"}, {"MM_RX_BUFS_GROW", "112"}, {"MM_FIFO_SIZE", "64"}};
 
-// For its tcp: a message of kChunkBytes is sent from where it lies. UCX 1.22 would copy it into segments of 8 KiB, a system call
+// Where tcp may be among them: a message of kChunkBytes is sent from where it lies. UCX 1.22 would copy it into segments of 8 KiB, a system call
 // each, and put it together again: a third of the speed.
 constexpr std::pair<const char*, const char*> kTcp[] = {{"ZCOPY_THRESH", "8k"}};
 
@@ -108,16 +108,13 @@ std::string transports_of(const std::string& wanted) {
   return result;
 }
 
-bool names_one_of(const std::string& transports, std::initializer_list<const char*> wanted) {
-  const std::string list = "," + with_commas(transports) + ",";
+// Whether UCX may open one of these. A list that begins with '^' names those that it may not.
+bool may_use(const std::string& transports, std::initializer_list<const char*> wanted) {
+  const bool excluded = transports.starts_with('^');
+  const std::string list = "," + with_commas(transports.substr(excluded ? 1 : 0)) + ",";
   return std::any_of(wanted.begin(), wanted.end(), [&](const char* one) {
-    return list.find("," + std::string{one} + ",") != std::string::npos;
+    return (list.find("," + std::string{one} + ",") != std::string::npos) != excluded;
   });
-}
-
-// UCX warns of settings for transports that it does not open.
-bool may_share_memory(const std::string& transports) {
-  return names_one_of(transports, {"auto", "shm", "sm", "mm", "posix", "sysv"});
 }
 
 // Whether none of these transports has operations on remote memory of its own.
@@ -271,8 +268,9 @@ class UcxDomain final : public Domain, private UcxOwner {
       const auto set = [&](const auto& variables) {
         for (const auto& [name, value] : variables) (void)ucx_.ucp_config_modify(config, name, value);
       };
-      if (may_share_memory(options.transports)) set(kSharedMemory);
-      if (names_one_of(options.transports, {"auto", "tcp"})) set(kTcp);
+      // UCX warns of settings for transports that it does not open.
+      if (may_use(options.transports, {"auto", "shm", "sm", "mm", "posix", "sysv"})) set(kSharedMemory);
+      if (may_use(options.transports, {"auto", "tcp"})) set(kTcp);
     }
     if (const std::string wrong = set_variables(config, options.variables); !wrong.empty()) {
       ucx_.ucp_config_release(config);

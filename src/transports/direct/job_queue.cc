@@ -1,9 +1,10 @@
 #include "transports/direct/job_queue.h"
-#include "base/sync/wake_path.h"
 
 #include <algorithm>
 #include <new>
 #include <utility>
+
+#include "base/sync/wake_path.h"
 
 namespace towline::direct {
 

@@ -1,7 +1,8 @@
 #include "transports/direct/paths.h"
-#include "base/sync/wake_path.h"
 
 #include <fmt/format.h>
+
+#include "base/sync/wake_path.h"
 
 namespace towline::direct {
 
