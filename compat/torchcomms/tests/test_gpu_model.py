@@ -266,14 +266,33 @@ def alone(rank: int, folder: str, over) -> None:
     os._exit(1)
 
 
-def test_a_timeout_on_the_gpu_ends_the_process(tmp_path):
+def left(rank: int, folder: str, over) -> None:
+    gpu_model.install()
+    comm = make("ncclx", rank, folder)
+    comm.barrier(False).wait_blocking()
+    if rank == 0:
+        os._exit(0)
+    while not comm.is_aborted() and not over.wait(0.01):
+        pass
+    os._exit(7 if comm.is_aborted() else 1)
+
+
+def start(what, folder) -> list:
     context = multiprocessing.get_context("spawn")
     over = context.Event()
-    ranks = [context.Process(target=alone, args=(rank, str(tmp_path), over), daemon=True) for rank in range(SIZE)]
+    ranks = [context.Process(target=what, args=(rank, str(folder), over), daemon=True) for rank in range(SIZE)]
     for rank in ranks:
         rank.start()
     ranks[1].join(60)
     over.set()
     ranks[0].join(60)
-    assert ranks[1].exitcode == -signal.SIGABRT
+    return ranks
+
+
+def test_a_timeout_on_the_gpu_ends_the_process(tmp_path):
+    assert start(alone, tmp_path)[1].exitcode == -signal.SIGABRT
     assert "rank 0 did not come. Aborting process due to timeout" in (tmp_path / "words").read_text()
+
+
+def test_a_rank_that_goes_without_a_word_does_not(tmp_path):
+    assert start(left, tmp_path)[1].exitcode == 7
