@@ -514,6 +514,76 @@ TEST(BatchesMembers, TheSameRankComesBack) {
   });
 }
 
+// A command that overtook the batch would not find the rank masked yet.
+TEST(BatchesLate, ACommandInAnotherStreamComesAfterTheBatch) {
+  BatchShape shape;
+  shape.timeout_ns = kShortNs;
+  run_batches(shape, [&](Rank& rank, BatchRank& batch, Group& group) {
+    Platform& gpu = *found_platform();
+    Buffer masks(gpu, uint64_t{4} * shape.ranks);
+    void* const other = gpu.make_stream();
+    batch.round(5);
+    group.meet();
+    if (rank.number() == 0) {
+      ASSERT_EQ(batch.repeat(), TOWLINE_OK) << rank.error();
+      towline_experts_call call = {};
+      call.struct_size = sizeof call;
+      call.op = TOWLINE_EXPERTS_QUERY;
+      call.out = masks.at();
+      ASSERT_EQ(table().issue(rank.member(), &call, other), TOWLINE_OK) << rank.error();
+      gpu.drain(other);
+      EXPECT_EQ(read<int32_t>(masks, shape.ranks), (std::vector<int32_t>{0, 1}));
+    }
+    rank.drain();
+    group.meet();
+    gpu.free_stream(other);
+  });
+}
+
+TEST(BatchesLate, WithoutTheRankThatWasDisconnectedTheOthersGoOn) {
+  BatchShape shape;
+  shape.ranks = 3;
+  shape.timeout_ns = kShortNs;
+  BatchShape fewer;
+  fewer.timeout_ns = kShortNs;
+  run_batches(shape, [&](Rank& rank, BatchRank& batch, Group& group) {
+    BatchRank without(rank, fewer);
+    batch.round(1);
+    group.meet();
+    if (rank.number() != 2) {
+      batch.set(random_part(shape, rank.number(), 2));
+      EXPECT_EQ(batch.dispatch(), TOWLINE_TIMED_OUT);
+      rank.drain();
+      ASSERT_EQ(rank.disconnect(2), TOWLINE_OK) << rank.error();
+    }
+    group.meet();
+    if (rank.number() != 2)
+      for (uint64_t seed = 3; seed < 6; ++seed) without.round(seed);
+    group.meet();
+  });
+}
+
+// Rank 1 has them for the expert of rank 0.
+TEST(BatchesLate, CountsThatCanNotBeAreNamed) {
+  BatchShape shape;
+  for (const int32_t count : {-5, 1'000'000}) {
+    run_batches(shape, [&](Rank& rank, BatchRank& batch, Group& group) {
+      Part part = random_part(shape, rank.number(), 5);
+      if (rank.number() == 1) part.per_expert[0] = count;
+      batch.set(part);
+      group.meet();
+      if (rank.number() == 0) {
+        EXPECT_EQ(batch.dispatch(), TOWLINE_MISMATCH) << count;
+        EXPECT_NE(rank.error().find("rank 1 came to another batch"), std::string::npos) << rank.error();
+      } else {
+        EXPECT_EQ(batch.dispatch(), TOWLINE_OK) << rank.error();
+      }
+      rank.drain();
+      group.meet();
+    });
+  }
+}
+
 // ---- Graphs
 
 TEST(BatchesGraphs, ADispatchWithCountsAndACombineAreReplayed) {
@@ -578,6 +648,44 @@ TEST(BatchesRefusals, CallsThatDoNotFit) {
     refused([](Call& call) { call.token_bytes = 1 << 18; }, "open it with more");
     refused([](Call& call) { call.struct_size = 8; }, "fewer bytes");
     batch.round(2);
+  });
+}
+
+TEST(BatchesRefusals, AReceiveBelongsToItsSend) {
+  BatchShape shape;
+  shape.ranks = 1;
+  run_batches(shape, [&](Rank& rank, BatchRank& batch, Group&) {
+    batch.set(random_part(shape, 0, 5));
+    const auto receive = [&](towline_experts_batch call) {
+      call.phases = TOWLINE_EXPERTS_RECEIVE;
+      return batch.issue(call);
+    };
+    towline_experts_batch call = batch.dispatch_call();
+    call.max_tokens = shape.tokens;
+    EXPECT_EQ(receive(call), TOWLINE_INVALID_ARGUMENT);
+    EXPECT_NE(rank.error().find("right after the SEND"), std::string::npos) << rank.error();
+    ASSERT_EQ(batch.issue(call), TOWLINE_OK) << rank.error();
+    towline_experts_batch other = call;
+    other.token_bytes = 16;
+    EXPECT_EQ(receive(other), TOWLINE_INVALID_ARGUMENT);
+    EXPECT_NE(rank.error().find("give it the SEND's"), std::string::npos) << rank.error();
+    EXPECT_EQ(receive(call), TOWLINE_OK) << rank.error();
+    EXPECT_EQ(receive(call), TOWLINE_INVALID_ARGUMENT);
+    batch.round(5);
+    ASSERT_EQ(batch.issue(call = batch.dispatch_call()), TOWLINE_OK) << rank.error();
+    ASSERT_EQ(batch.repeat(), TOWLINE_OK) << rank.error();
+    EXPECT_EQ(receive(call), TOWLINE_INVALID_ARGUMENT);
+  });
+}
+
+TEST(BatchesRefusals, ACallThatWasRefusedDoesNotDecideWhatAMemberIsFor) {
+  BatchShape shape;
+  shape.ranks = 1;
+  run_batches(shape, [](Rank& rank, BatchRank& batch, Group&) {
+    towline_experts_call call = rank.dispatch_call();
+    call.phases = TOWLINE_EXPERTS_RECEIVE;
+    EXPECT_EQ(rank.issue(call), TOWLINE_INVALID_ARGUMENT);
+    batch.round(1);
   });
 }
 

@@ -135,8 +135,9 @@ typedef struct towline_experts_table_v1 {
   // The `bytes` that exchanges of at most such a shape need.
   uint64_t (*bytes_for)(uint32_t capacity, uint32_t local, uint32_t max_tokens, uint32_t hidden);
   int32_t (*open)(const towline_experts_options* options, towline_experts** member);
-  // Waits for the member's kernels in the last stream that it was used in, and, once a graph has recorded it, for all that this process
-  // has put onto the GPU. Nothing may use the member any more.
+  // Waits for the member's kernels in the last stream that it was used in (of a member for batches in all streams, since its calls are in
+  // order with one another), and, once a graph has recorded it, for all that this process has put onto the GPU. Nothing may use the
+  // member any more.
   void (*close)(towline_experts* member);
   // What another rank needs to connect to this one. *bytes: the room at `to`, then what was needed.
   int32_t (*describe)(towline_experts* member, uint8_t* to, size_t* bytes);

@@ -15,8 +15,16 @@ constexpr uint64_t kStageGrain = 256;
 constexpr uint32_t kMostTokenBytes = 1u << 20;
 constexpr auto kTotalsLook = std::chrono::microseconds(50);
 constexpr uint32_t kLooksAtOnce = 1 << 14;  // before the host sleeps between two
-// The device waits twice at most: for room, and for the ranks.
-constexpr uint64_t kTimeoutsOfHost = 3;
+
+// For how long the host waits for totals. The device waits twice at most, for room and for the ranks; work ahead of it in the stream takes
+// its own time.
+constexpr uint64_t host_wait_ns(uint64_t timeout_ns) {
+  constexpr uint64_t kTimeouts = 3;
+  constexpr uint64_t kLeastNs = 100'000'000'000;
+  return timeout_ns > UINT64_MAX / kTimeouts ? UINT64_MAX : std::max(kTimeouts * timeout_ns, kLeastNs);
+}
+static_assert(host_wait_ns(1) == 100'000'000'000 && host_wait_ns(60'000'000'000) == 180'000'000'000);
+static_assert(host_wait_ns(UINT64_MAX) == UINT64_MAX && host_wait_ns(UINT64_MAX / 3 + 1) == UINT64_MAX);
 
 constexpr uint64_t rounded_up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
 
@@ -127,30 +135,58 @@ void Member::check_batch_addresses(const towline_experts_batch& call) const {
     fail(Status::kInvalidArgument, "experts: received_per_expert is null");
 }
 
-// What an earlier batch had to do without.
-void Member::check_absent() {
-  if (unmasked_) end_work();
-  unmasked_ = false;
+// What an earlier batch of these ranks had to do without.
+void Member::check_absent(uint32_t ranks, bool records) {
+  const auto* const absent_ranks = report().absent;
+  const bool any = std::any_of(absent_ranks, absent_ranks + ranks, [](const uint64_t& absent) {
+    return __atomic_load_n(&absent, __ATOMIC_ACQUIRE) != 0;
+  });
+  if (any && unmasked_ && records)
+    fail(
+        Status::kInvalidArgument,
+        "experts: a batch of rank {} had to do without a rank, and the call that unmasks it may not have run "
+        "yet: wait for its stream before you record a graph",
+        rank_);
+  if (any && unmasked_) {
+    end_work();
+    unmasked_ = false;
+  }
   std::string late;
   std::string different;
-  for (uint32_t rank = 0; rank < layout_.capacity; ++rank) {
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
     const uint64_t absent = __atomic_load_n(&report().absent[rank], __ATOMIC_ACQUIRE);
     if (absent == 0) continue;
-    std::string& ranks = absent == Report::kLate ? late : different;
-    ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+    std::string& named = absent == Report::kLate ? late : different;
+    named += (named.empty() ? "" : ", ") + std::to_string(rank);
   }
   if (!different.empty())
-    fail(
-        Status::kMismatch,
-        "experts: rank {} came to another batch than rank {}, or with another shape: all ranks must make the "
-        "same calls in the same order, with the same token size, scales, routes and experts. Unmask it on "
-        "both sides to go on",
-        different, rank_);
+    fail(Status::kMismatch,
+         "experts: rank {} came to another batch than rank {}, or with another shape, or with counts that "
+         "its tokens can't have: all ranks must make the same calls in the same order, with the same token "
+         "size, scales, routes and experts. Unmask it on both sides to go on",
+         different, rank_);
   if (!late.empty())
     fail(Status::kTimedOut,
          "experts: rank {} is masked, or did not come to a batch of rank {} within {} ms, whose output has "
          "NaN for it. Unmask it on both sides, or replace it, to go on",
          late, rank_, timeout_ns_ / 1'000'000);
+}
+
+// A RECEIVE reads what its SEND left in the stages.
+void Member::check_counted(const towline_experts_batch& call) const {
+  if (!counted_)
+    fail(Status::kInvalidArgument,
+         "experts: a RECEIVE comes right after the SEND that counted, and once: no other batch and no "
+         "disconnect may be between them");
+  const towline_experts_batch& sent = *counted_;
+  if (call.ranks != sent.ranks || call.tokens != sent.tokens || call.max_tokens != sent.max_tokens ||
+      call.received != sent.received || call.token_bytes != sent.token_bytes || call.scales != sent.scales ||
+      call.topk != sent.topk || call.experts != sent.experts || call.prefix != sent.prefix)
+    fail(Status::kInvalidArgument,
+         "experts: a RECEIVE of {} rows of at most {} tokens of {} bytes after a SEND that counted {} of {} "
+         "of {}: give it the SEND's ranks, tokens, token_bytes, scales, topk, experts and prefix, and what "
+         "the SEND set",
+         call.received, call.max_tokens, call.token_bytes, sent.received, sent.max_tokens, sent.token_bytes);
 }
 
 // ---- Rounds
@@ -197,12 +233,16 @@ Job Member::batch_job(const towline_experts_batch& call) const {
   batch.masks_at = dispatch ? rounded_up(batch.count_at(call.ranks), kStageGrain) : 0;
   const uint64_t place_bytes = dispatch ? batch.row_bytes + sizeof(uint64_t) : call.ranks * batch.row_bytes;
   const uint64_t fixed = batch.masks_at + kStageGrain;
+  // Memory is cut twice: to the grain of areas, and to that of halves.
+  const auto memory_for = [&](uint64_t half) {
+    return rounded_up(2 * rounded_up(half, kStageGrain), grain_of(layout_.capacity));
+  };
   if (batch.half_bytes < fixed + place_bytes)
     fail(Status::kInvalidArgument,
          "experts: a batch with tokens of {} bytes among {} ranks needs at least {} bytes of memory; rank {} "
          "has {}: open it with more, on every rank. It needs {} to go without rounds",
-         call.token_bytes, call.ranks, 2 * (fixed + place_bytes + kStageGrain), rank_, bytes_,
-         2 * (fixed + std::max(call.max_tokens, call.tokens) * place_bytes + kStageGrain));
+         call.token_bytes, call.ranks, memory_for(fixed + place_bytes), rank_, bytes_,
+         memory_for(fixed + std::max(call.max_tokens, call.tokens) * place_bytes));
   batch.round_tokens =
       static_cast<uint32_t>(std::min<uint64_t>((batch.half_bytes - fixed) / place_bytes, kMostTokens));
   batch.rows_at =
@@ -229,7 +269,8 @@ void Member::batch_round(Job job, const towline_experts_batch& call, uint32_t ro
 
 void Member::await_totals(towline_experts_batch& call) {
   const Report& heard = report();
-  const uint64_t end = monotonic_now_ns() + kTimeoutsOfHost * timeout_ns_;
+  const uint64_t wait_ns = host_wait_ns(timeout_ns_);
+  const Deadline end = Deadline::after(monotonic_now_ns(), wait_ns);
   for (uint32_t looks = 0; __atomic_load_n(&heard.ticket, __ATOMIC_ACQUIRE) != last_ticket_; ++looks) {
     if (looks < kLooksAtOnce) {
       std::this_thread::yield();
@@ -237,14 +278,15 @@ void Member::await_totals(towline_experts_batch& call) {
     }
     if (const cuda::Code state = last_->state(); state != cuda::Moment::kBusy && state != 0)
       fail(Status::kIo, "experts: a kernel failed: {}", device_.code_text(state));
-    if (monotonic_now_ns() >= end)
+    if (end.passed(monotonic_now_ns()))
       fail(Status::kTimedOut,
            "experts: the GPU did not come to this dispatch within {} ms: work ahead of it in the stream has "
            "not ended",
-           kTimeoutsOfHost * timeout_ns_ / 1'000'000);
+           wait_ns / 1'000'000);
     std::this_thread::sleep_for(kTotalsLook);
   }
-  check_absent();
+  unmasked_ = false;  // the stream is past that
+  check_absent(call.ranks, false);
   call.received = static_cast<uint32_t>(heard.received);
   call.max_tokens = static_cast<uint32_t>(heard.most_tokens);
   for (uint32_t expert = 0; expert < call.experts; ++expert)
@@ -260,9 +302,14 @@ void Member::batch(towline_experts_batch& call, void* stream) {
     fail(Status::kInvalidArgument,
          "experts: a graph can't record a dispatch that counts, since the host waits in it: give the counts "
          "of an earlier one (a handle)");
-  use_for(Use::kBatches);
-  if (call.phases != TOWLINE_EXPERTS_RECEIVE) check_absent();
+  check_use(Use::kBatches);
+  if (call.phases == TOWLINE_EXPERTS_RECEIVE)
+    check_counted(call);
+  else
+    check_absent(call.ranks, records);
   Job job = batch_job(call);
+  use_ = Use::kBatches;
+  counted_.reset();
   if (asks_for_counts(call))
     job.batch.ticket = call.phases == TOWLINE_EXPERTS_SEND ? ++last_ticket_ : last_ticket_;
   // The first round of a dispatch that counts is the SEND's; the host does not know yet whether there are more.
@@ -270,11 +317,14 @@ void Member::batch(towline_experts_batch& call, void* stream) {
       call.phases == TOWLINE_EXPERTS_SEND
           ? 1
           : std::max(1u, (call.max_tokens + job.batch.round_tokens - 1) / job.batch.round_tokens);
-  // Batches of one member are in order with one another, in whichever streams they are.
-  if (!records) (void)last_->precede(stream);
-  for (uint32_t round = 0; round < rounds; ++round) batch_round(job, call, round, stream);
-  record_end(records, stream);
-  if (call.phases == TOWLINE_EXPERTS_SEND) await_totals(call);
+  put_in_stream(records, stream, [&] {
+    // Batches of one member are in order with one another, in whichever streams they are.
+    if (!records) order_after_last(stream);
+    for (uint32_t round = 0; round < rounds; ++round) batch_round(job, call, round, stream);
+  });
+  if (call.phases != TOWLINE_EXPERTS_SEND) return;
+  await_totals(call);
+  counted_ = call;
 }
 
 }  // namespace towline::collectives::experts

@@ -82,21 +82,39 @@ TOWLINE_DEVICE void run_batch_put(const Job& job, Scratch& scratch, uint32_t blo
 
 // ---- Await
 
-// Adds up what the ranks that came have for this one, and tells the host. All threads.
-TOWLINE_DEVICE void total(const Job& job, const Control& me, Scratch& scratch) {
+// The same, of a rank whose counts can't be right. One thread.
+TOWLINE_DEVICE void refuse_counts(const Job& job, Control& me, Scratch& scratch, uint32_t rank) {
+  scratch.rows[rank] = 0;
+  me.stage[rank] = 0;
+  give_up_on(me, rank);
+  report_absent(job, rank, Arrival::kDifferent);
+}
+
+// Adds up what the ranks that came have for this one, and tells the host. A rank has at most as many rows as tokens, and an expert as many
+// as these can have routes. All threads.
+TOWLINE_DEVICE void total(const Job& job, Control& me, Scratch& scratch) {
   auto* const report = reinterpret_cast<Report*>(job.batch.report);
-  for (uint32_t rank = device::thread(); rank < job.ranks; rank += device::threads())
+  for (uint32_t rank = device::thread(); rank < job.ranks; rank += device::threads()) {
     scratch.rows[rank] =
         me.stage[rank] == 0 ? 0 : device::load_unit<uint32_t>(me.stage[rank] + job.batch.count_at(job.rank));
+    scratch.rank[rank] = scratch.rows[rank] > me.tokens[rank];
+  }
+  device::sync();
   for (uint32_t expert = device::thread(); expert < job.batch.experts; expert += device::threads()) {
     uint64_t sum = 0;
-    for (uint32_t rank = 0; rank < job.ranks; ++rank)
-      if (me.stage[rank] != 0)
-        sum += device::load_unit<uint32_t>(me.stage[rank] + job.batch.count_at(job.rank) +
-                                           (1 + expert) * sizeof(uint32_t));
+    for (uint32_t rank = 0; rank < job.ranks; ++rank) {
+      if (me.stage[rank] == 0) continue;
+      const auto count = device::load_unit<uint32_t>(me.stage[rank] + job.batch.count_at(job.rank) +
+                                                     (1 + expert) * sizeof(uint32_t));
+      if (count > me.tokens[rank] * kMostBatchTopk) scratch.rank[rank] = 1;
+      sum += count;
+    }
     device::store_relaxed(&report->per_expert[expert],
                           (sum + job.batch.alignment - 1) / job.batch.alignment * job.batch.alignment);
   }
+  device::sync();
+  for (uint32_t rank = device::thread(); rank < job.ranks; rank += device::threads())
+    if (scratch.rank[rank] != 0) refuse_counts(job, me, scratch, rank);
   device::fence();
   device::sync();
   if (device::thread() != 0) return;

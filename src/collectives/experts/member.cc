@@ -14,9 +14,6 @@ namespace {
 constexpr uint32_t kMostBlocks = 256;
 constexpr uint64_t kMostCount = (uint64_t{1} << kCountBits) - 1;
 constexpr size_t kMostOpen = 2;
-// The memory's areas for each rank: two halves of slots, and a part of the results.
-constexpr uint64_t kAreas = 3;
-constexpr uint64_t kAreaGrain = 256;
 // Of nonces: not 0.
 uint32_t tag_of(uint64_t key) { return static_cast<uint32_t>(key >> 48) | 1; }
 constexpr auto kLook = std::chrono::microseconds(50);
@@ -59,8 +56,7 @@ Member::Member(cuda::KernelDevice& device, const cuda::KernelSet& kernels,
     : device_(device),
       gpu_(checked(options, device.gpus().size()).gpu),
       rank_(options.rank),
-      bytes_(options.bytes / (kAreas * options.capacity * kAreaGrain) *
-             (kAreas * options.capacity * kAreaGrain)),
+      bytes_(options.bytes / grain_of(options.capacity) * grain_of(options.capacity)),
       timeout_ns_(options.timeout_ns),
       host_(options.host == nullptr ? "" : options.host),
       listen_(options.listen == nullptr ? "*:0" : options.listen) {
@@ -105,7 +101,7 @@ void Member::open_to_hosts() {
 // Waits for this member's kernels alone: those of other ranks of the process may be waiting for it. Replays of graphs can't be told
 // from other work.
 void Member::end_work() noexcept {
-  if (in_graphs_) device_.settle(gpu_);
+  if (!last_tells_all_) device_.settle(gpu_);
   while (last_->state() == cuda::Moment::kBusy) std::this_thread::sleep_for(kLook);
 }
 
@@ -189,6 +185,8 @@ void Member::disconnect(uint32_t rank) {
   if (rank >= layout_.capacity || rank == rank_ || !is_connected(rank))
     fail(Status::kInvalidArgument, "experts: rank {} is not connected to rank {}", rank, rank_);
   end_work();
+  counted_.reset();  // its RECEIVE would read the rank's memory
+  __atomic_store_n(&report().absent[rank], 0, __ATOMIC_RELEASE);
   command_now(Command::kDisconnect, rank);
   if (proxy_ != nullptr) proxy_->disconnect(rank);
   peers_[rank] = {};
@@ -360,17 +358,23 @@ void Member::run(Kernel kernel, const Job& job, uint64_t blocks, void* stream) {
     fail(Status::kIo, "experts: the GPU refused a kernel: {}", device_.code_text(code));
 }
 
-void Member::exchange(towline_experts_call& call, void* stream) {
+void Member::exchange(towline_experts_call& call, bool records, void* stream) {
   check_shape(call);
-  use_for(Use::kExchanges);
+  check_use(Use::kExchanges);
   check_order(call);
   check_addresses(call);
   Job job = job_of(call);
   job.layout = layout_of(call.max_tokens, call.hidden);
+  use_ = Use::kExchanges;
+  if (proxy_ != nullptr && (call.phases & TOWLINE_EXPERTS_SEND) != 0)
+    proxy_->prepare(job.layout, call.hidden, call.format, call.ranks);
+  put_in_stream(records, stream, [&] { run_exchange(call, job, stream); });
+}
+
+void Member::run_exchange(towline_experts_call& call, const Job& job, void* stream) {
   const bool dispatch = call.op == TOWLINE_EXPERTS_DISPATCH;
   const uint64_t arrived = uint64_t{layout_.local} * call.ranks * call.max_tokens;
   if ((call.phases & TOWLINE_EXPERTS_SEND) != 0) {
-    if (proxy_ != nullptr) proxy_->prepare(job.layout, call.hidden, call.format, call.ranks);
     run(dispatch ? Kernel::kDispatchSend : Kernel::kCombineSend, job, dispatch ? call.tokens : arrived,
         stream);
     if ((call.phases & TOWLINE_EXPERTS_RECEIVE) == 0) {
@@ -399,40 +403,57 @@ void Member::check_peer(const towline_experts_call& call) const {
 void Member::issue(towline_experts_call& call, void* stream) {
   const bool records = check_stream(stream);
   if (call.op <= TOWLINE_EXPERTS_COMBINE)
-    exchange(call, stream);
+    exchange(call, records, stream);
   else
-    small(call, stream);
-  record_end(records, stream);
+    small(call, records, stream);
+}
+
+void Member::order_after_last(void* stream) {
+  if (const cuda::Code code = last_->precede(stream); code != 0) {
+    last_tells_all_ = false;
+    fail(Status::kIo, "experts: the GPU refused to order a stream after an event: {}",
+         device_.code_text(code));
+  }
 }
 
 void Member::record_end(bool records, void* stream) {
-  in_graphs_ = in_graphs_ || records;
+  if (records) last_tells_all_ = false;
   if (records) return;
-  if (const cuda::Code code = last_->record(stream); code != 0)
+  if (const cuda::Code code = last_->record(stream); code != 0) {
+    last_tells_all_ = false;
     fail(Status::kIo, "experts: the GPU refused an event: {}", device_.code_text(code));
+  }
 }
 
-void Member::use_for(Use use) {
+// The first kernels may run. The error that is on its way says more than another one here would.
+void Member::record_end_of_failed(bool records, void* stream) noexcept {
+  if (records || last_->record(stream) != 0) last_tells_all_ = false;
+}
+
+void Member::check_use(Use use) const {
   if (use_ != Use::kNone && use_ != use)
     fail(Status::kInvalidArgument,
          "experts: rank {} was opened for {}: a member's memory is for either. Open another one for {}",
          rank_, use == Use::kBatches ? "small exchanges" : "batches",
          use == Use::kBatches ? "batches" : "these");
-  use_ = use;
 }
 
-void Member::small(const towline_experts_call& call, void* stream) {
+void Member::small(const towline_experts_call& call, bool records, void* stream) {
   if (call.op > TOWLINE_EXPERTS_QUERY)
     fail(Status::kInvalidArgument, "experts: there is no call {}", call.op);
   check_peer(call);
   Job job = job_of(call);
-  if (call.op == TOWLINE_EXPERTS_BARRIER) return run(Kernel::kBarrier, job, 1, stream);
-  job.command = command_of(call.op);
-  unmasked_ = unmasked_ || call.op == TOWLINE_EXPERTS_UNMASK || call.op == TOWLINE_EXPERTS_CLEAN;
-  if (job.command == Command::kQuery &&
+  const bool barrier = call.op == TOWLINE_EXPERTS_BARRIER;
+  if (!barrier) job.command = command_of(call.op);
+  if (call.op == TOWLINE_EXPERTS_QUERY &&
       (call.out == nullptr || job.out % 4 != 0 || !device_.usable(gpu_, job.out)))
     fail(Status::kInvalidArgument, "experts: the mask's place is not aligned memory of GPU {}", gpu_);
-  run(Kernel::kCommand, job, 1, stream);
+  put_in_stream(records, stream, [&] {
+    // It must not change masks amid a batch in another stream, and last_ has to tell of both from now on.
+    if (!records && use_ != Use::kExchanges) order_after_last(stream);
+    run(barrier ? Kernel::kBarrier : Kernel::kCommand, job, 1, stream);
+  });
+  unmasked_ = unmasked_ || call.op == TOWLINE_EXPERTS_UNMASK || call.op == TOWLINE_EXPERTS_CLEAN;
 }
 
 }  // namespace towline::collectives::experts

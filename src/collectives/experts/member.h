@@ -45,9 +45,15 @@ class Member {
     uint32_t op;
   };
 
+  // The memory's areas for each rank: two halves of slots, and a part of the results.
+  static constexpr uint64_t kAreas = 3;
+  static constexpr uint64_t kAreaGrain = 256;
+
   // What the memory is used for, which the first call decides.
   enum class Use { kNone, kExchanges, kBatches };
 
+  // Of the memory that is used: all areas of all ranks are as long.
+  static constexpr uint64_t grain_of(uint32_t capacity) noexcept { return kAreas * capacity * kAreaGrain; }
   [[nodiscard]] uint64_t segment_bytes() const noexcept { return layout_.slots_at() + bytes_; }
   [[nodiscard]] Layout layout_of(uint32_t max_tokens, uint32_t hidden) const;
   [[nodiscard]] Job job_of(const towline_experts_call& call) const;
@@ -56,15 +62,22 @@ class Member {
   [[nodiscard]] bool check_stream(void* stream) const;
   void check_order(const towline_experts_call& call) const;
   void check_peer(const towline_experts_call& call) const;
-  void exchange(towline_experts_call& call, void* stream);
-  void small(const towline_experts_call& call, void* stream);
-  void use_for(Use use);
+  void exchange(towline_experts_call& call, bool records, void* stream);
+  void run_exchange(towline_experts_call& call, const Job& job, void* stream);
+  void small(const towline_experts_call& call, bool records, void* stream);
+  void check_use(Use use) const;
+  // Puts kernels into the stream. Throws also if only some of them got there.
+  template <class Kernels>
+  void put_in_stream(bool records, void* stream, Kernels kernels);
+  void order_after_last(void* stream);
   void record_end(bool records, void* stream);
+  void record_end_of_failed(bool records, void* stream) noexcept;
   // Of batches: batch.cc.
   void check_batch(const towline_experts_batch& call) const;
   void check_batch_ranks(const towline_experts_batch& call) const;
   void check_batch_addresses(const towline_experts_batch& call) const;
-  void check_absent();
+  void check_absent(uint32_t ranks, bool records);
+  void check_counted(const towline_experts_batch& call) const;
   [[nodiscard]] Report& report() const noexcept { return *static_cast<Report*>(report_->host()); }
   [[nodiscard]] Job batch_job(const towline_experts_batch& call) const;
   void run_put(const Job& job, const towline_experts_batch& call, void* stream);
@@ -88,7 +101,7 @@ class Member {
   std::unique_ptr<cuda::OwnStream> stream_;  // of commands that do not wait for the application's
   std::unique_ptr<cuda::Moment> done_;
   std::unique_ptr<cuda::Moment> last_;  // after what was put into the application's streams
-  bool in_graphs_ = false;
+  bool last_tells_all_ = true;          // false: a graph recorded the member, or the GPU refused an event
   std::shared_ptr<cuda::SharedPiece> piece_;
   std::unique_ptr<PieceServer> server_;
   const std::string host_;
@@ -103,8 +116,20 @@ class Member {
   std::deque<Open> open_;
   uint64_t last_ticket_ = 0;
   Use use_ = Use::kNone;
-  bool unmasked_ = false;                // in a stream, since the last look at the report
-  std::unique_ptr<cuda::Words> report_;  // of batches
+  bool unmasked_ = false;  // in a stream, which may clear the report once it gets there
+  std::optional<towline_experts_batch> counted_;  // a SEND whose RECEIVE is still to come
+  std::unique_ptr<cuda::Words> report_;           // of batches
 };
+
+template <class Kernels>
+void Member::put_in_stream(bool records, void* stream, Kernels kernels) {
+  try {
+    kernels();
+  } catch (...) {
+    record_end_of_failed(records, stream);
+    throw;
+  }
+  record_end(records, stream);
+}
 
 }  // namespace towline::collectives::experts
