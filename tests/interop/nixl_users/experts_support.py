@@ -91,7 +91,7 @@ def expected_sums(x, ids, weights, there):
     return sums.to(torch.bfloat16)
 
 
-def _rank(body, number: int, ranks: int, port: int, failures) -> None:
+def _rank(body, number: int, ranks: int, port: int) -> None:
     try:
         import torch.distributed as dist
 
@@ -102,27 +102,33 @@ def _rank(body, number: int, ranks: int, port: int, failures) -> None:
         dist.destroy_process_group()
     except BaseException:
         traceback.print_exc()
-        failures.put(number)
         os._exit(1)
 
 
 def run_ranks(body, ranks: int, seconds: float = 600.0) -> bool:
-    """The body as each rank of a gloo world, in a process of its own. True if none failed; else all others are ended."""
+    """The body as each rank of a gloo world, in a process of its own. True if none failed; else all others are ended. Says which ranks
+    failed, and which had not ended in time."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("spawn")
-    failures = context.Queue()
-    processes = [context.Process(target=_rank, args=(body, number, ranks, port, failures), daemon=True) for number in range(ranks)]
+    processes = [context.Process(target=_rank, args=(body, number, ranks, port), daemon=True) for number in range(ranks)]
     for process in processes:
         process.start()
     waiting = list(processes)
-    while waiting and seconds > 0:
+    left = seconds
+    while waiting and left > 0:
         waiting[0].join(0.5)
-        seconds -= 0.5
+        left -= 0.5
         if any(process.exitcode not in (None, 0) for process in processes):
             break
         waiting = [process for process in waiting if process.exitcode is None]
+    failed = [number for number, process in enumerate(processes) if process.exitcode not in (None, 0)]
+    running = [number for number, process in enumerate(processes) if process.exitcode is None]
+    if failed:
+        print(f"FAILED: ranks {failed}; ranks {running} were still running", flush=True)
+    elif running:
+        print(f"FAILED: ranks {running} were still running after {seconds:.0f} s", flush=True)
     for process in waiting:
         process.kill()
-    return not waiting and all(process.exitcode == 0 for process in processes)
+    return not failed and not running

@@ -74,12 +74,13 @@ class TorchGpu:
             stream.wait_stream(current)
         else:
             stream.wait_event(after)
+        # First: work that raises may have put some kernels into the stream.
+        for tensor in _tensors_in(tensors):
+            tensor.record_stream(stream)
         with torch.cuda.stream(stream):
             made = work(stream.cuda_stream)
         event = torch.cuda.Event()
         event.record(stream)
-        for tensor in _tensors_in(tensors):
-            tensor.record_stream(stream)
         for tensor in _tensors_in(made):
             tensor.record_stream(current)
         return made, event

@@ -191,22 +191,31 @@ class Buffer(HighThroughput):
     def _meet(self, member: _library.Member, new: list[int]) -> None:
         """Connects to these. Ranks that can't map each other's memory first open themselves to other hosts, and publish how they are
         reached."""
-        meeting = self._meeting = _meeting.meeting_of(self.tcp_store_group, self.group, self.comm)
+        mode = "low_latency" if self.low_latency_mode else "high_throughput"
+        meeting = self._meeting = _meeting.meeting_of(self.tcp_store_group, self.group, self.comm, mode)
         end = time.monotonic() + _MEETING_SECONDS
+        failure: Exception | None = None  # told where the others are, too
         while True:
             meeting.publish(self.rank, member.describe())
-            new = [rank for rank in new if not self._connect(member, meeting, rank, end)]
-            if not meeting.anyone(bool(new)):
+            try:
+                if failure is None:
+                    new = [rank for rank in new if not self._connect(member, meeting, rank, end)]
+                    if new and time.monotonic() > end:
+                        raise TimeoutError(f"nixl_ep: ranks {new} of other hosts did not say in {_MEETING_SECONDS:.0f} s how they are reached")
+            except Exception as error:
+                failure = error
+            if not meeting.anyone(bool(new), failure):
                 return
-            if time.monotonic() > end:
-                raise TimeoutError(f"nixl_ep: ranks {new} of other hosts did not say in {_MEETING_SECONDS:.0f} s how they are reached")
-            member.open_to_hosts()
+            try:
+                member.open_to_hosts()
+            except Exception as error:
+                failure = error
             _meeting.pause()
 
     def _connect(self, member: _library.Member, meeting, rank: int, end: float) -> bool:
         """False: once more, after both are open to other hosts. A process that died leaves its description, until the one that takes
-        its place has published its own; one that ends takes it away."""
-        gone = {"PEER_LOST", "STALE", "IO", "NOT_FOUND", "UNREACHABLE"}
+        its place has published its own; one that ends takes it away. It may have had another size or build."""
+        gone = {"PEER_LOST", "STALE", "IO", "NOT_FOUND", "UNREACHABLE"} | ({"MISMATCH"} if meeting.changes else set())
         while True:
             left = end - time.monotonic()
             if description := meeting.fetch(rank, left):

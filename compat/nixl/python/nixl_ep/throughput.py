@@ -343,4 +343,4 @@ class HighThroughput:
 def refuse_other_hosts(error: _library.ExpertsError, rank: int) -> None:
     """Says what to use, where a rank's memory can't be mapped."""
     if error.status == "UNSUPPORTED":
-        raise ExpertParallelismMissing(f"Buffer(low_latency_mode=False) with rank {rank}, which is on another host,") from error
+        raise ExpertParallelismMissing(f"Buffer(low_latency_mode=False) with rank {rank} ({error})") from error

@@ -13,7 +13,7 @@ import experts_model  # noqa: E402
 import nixl_ep  # noqa: E402
 from nixl_ep import Buffer, Config, EventOverlap, ExpertParallelismMissing, _library  # noqa: E402
 from nixl_ep.utils import EventHandle  # noqa: E402
-from test_experts import gpu  # noqa: E402, F401
+from test_experts import Comm, gpu  # noqa: E402, F401
 
 LOCAL, TOKENS, HIDDEN, TOPK, SCALES = 3, 40, 128, 4, 2
 BYTES = 1 << 20
@@ -247,6 +247,70 @@ def test_ranks_meet_by_a_communicator(gpu):
     run(2, lambda rank: rank.round(1), meet=lambda number: {"comm": Comm(number)})
 
 
+def test_a_rank_that_fails_at_a_communicator_is_named_by_the_others(gpu):
+    meeting, given = threading.Barrier(3, timeout=60), {}
+
+    def body(rank):
+        def fail(*_):
+            raise OSError("no way")
+
+        if rank.number == 1:
+            rank.buffer._connect = fail
+        with pytest.raises(OSError if rank.number == 1 else RuntimeError, match="no way" if rank.number == 1 else "rank 1: no way"):
+            rank.buffer.connect_ranks([0, 1, 2])
+
+    run(3, body, meet=lambda number: {"comm": Comm(meeting, given, number)}, connects=False)
+
+
+def test_buffers_of_both_modes_meet_by_one_store(gpu):
+    def body(rank):
+        other = Buffer(rank=rank.number, explicitly_destroy=True, tcp_store_group=rank.buffer.tcp_store_group)
+        other.update_memory_buffers(2, 4, BYTES)
+        other.connect_ranks([0, 1])
+        rank.meeting.wait()
+        rank.buffer.connect_ranks([0, 1])
+        rank.meeting.wait()
+        other.destroy()
+        rank.buffer.disconnect_ranks([1 - rank.number])  # what the other took away was its own
+        rank.meeting.wait()
+        rank.buffer.connect_ranks([0, 1])
+        rank.round(1)
+
+    run(2, body, connects=False)
+
+
+def test_a_description_of_another_size_is_that_of_a_rank_that_was_here_before(gpu):
+    def body(rank):
+        if rank.number == 1:
+            before = Buffer(rank=1, explicitly_destroy=True, low_latency_mode=False)
+            before.update_memory_buffers(2, LOCAL, num_rdma_bytes=0, num_nvl_bytes=2 * BYTES)
+            rank.buffer.tcp_store_group.set("NIXL_EP/high_throughput/1", before._member.describe())
+            rank.meeting.wait()
+            given_up.wait(60)
+            rank.buffer.connect_ranks([0])
+            before.destroy()
+        else:
+            connect = rank.buffer._member.connect
+
+            def connect_and_tell(*how):
+                try:
+                    connect(*how)
+                except _library.ExpertsError as error:
+                    seen.append(error.status)
+                    raise
+                finally:
+                    given_up.set()
+
+            rank.buffer._member.connect = connect_and_tell
+            rank.meeting.wait()
+            rank.buffer.connect_ranks([1])
+        rank.round(1)
+
+    given_up, seen = threading.Event(), []
+    run(2, body, connects=False)
+    assert set(seen) == {"MISMATCH"}
+
+
 def test_a_rank_that_does_not_come_is_named_and_all_go_on(gpu):
     def body(rank):
         rank.round(0)
@@ -286,7 +350,7 @@ def test_a_rank_of_another_host_is_refused(gpu, monkeypatch):
     monkeypatch.setattr(nixl_ep.buffer, "_make_gpu", Elsewhere)
 
     def body(rank):
-        with pytest.raises(ExpertParallelismMissing, match="which is on another host.*low-latency"):
+        with pytest.raises(ExpertParallelismMissing, match=r"with rank [01] \(experts: the memory of rank [01] can't be mapped.*low-latency"):
             rank.buffer.connect_ranks([1 - rank.number])
 
     run(2, body, connects=False)
