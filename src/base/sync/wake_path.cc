@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/per_thread.h"
+
 // By the linker. Weak, since a program may have no marked function.
 extern "C" {
 [[gnu::weak, gnu::visibility("hidden")]] extern const std::byte __start_towline_wake[];
@@ -35,10 +37,7 @@ void WakePages::ask() const noexcept {
   for (const std::byte* const page : pages()) __builtin_prefetch(page);
 }
 
-WakePages& wake_pages() noexcept {
-  static thread_local constinit WakePages pages;
-  return pages;
-}
+WakePages& wake_pages() noexcept { return PerThread<WakePages>::get(); }
 
 std::span<const std::byte> wake_path_code() noexcept { return {__start_towline_wake, __stop_towline_wake}; }
 

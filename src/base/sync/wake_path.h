@@ -47,7 +47,7 @@ class WakePages {
   std::array<const std::byte*, kMost> pages_ = {};
 };
 
-// This thread's. All that is armed before its sleep adds to them.
+// This worker's thread's. All that is armed before its sleep adds to them. Ends the process if there is no memory for the thread's first.
 WakePages& wake_pages() noexcept;
 
 // The marked functions of this library or program; empty if it has none.
