@@ -393,6 +393,31 @@ TEST(BatchesAhead, RanksThatDoNotWaitForOneAnother) {
   });
 }
 
+// Longer than three timeouts of the member.
+TEST(BatchesAhead, TheHostWaitsForWorkThatTheStreamHadBefore) {
+  if (ranks_a_host() == 1) return;  // the other group's ranks can't map one another's memory
+  BatchShape shape;
+  shape.ranks = 1;
+  shape.timeout_ns = kShortNs;
+  Shape other = BatchShape{}.memory();
+  other.timeout_ns = 5 * kShortNs;
+  run_batches(shape, [&](Rank& rank, BatchRank& batch, Group&) {
+    Rank waiting(*found_platform(), other, 0, false);
+    const Rank absent(*found_platform(), other, 1, false);
+    ASSERT_EQ(waiting.connect(1, absent.describe()), TOWLINE_OK) << waiting.error();
+    ASSERT_EQ(waiting.command(TOWLINE_EXPERTS_UNMASK, 1), TOWLINE_OK) << waiting.error();
+    waiting.drain();
+    batch.set(random_part(shape, 0, 5));
+    towline_experts_call barrier = {};
+    barrier.struct_size = sizeof barrier;
+    barrier.op = TOWLINE_EXPERTS_BARRIER;
+    ASSERT_EQ(table().issue(waiting.member(), &barrier, rank.stream()), TOWLINE_OK) << rank.error();
+    EXPECT_EQ(batch.dispatch(), TOWLINE_OK) << rank.error();
+    rank.drain();
+    EXPECT_EQ(waiting.masks(), (std::vector<int32_t>{0, 1}));
+  });
+}
+
 std::string name_of(const testing::TestParamInfo<BatchShape>& info) {
   const BatchShape& shape = info.param;
   return std::to_string(shape.ranks) + "x" + std::to_string(shape.local) + "_tokens" +

@@ -270,10 +270,13 @@ def test_buffers_of_both_modes_meet_by_one_store(gpu):
         rank.meeting.wait()
         rank.buffer.connect_ranks([0, 1])
         rank.meeting.wait()
-        other.destroy()
-        rank.buffer.disconnect_ranks([1 - rank.number])  # what the other took away was its own
+        other.destroy()  # takes away its own description alone
         rank.meeting.wait()
-        rank.buffer.connect_ranks([0, 1])
+        there = rank.buffer._meeting.fetch(1 - rank.number, 1.0)
+        rank.buffer.disconnect_ranks([1 - rank.number])
+        rank.meeting.wait()
+        rank.buffer._member.connect(1 - rank.number, there, 10**9)
+        rank.buffer.update_mask_buffer(1 - rank.number, False)
         rank.round(1)
 
     run(2, body, connects=False)
