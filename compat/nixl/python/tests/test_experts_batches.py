@@ -270,6 +270,7 @@ def test_buffers_of_both_modes_meet_by_one_store(gpu):
         rank.meeting.wait()
         rank.buffer.connect_ranks([0, 1])
         rank.meeting.wait()
+        rank.round(0)
         other.destroy()  # takes away its own description alone
         rank.meeting.wait()
         there = rank.buffer._meeting.fetch(1 - rank.number, 1.0)
