@@ -19,34 +19,21 @@
 #include <thread>
 #include <vector>
 
+#include "support/gpu_driver.h"
 #include "support/rank_store.h"
 
 namespace {
 
+using bench::need;
 using Pointer = unsigned long long;
 using Clock = std::chrono::steady_clock;
 
-void* driver_library() {
-  static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
-  if (library == nullptr) {
-    fmt::print(stderr, "no CUDA driver: {}\n", dlerror());
-    std::exit(77);
-  }
-  return library;
-}
-
 template <class... Arguments>
 void driver(const char* name, Arguments... arguments) {
-  auto* const function = reinterpret_cast<int (*)(Arguments...)>(dlsym(driver_library(), name));
+  auto* const function = reinterpret_cast<int (*)(Arguments...)>(dlsym(bench::driver_library(), name));
   const int code = function == nullptr ? -1 : function(arguments...);
   if (code == 0) return;
   fmt::print(stderr, "{}: {}\n", name, code);
-  std::exit(1);
-}
-
-void need(int32_t status, const char* what) {
-  if (status == TOWLINE_OK) return;
-  fmt::print(stderr, "{}: {}\n", what, towline_last_error());
   std::exit(1);
 }
 

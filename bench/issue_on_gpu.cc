@@ -1,4 +1,4 @@
-// What a call costs the host that puts an all_reduce into a stream: microseconds a call, medians of rounds in which all cases take turns.
+// Measures what issuing an all_reduce into a stream costs the host: microseconds a call, medians of rounds in which all cases take turns.
 // Beside it the driver's calls that it consists of, and launches of a kernel that does nothing with other parameters and
 // attributes, so that what is not the driver's shows.
 //
@@ -19,11 +19,13 @@
 #include <thread>
 #include <vector>
 
+#include "support/gpu_driver.h"
 #include "support/rank_store.h"
 #include "support/statistics.h"
 
 namespace {
 
+using bench::need;
 using Pointer = unsigned long long;
 using Clock = std::chrono::steady_clock;
 
@@ -35,8 +37,7 @@ using DriverCall = int (*)(Arguments...);
 
 template <class... Arguments>
 DriverCall<Arguments...> find(const char* name) {
-  static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
-  void* const function = library == nullptr ? nullptr : dlsym(library, name);
+  void* const function = dlsym(bench::driver_library(), name);
   if (function != nullptr) return reinterpret_cast<DriverCall<Arguments...>>(function);
   fmt::print(stderr, "{}: not found in libcuda.so.1\n", name);
   std::exit(77);
@@ -45,12 +46,6 @@ DriverCall<Arguments...> find(const char* name) {
 void check(int code, const char* what) {
   if (code == 0) return;
   fmt::print(stderr, "{}: CUDA error {}\n", what, code);
-  std::exit(1);
-}
-
-void need(int32_t status, const char* what) {
-  if (status == TOWLINE_OK) return;
-  fmt::print(stderr, "{}: {}\n", what, towline_last_error());
   std::exit(1);
 }
 

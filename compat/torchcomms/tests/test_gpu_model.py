@@ -155,7 +155,7 @@ def hooked(rank: int, folder: str) -> None:
 
 
 def logged(rank: int, folder: str) -> None:
-    """What a graph records has a line with the graph's number, and is neither started nor ended by that, but by each replay."""
+    """Operations recorded in a graph are logged with the graph's number. They start and end once for each replay, not when they are recorded."""
     comm, gpu = make("ncclx", rank, folder), _torch_gpu.gpu
     log = hooks.clog(output=f"{folder}/log{rank}", events=["ALL"])
     log.register_with_comm(comm)

@@ -192,16 +192,12 @@ void Member::check_counted(const towline_experts_batch& call) const {
 // ---- Rounds
 
 Job Member::batch_job(const towline_experts_batch& call) const {
-  Job job = {};
-  job.segment = piece_->address();
+  Job job = own_job();
   job.x = reinterpret_cast<uint64_t>(call.x);
   job.scales = reinterpret_cast<uint64_t>(call.x_scales);
   job.topk_idx = reinterpret_cast<uint64_t>(call.topk_idx);
   job.topk_weights = reinterpret_cast<uint64_t>(call.topk_weights);
   job.out = reinterpret_cast<uint64_t>(call.out);
-  job.timeout_ns = timeout_ns_;
-  job.layout = layout_;
-  job.rank = rank_;
   job.ranks = call.ranks;
   job.tokens = call.tokens;
   job.topk = call.topk;
@@ -215,7 +211,6 @@ Job Member::batch_job(const towline_experts_batch& call) const {
   batch.out_scales = reinterpret_cast<uint64_t>(call.out_scales);
   batch.out_routes = reinterpret_cast<uint64_t>(call.out_topk_idx);
   batch.out_weights = reinterpret_cast<uint64_t>(call.out_topk_weights);
-  batch.report = report_->gpu();
   batch.scale_token_stride = call.scale_token_stride;
   batch.scale_stride = call.scale_stride;
   batch.payload = call.token_bytes;

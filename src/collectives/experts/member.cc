@@ -198,13 +198,9 @@ bool Member::is_connected(uint32_t rank) const noexcept {
 
 // In the member's own stream, and waits for it alone: other kernels may wait for what comes of this.
 void Member::command_now(Command command, uint32_t peer, const RemoteBases& bases, uint32_t peer_tag) {
-  Job job = {};
-  job.segment = piece_->address();
-  job.layout = layout_;
-  job.rank = rank_;
+  Job job = own_job();
   job.command = command;
   job.peer = peer;
-  job.tag = tag_of(server_->key());
   job.peer_tag = peer_tag;
   job.x = bases.peer;
   job.scales = bases.slots;
@@ -323,9 +319,19 @@ void Member::check_order(const towline_experts_call& call) const {
   }
 }
 
-Job Member::job_of(const towline_experts_call& call) const {
+Job Member::own_job() const {
   Job job = {};
   job.segment = piece_->address();
+  job.layout = layout_;
+  job.rank = rank_;
+  job.tag = tag_of(server_->key());
+  job.timeout_ns = timeout_ns_;
+  job.batch.report = report_->gpu();
+  return job;
+}
+
+Job Member::job_of(const towline_experts_call& call) const {
+  Job job = own_job();
   job.x = reinterpret_cast<uint64_t>(call.x);
   job.topk_idx = reinterpret_cast<uint64_t>(call.topk_idx);
   job.topk_weights = reinterpret_cast<uint64_t>(call.topk_weights);
@@ -336,17 +342,12 @@ Job Member::job_of(const towline_experts_call& call) const {
   job.count = reinterpret_cast<uint64_t>(call.count);
   job.stats = reinterpret_cast<uint64_t>(call.stats);
   job.wait_ns = reinterpret_cast<uint64_t>(call.wait_ns);
-  job.timeout_ns = timeout_ns_;
-  job.layout = layout_;
-  job.rank = rank_;
   job.ranks = call.ranks;
   job.tokens = call.tokens;
   job.hidden = call.hidden;
   job.topk = call.topk;
   job.format = call.format;
   job.peer = call.peer;
-  job.tag = tag_of(server_->key());
-  job.batch.report = report_->gpu();
   return job;
 }
 

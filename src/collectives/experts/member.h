@@ -56,6 +56,7 @@ class Member {
   static constexpr uint64_t grain_of(uint32_t capacity) noexcept { return kAreas * capacity * kAreaGrain; }
   [[nodiscard]] uint64_t segment_bytes() const noexcept { return layout_.slots_at() + bytes_; }
   [[nodiscard]] Layout layout_of(uint32_t max_tokens, uint32_t hidden) const;
+  [[nodiscard]] Job own_job() const;  // what every kernel of this rank is given
   [[nodiscard]] Job job_of(const towline_experts_call& call) const;
   void check_shape(const towline_experts_call& call) const;
   void check_addresses(const towline_experts_call& call) const;

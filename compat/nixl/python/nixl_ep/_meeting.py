@@ -10,7 +10,7 @@ __all__ = ["CommMeeting", "StoreMeeting", "meeting_of"]
 
 
 def key_of(mode: str, rank: int) -> str:
-    """Of a rank's description. An engine may have a Buffer of each mode, which meet at one place."""
+    """The key of a rank's description. An engine may have one Buffer for each mode on the same store."""
     return f"NIXL_EP/{mode}/{rank}"
 
 

@@ -37,7 +37,7 @@ class HighThroughput:
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
-        """What a dispatch uses where it is given none."""
+        """The configuration of a dispatch that is given none."""
         _require(num_ranks > 0, f"there are no {num_ranks} ranks")
         from .buffer import Buffer
 
@@ -45,7 +45,7 @@ class HighThroughput:
 
     @staticmethod
     def get_combine_config(num_ranks: int) -> Config:
-        """What a combine uses where it is given none."""
+        """The configuration of a combine that is given none."""
         return HighThroughput.get_dispatch_config(num_ranks)
 
     def get_dispatch_layout(

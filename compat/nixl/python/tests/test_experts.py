@@ -158,9 +158,8 @@ class Rank:
         assert torch.equal(sums.cpu(), self.expected_sums(seed, there))
 
 
-def run(ranks: int, body, timeout_ms: int = 60_000, connects: bool = True, a_host: int = 0, meets=None) -> None:
-    """The body as every rank, each in a thread. a_host: how many count as on one host; 0: all. meets: from a rank's store to the
-    arguments of Buffer by which ranks meet."""
+def run_ranks(ranks: int, make, body) -> None:
+    """The body as every rank, each in a thread. make: from a rank's number, its store and the barrier of all to the rank."""
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     meeting = threading.Barrier(ranks, timeout=120)
     failures = []
@@ -168,9 +167,7 @@ def run(ranks: int, body, timeout_ms: int = 60_000, connects: bool = True, a_hos
     def one(number: int) -> None:
         try:
             mine = torch.distributed.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
-            rank = Rank(number, ranks, meets(number, mine) if meets else mine, meeting, timeout_ms, a_host)
-            if connects:
-                rank.buffer.connect_ranks(list(range(ranks)))
+            rank = make(number, mine, meeting)
             body(rank)
             rank.gpu.drain()
             meeting.wait()
@@ -187,6 +184,19 @@ def run(ranks: int, body, timeout_ms: int = 60_000, connects: bool = True, a_hos
     real = [failure for failure in failures if not isinstance(failure, threading.BrokenBarrierError)]
     if real or failures:
         raise (real or failures)[0]
+
+
+def run(ranks: int, body, timeout_ms: int = 60_000, connects: bool = True, a_host: int = 0, meets=None) -> None:
+    """a_host: how many ranks count as on one host; 0: all. meets: from a rank's number and store to the arguments of Buffer by which
+    ranks meet."""
+
+    def make(number: int, store, meeting: threading.Barrier) -> Rank:
+        rank = Rank(number, ranks, meets(number, store) if meets else store, meeting, timeout_ms, a_host)
+        if connects:
+            rank.buffer.connect_ranks(list(range(ranks)))
+        return rank
+
+    run_ranks(ranks, make, body)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

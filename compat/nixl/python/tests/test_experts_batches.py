@@ -13,7 +13,7 @@ import experts_model  # noqa: E402
 import nixl_ep  # noqa: E402
 from nixl_ep import Buffer, Config, EventOverlap, ExpertParallelismMissing, _library  # noqa: E402
 from nixl_ep.utils import EventHandle  # noqa: E402
-from test_experts import Comm, gpu  # noqa: E402, F401
+from test_experts import Comm, gpu, run_ranks  # noqa: E402, F401
 
 LOCAL, TOKENS, HIDDEN, TOPK, SCALES = 3, 40, 128, 4, 2
 BYTES = 1 << 20
@@ -122,33 +122,15 @@ class Rank:
 
 
 def run(ranks: int, body, size: int = BYTES, timeout_ms: int = 60_000, meet=None, connects: bool = True) -> None:
-    """The body as every rank, each in a thread. meet: what a rank's Buffer meets the others by."""
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    meeting = threading.Barrier(ranks, timeout=120)
-    failures = []
+    """meet: what a rank's Buffer meets the others by."""
 
-    def one(number: int) -> None:
-        try:
-            mine = torch.distributed.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
-            rank = Rank(number, ranks, meeting, size, timeout_ms, **(meet(number) if meet else {"tcp_store_group": mine}))
-            if connects:
-                rank.buffer.connect_ranks([other for other in range(ranks) if other != number])
-            body(rank)
-            rank.gpu.drain()
-            meeting.wait()
-            rank.buffer.destroy()
-        except BaseException as failure:
-            failures.append(failure)
-            meeting.abort()
+    def make(number: int, store, meeting: threading.Barrier) -> Rank:
+        rank = Rank(number, ranks, meeting, size, timeout_ms, **(meet(number) if meet else {"tcp_store_group": store}))
+        if connects:
+            rank.buffer.connect_ranks([other for other in range(ranks) if other != number])
+        return rank
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    real = [failure for failure in failures if not isinstance(failure, threading.BrokenBarrierError)]
-    if real or failures:
-        raise (real or failures)[0]
+    run_ranks(ranks, make, body)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
