@@ -6,6 +6,7 @@
 // larger goes through here. tests/structure/check_thread_storage.py holds each library to a bound.
 #pragma once
 
+#include <new>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -26,13 +27,22 @@ class PerThread {
   // Throws std::bad_alloc.
   static T& get() {
     if (object_ == nullptr) [[unlikely]]
-      make();
+      keep(new T);
     return *object_;
   }
 
+  // Null while there is no memory for it.
+  static T* find() noexcept {
+    static_assert(std::is_nothrow_default_constructible_v<T>);
+    if (object_ == nullptr) [[unlikely]]
+      keep(new (std::nothrow) T);
+    return object_;
+  }
+
  private:
-  [[gnu::cold, gnu::noinline]] static void make() {
-    object_ = new T;
+  [[gnu::cold, gnu::noinline]] static void keep(T* made) noexcept {
+    if (made == nullptr) return;
+    object_ = made;
     at_thread_end([](void*) { delete std::exchange(object_, nullptr); }, nullptr);
   }
 

@@ -23,7 +23,7 @@ std::uintptr_t page_of(const std::byte* at) noexcept {
 void WakePages::add(const void* at, std::size_t bytes) noexcept {
   const auto* const begin = static_cast<const std::byte*>(at);
   const std::byte* const end = begin + bytes;
-  for (const std::byte* next = begin; next < end && count_ < kMost;) {
+  for (const std::byte* next = begin; next < end && !full();) {
     const bool known = std::any_of(pages_.begin(), pages_.begin() + count_,
                                    [&](const std::byte* page) { return page_of(page) == page_of(next); });
     if (!known) pages_[count_++] = next;
@@ -37,7 +37,11 @@ void WakePages::ask() const noexcept {
   for (const std::byte* const page : pages()) __builtin_prefetch(page);
 }
 
-WakePages& wake_pages() noexcept { return PerThread<WakePages>::get(); }
+WakePages& wake_pages() noexcept {
+  static constinit WakePages none{0};
+  WakePages* const pages = PerThread<WakePages>::find();
+  return pages != nullptr ? *pages : none;
+}
 
 std::span<const std::byte> wake_path_code() noexcept { return {__start_towline_wake, __stop_towline_wake}; }
 

@@ -25,11 +25,17 @@ namespace towline {
 // the time it wakes.
 class WakePages {
  public:
-  static constexpr std::size_t kMost = 64;  // further ones are left out
+  static constexpr std::size_t kMost = 64;
   static constexpr std::size_t kPageBytes = 4096;
 
-  void clear() noexcept { count_ = 0; }
-  [[nodiscard]] bool full() const noexcept { return count_ == kMost; }
+  // Notes up to `room` pages; further ones are left out.
+  constexpr explicit WakePages(std::size_t room = kMost) noexcept : room_(room) {}
+
+  // Nothing here writes to one without room, so threads may share it.
+  void clear() noexcept {
+    if (count_ != 0) count_ = 0;
+  }
+  [[nodiscard]] bool full() const noexcept { return count_ == room_; }
   // Once a page, however often it is named.
   void add(const void* at, std::size_t bytes) noexcept;
   template <class T>
@@ -43,11 +49,12 @@ class WakePages {
   [[nodiscard]] std::span<const std::byte* const> pages() const noexcept { return {pages_.data(), count_}; }
 
  private:
+  std::size_t room_;  // at most kMost
   std::size_t count_ = 0;
   std::array<const std::byte*, kMost> pages_ = {};
 };
 
-// This worker's thread's. All that is armed before its sleep adds to them. Ends the process if there is no memory for the thread's first.
+// This thread's. All that a worker arms before its sleep adds to them. While memory for them is short, they have no room.
 WakePages& wake_pages() noexcept;
 
 // The marked functions of this library or program; empty if it has none.

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <thread>
 #include <vector>
+
+#include "support/failing_allocations.h"
 
 namespace towline {
 namespace {
@@ -53,6 +56,22 @@ TEST(WakePages, AsksForMemoryThatIsGone) {
   pages.add(reinterpret_cast<const void*>(8 * WakePages::kPageBytes), 1);
   pages.ask();
   EXPECT_EQ(pages.pages().size(), 1u);
+}
+
+// They are hints: a worker that can't note them sleeps without.
+TEST(WakePages, WithoutMemoryAThreadNotesNone) {
+  std::thread([] {
+    const std::vector<Page> memory(1);
+    support::fail_allocations();
+    wake_pages().clear();
+    wake_pages().add_object(memory[0]);
+    EXPECT_TRUE(wake_pages().pages().empty());
+    EXPECT_TRUE(wake_pages().full());
+    wake_pages().ask();
+    support::stop_failing();
+    wake_pages().add_object(memory[0]);
+    EXPECT_EQ(wake_pages().pages().size(), 1u);
+  }).join();
 }
 
 }  // namespace
