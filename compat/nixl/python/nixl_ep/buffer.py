@@ -70,6 +70,7 @@ class Buffer(HighThroughput):
         self._gpu = _make_gpu()
         self._connected: set[int] = set()
         self._active: set[int] = set()
+        self._changes = 0  # of masks and ranks: handles are of one of them
         self._meeting = None  # where this rank's description is
         self._own_memory = None  # of num_nvl_bytes
         self._destroyed = False
@@ -214,8 +215,9 @@ class Buffer(HighThroughput):
 
     def _connect(self, member: _library.Member, meeting, rank: int, end: float) -> bool:
         """False: once more, after both are open to other hosts. A process that died leaves its description, until the one that takes
-        its place has published its own; one that ends takes it away. It may have had another size or build."""
-        gone = {"PEER_LOST", "STALE", "IO", "NOT_FOUND", "UNREACHABLE"} | ({"MISMATCH"} if meeting.changes else set())
+        its place has published its own; one that ends takes it away. It may have had another size or build. Where descriptions don't change,
+        the rank is lost, and nothing is awaited."""
+        gone = {"PEER_LOST", "STALE", "IO", "NOT_FOUND", "UNREACHABLE", "MISMATCH"} if meeting.changes else set()
         while True:
             left = end - time.monotonic()
             if description := meeting.fetch(rank, left):
@@ -240,12 +242,14 @@ class Buffer(HighThroughput):
             _require(rank in self._connected, f"rank {rank} is not connected to rank {self.rank}")
         for rank in remote_ranks:
             self._opened().disconnect(rank)
+            self._changes += 1
             self._connected.discard(rank)
             self._active.discard(rank)
 
     def update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Masks a rank, or unmasks one that is connected, in the order of the current stream."""
         self._command(_library.MASK if mask else _library.UNMASK, rank_to_mask)
+        self._changes += 1
         if mask:
             self._active.discard(rank_to_mask)
         else:
@@ -262,6 +266,7 @@ class Buffer(HighThroughput):
     def clean_mask_buffer(self) -> None:
         """Unmasks the ranks that are connected, and masks the others."""
         self._command(_library.CLEAN)
+        self._changes += 1
         self._active = {self.rank} | self._connected
 
     def barrier(self) -> None:

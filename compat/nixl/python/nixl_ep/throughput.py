@@ -198,9 +198,18 @@ class HighThroughput:
             x, scales, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment, config, previous_event, async_finish
         )
 
+    def _parts(self, handle: tuple | list):
+        """A handle's tensors, and the most tokens of a rank. What a lost rank did not bring is missing in a handle for ever, and which rows these
+        are the GPU alone knows."""
+        _require(
+            handle[0] == self._changes,
+            "the handle is of a dispatch from before ranks were masked, unmasked or disconnected, and may miss rows: dispatch anew without it",
+        )
+        return handle[1:]
+
     def _repeat(self, x, scales, handle: tuple, config, previous_event, async_finish: bool):
         member = self._batch_member()
-        prefix, source, in_rank, most = handle
+        prefix, source, in_rank, most = self._parts(handle)
         call = self._dispatch_call(
             x,
             scales,
@@ -218,7 +227,7 @@ class HighThroughput:
             member.batch(call, stream)
             return out
 
-        return self._on_stream(work, (x, scales, *handle[:3]), previous_event, async_finish)
+        return self._on_stream(work, (x, scales, prefix, source, in_rank), previous_event, async_finish)
 
     def _count_and_dispatch(
         self, x, scales, in_rank, per_expert, topk_idx, topk_weights, alignment: int, config, previous_event, async_finish: bool
@@ -268,7 +277,7 @@ class HighThroughput:
 
         inputs = (x, scales, in_rank, per_expert, topk_idx, topk_weights)
         (out, routes, weights, prefix, source), event = self._on_stream(work, inputs, previous_event, async_finish)
-        handle = (prefix, source, in_rank, call.max_tokens)
+        handle = (self._changes, prefix, source, in_rank, call.max_tokens)
         return out, routes, weights, list(counted[:experts]), handle, event
 
     def ht_combine(
@@ -290,7 +299,7 @@ class HighThroughput:
         import torch
 
         member = self._batch_member()
-        prefix, source, in_rank, most = handle
+        prefix, source, in_rank, most = self._parts(handle)
         tokens, rows = in_rank.shape[0], source.shape[0]
         _require(x.dim() == 2, "x is [received tokens, hidden]")
         hidden = x.shape[1]
@@ -335,7 +344,7 @@ class HighThroughput:
             return out, sums
 
         (out, sums), event = self._on_stream(
-            work, (x, *handle[:3], topk_weights, *biases), previous_event, async_finish
+            work, (x, prefix, source, in_rank, topk_weights, *biases), previous_event, async_finish
         )
         return out, sums, event
 

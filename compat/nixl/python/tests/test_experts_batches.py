@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 
 import pytest
 
@@ -322,6 +323,56 @@ def test_a_rank_that_does_not_come_is_named_and_all_go_on(gpu):
             rank.round(seed)
 
     run(2, body, timeout_ms=1000)
+
+
+@pytest.mark.parametrize("by", ["unmasking", "cleaning", "reconnecting"])
+def test_a_handle_from_before_a_recovery_is_refused(gpu, by):
+    """It may miss the rows of a rank that was lost."""
+
+    def recover(rank):
+        other = 1 - rank.number
+        if by == "unmasking":
+            rank.buffer.update_mask_buffer(other, False)
+        elif by == "cleaning":
+            rank.buffer.clean_mask_buffer()
+        else:
+            rank.buffer.disconnect_ranks([other])
+            rank.buffer.connect_ranks([other])
+
+    def body(rank):
+        x, routes, weights = rank.here(*rank.tokens(0))
+        layout = rank.layout(routes)
+        got, named, factors, _, handle, _ = rank.buffer.ht_dispatch(x, **layout, topk_idx=routes, topk_weights=weights)
+        rank.gpu.drain()
+        rank.kept += [got, named, factors, handle]
+        rank.meeting.wait()
+        recover(rank)
+        for call in (lambda: rank.buffer.ht_dispatch(x, handle=handle), lambda: rank.buffer.ht_combine(got, handle)):
+            with pytest.raises(ValueError, match="from before ranks were masked, unmasked or disconnected.*dispatch anew"):
+                call()
+        rank.round(1)
+
+    run(2, body)
+
+
+def test_a_rank_that_is_lost_at_a_communicator_is_named_at_once(gpu, monkeypatch):
+    """Nobody publishes another description there."""
+    monkeypatch.setattr(nixl_ep.buffer, "_MEETING_SECONDS", 40.0)
+    meeting, given = threading.Barrier(2, timeout=60), {}
+
+    def body(rank):
+        if rank.number == 1:
+            before = Buffer(rank=1, explicitly_destroy=True, low_latency_mode=False)
+            before.update_memory_buffers(2, LOCAL, num_rdma_bytes=0, num_nvl_bytes=BYTES)
+            description = before._member.describe()
+            before.destroy()
+            rank.buffer._member.describe = lambda: description
+        begin = time.monotonic()
+        with pytest.raises(RuntimeError, match="rank 1" if rank.number == 0 else "rank 0: .*rank 1"):
+            rank.buffer.connect_ranks([1 - rank.number])
+        assert time.monotonic() - begin < 20
+
+    run(2, body, meet=lambda number: {"comm": Comm(meeting, given, number)}, connects=False)
 
 
 def test_a_rank_of_another_host_is_refused(gpu, monkeypatch):
