@@ -8,7 +8,8 @@
 namespace towline::gpu_test::experts::batches {
 namespace {
 
-const uint64_t kShortNs = 300'000'000;
+// Of tests in which ranks are late: the others must be in time.
+const uint64_t kShortNs = ranks_a_host() == 0 ? 300'000'000 : 3'000'000'000;
 
 struct BatchShape {
   uint32_t ranks = 2;
@@ -354,19 +355,11 @@ class BatchRank {
   std::vector<int32_t> counted_;
 };
 
-// Where ranks count as on several hosts: that it says so.
 void run_batches(const BatchShape& shape, const std::function<void(Rank&, BatchRank&, Group&)>& body) {
-  const bool together = ranks_a_host() == 0 || shape.ranks <= ranks_a_host();
   run_ranks(shape.memory(), [&](Rank& rank, Group& group) {
     BatchRank batch(rank, shape);
     group.meet();
-    if (together) {
-      body(rank, batch, group);
-    } else {
-      batch.set(random_part(shape, rank.number(), 1));
-      EXPECT_EQ(batch.dispatch(), TOWLINE_UNSUPPORTED);
-      EXPECT_NE(rank.error().find("within a host"), std::string::npos) << rank.error();
-    }
+    body(rank, batch, group);
     rank.drain();
     group.meet();
   });
@@ -432,7 +425,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(BatchShape{}, BatchShape{1, 4, 40, 8, 3}, BatchShape{2, 3, 70, 512, 4, 4},
                     BatchShape{3, 1, 33, 72, 2, 0, 64, 16}, BatchShape{4, 4, 50, 264, 8, 3, 64, 128},
                     BatchShape{8, 2, 20, 64, 6}, BatchShape{2, 2, 300, 512, 2, 4, 8},
-                    BatchShape{4, 2, 200, 128, 3, 1, 8}, BatchShape{3, 2, 90, 1024, 2, 0, 8}),
+                    BatchShape{4, 2, 200, 128, 3, 1, 8}, BatchShape{3, 2, 90, 1024, 2, 0, 9}),
     name_of);
 
 TEST(BatchesRoutes, NoTokenAtAll) {

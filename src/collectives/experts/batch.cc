@@ -34,11 +34,11 @@ bool asks_for_counts(const towline_experts_batch& call) {
 }
 
 // Of what all ranks must give alike. Bit 0 is the half's, and no shape of a small exchange has bit 63.
-uint64_t batch_shape(const towline_experts_batch& call, uint32_t round) {
+uint64_t batch_shape(const towline_experts_batch& call, uint32_t round, bool mirrors) {
   uint64_t mixed = 0xcbf29ce484222325;
   for (const uint64_t value :
        {uint64_t{call.op}, uint64_t{call.ranks}, uint64_t{call.token_bytes}, uint64_t{call.scales},
-        uint64_t{call.topk}, uint64_t{call.experts}, uint64_t{asks_for_counts(call)}, uint64_t{round}})
+        uint64_t{call.topk}, uint64_t{call.experts}, uint64_t{asks_for_counts(call)}, uint64_t{round}, uint64_t{mirrors}})
     mixed = (mixed ^ value) * 0x100000001b3;
   return (mixed << 1) | uint64_t{1} << 63;
 }
@@ -81,18 +81,16 @@ void Member::check_batch_ranks(const towline_experts_batch& call) const {
   if (call.ranks <= rank_ || call.ranks > layout_.capacity)
     fail(Status::kInvalidArgument, "experts: a batch among {} ranks, of {}, at rank {}", call.ranks,
          layout_.capacity, rank_);
-  for (uint32_t rank = 0; rank < call.ranks; ++rank) {
-    if (peers_[rank].piece != nullptr) continue;
-    if (is_connected(rank))
-      fail(
-          Status::kUnsupported,
-          "experts: the memory of rank {} can't be mapped (another host, or an instance of MIG), and batches "
-          "are exchanged within a host: use small exchanges (low-latency mode) with such ranks",
-          rank);
-    fail(Status::kInvalidArgument,
-         "experts: rank {} is not connected to rank {}: a batch is among all of {} ranks", rank, rank_,
-         call.ranks);
-  }
+  for (uint32_t rank = 0; rank < call.ranks; ++rank)
+    if (!is_connected(rank))
+      fail(Status::kInvalidArgument,
+           "experts: rank {} is not connected to rank {}: a batch is among all of {} ranks", rank, rank_,
+           call.ranks);
+  if (proxy_ != nullptr && proxy_->stage_is_read())
+    fail(Status::kIo,
+         "experts: a transfer to a rank that was disconnected may still read the memory of rank {}: close this "
+         "member and open another one",
+         rank_);
 }
 
 void Member::check_batch_addresses(const towline_experts_batch& call) const {
@@ -163,7 +161,8 @@ void Member::check_absent(uint32_t ranks, bool records) {
     fail(Status::kMismatch,
          "experts: rank {} came to another batch than rank {}, or with another shape, or with counts that "
          "its tokens can't have: all ranks must make the same calls in the same order, with the same token "
-         "size, scales, routes and experts. Unmask it on both sides to go on",
+         "size, scales, routes and experts, and be open to other hosts if one of them is. Unmask it on both "
+         "sides to go on",
          different, rank_);
   if (!late.empty())
     fail(Status::kTimedOut,
@@ -218,8 +217,18 @@ Job Member::batch_job(const towline_experts_batch& call) const {
   batch.experts = call.experts;
   batch.alignment = std::max(call.alignment, 1u);
   batch.received = call.received;
-  batch.stage_at = layout_.slots_at();
-  batch.half_bytes = bytes_ / 2 / kStageGrain * kStageGrain;
+  cut_stage(call, batch);
+  return job;
+}
+
+// Where the stage lies, and what has room in it.
+void Member::cut_stage(const towline_experts_batch& call, Batch& batch) const {
+  const bool mirrors = proxy_ != nullptr;
+  batch.stage_at = mirrors ? layout_.results_at() : layout_.slots_at();
+  const auto half_of = [&](uint64_t memory) {
+    return (mirrors ? memory / kAreas : memory) / 2 / kStageGrain * kStageGrain;
+  };
+  batch.half_bytes = half_of(bytes_);
   // In a dispatch a place is a token; in a combine, a token of each rank.
   const bool dispatch = is_dispatch(call);
   batch.row_bytes = rounded_up(dispatch ? batch.scales_in_row(call.topk) + call.scales * sizeof(uint32_t)
@@ -228,21 +237,29 @@ Job Member::batch_job(const towline_experts_batch& call) const {
   batch.masks_at = dispatch ? rounded_up(batch.count_at(call.ranks), kStageGrain) : 0;
   const uint64_t place_bytes = dispatch ? batch.row_bytes + sizeof(uint64_t) : call.ranks * batch.row_bytes;
   const uint64_t fixed = batch.masks_at + kStageGrain;
+  const uint64_t mirrored_bytes = dispatch ? place_bytes : batch.row_bytes;
+  const auto places_in = [&](uint64_t room, uint64_t each) { return room < fixed ? 0 : (room - fixed) / each; };
+  uint64_t places = std::min<uint64_t>(places_in(batch.half_bytes, place_bytes), kMostTokens);
+  if (mirrors)
+    places = std::min({places, places_in(layout_.area_bytes, mirrored_bytes), layout_.used_entries()});
   // Memory is cut twice: to the grain of areas, and to that of halves.
-  const auto memory_for = [&](uint64_t half) {
-    return rounded_up(2 * rounded_up(half, kStageGrain), grain_of(layout_.capacity));
+  const auto memory_for = [&](uint64_t tokens) {
+    const uint64_t stage = 2 * rounded_up(fixed + tokens * place_bytes, kStageGrain);
+    if (!mirrors) return rounded_up(stage, grain_of(layout_.capacity));
+    const uint64_t area =
+        std::max({(stage + layout_.capacity - 1) / layout_.capacity, fixed + tokens * mirrored_bytes,
+                  tokens * Layout::slot_bytes_of(kScaled)});
+    return rounded_up(kAreas * layout_.capacity * rounded_up(area, kAreaGrain), grain_of(layout_.capacity));
   };
-  if (batch.half_bytes < fixed + place_bytes)
+  if (places == 0)
     fail(Status::kInvalidArgument,
          "experts: a batch with tokens of {} bytes among {} ranks needs at least {} bytes of memory; rank {} "
          "has {}: open it with more, on every rank. It needs {} to go without rounds",
-         call.token_bytes, call.ranks, memory_for(fixed + place_bytes), rank_, bytes_,
-         memory_for(fixed + std::max(call.max_tokens, call.tokens) * place_bytes));
-  batch.round_tokens =
-      static_cast<uint32_t>(std::min<uint64_t>((batch.half_bytes - fixed) / place_bytes, kMostTokens));
+         call.token_bytes, call.ranks, memory_for(1), rank_, bytes_,
+         memory_for(std::max(call.max_tokens, call.tokens)));
+  batch.round_tokens = static_cast<uint32_t>(places);
   batch.rows_at =
       dispatch ? rounded_up(batch.masks_at + batch.round_tokens * sizeof(uint64_t), kStageGrain) : 0;
-  return job;
 }
 
 void Member::run_put(const Job& job, const towline_experts_batch& call, void* stream) {
@@ -256,7 +273,7 @@ void Member::run_rest(const Job& job, const towline_experts_batch& call, void* s
 }
 
 void Member::batch_round(Job job, const towline_experts_batch& call, uint32_t round, void* stream) {
-  job.batch.shape = batch_shape(call, round);
+  job.batch.shape = batch_shape(call, round, proxy_ != nullptr);
   job.batch.first = round * job.batch.round_tokens;
   if (round != 0 || call.phases != TOWLINE_EXPERTS_RECEIVE) run_put(job, call, stream);
   if (call.phases != TOWLINE_EXPERTS_SEND) run_rest(job, call, stream);
@@ -303,6 +320,12 @@ void Member::batch(towline_experts_batch& call, void* stream) {
   else
     check_absent(call.ranks, records);
   Job job = batch_job(call);
+  if (proxy_ != nullptr) {
+    const Batch& cut = job.batch;
+    job.batch.way = proxy_->prepare_batch({cut.stage_at, cut.half_bytes, cut.rows_at, cut.row_bytes,
+                                           cut.round_tokens, !is_dispatch(call)},
+                                          call.ranks);
+  }
   use_ = Use::kBatches;
   counted_.reset();
   if (asks_for_counts(call))

@@ -59,6 +59,18 @@ TOWLINE_DEVICE uint64_t ranks_of(const Job& job, uint32_t token) {
   return mask;
 }
 
+// The lowest of a mask's ranks, which goes from it. In a kernel std::countr_zero is 64, whatever it is given: nvcc takes the
+// compiler's builtin in it for a constant.
+TOWLINE_DEVICE uint32_t take_rank(uint64_t& mask) {
+#ifdef __CUDA_ARCH__
+  const auto rank = static_cast<uint32_t>(__ffsll(static_cast<long long>(mask)) - 1);
+#else
+  const auto rank = static_cast<uint32_t>(std::countr_zero(mask));
+#endif
+  mask &= mask - 1;
+  return rank;
+}
+
 // Where each rank's rows end, in scratch.rows. All threads.
 TOWLINE_DEVICE void read_prefix(const Job& job, Scratch& scratch) {
   for (uint32_t rank = device::thread(); rank < job.ranks; rank += device::threads())
@@ -88,12 +100,26 @@ TOWLINE_DEVICE bool await_readers(const Job& job, Control& me, Scratch& scratch)
   return all;
 }
 
+// A rank of another host gets the row at this place of the stage. One thread.
+TOWLINE_DEVICE void mark_row(const Job& job, Control& me, uint32_t rank, uint64_t place) {
+  if (!is_remote(job, me, rank)) return;
+  const auto half = static_cast<uint32_t>((me.sent[rank] + 1) & 1);
+  const uint64_t entry = add_to(&me.marks[rank], 1);
+  device::store_unit<uint32_t>(me.peer[rank] + job.layout.used_at(half, entry), static_cast<uint32_t>(place));
+}
+
 // In the last block, all threads: the stage is whole. A block that could not write has masked the rank that kept it from that.
 TOWLINE_DEVICE bool is_whole(const Job& job, const Control& me) {
   bool absent = false;
   for (uint32_t rank = device::thread(); rank < job.ranks; rank += device::threads())
     absent = absent || is_masked(me, rank) || device::load_relaxed(&me.broken[rank]) != 0;
   return !device::sync_any(absent);
+}
+
+// The same threads, in any case: for the next exchange.
+TOWLINE_DEVICE void forget_marks(const Job& job, Control& me) {
+  for (uint32_t rank = device::thread(); rank < job.ranks; rank += device::threads())
+    device::store_relaxed(&me.marks[rank], 0);
 }
 
 // The same threads: tells every rank.
@@ -107,6 +133,10 @@ TOWLINE_DEVICE void publish_stage(const Job& job, Control& me) {
     device::store_relaxed(&there.shape[number & 1][job.rank], job.batch.shape | ((me.staged + 1) & 1));
     device::store_release(&there.returned[number & 1][job.rank],
                           make_flag(me.theirs[rank], number, job.tokens));
+    if (!is_remote(job, me, rank)) continue;
+    device::store_relaxed(&there.marked[number & 1][job.rank],
+                          uint64_t{job.batch.way} << 32 | device::load_relaxed(&me.marks[rank]));
+    say_ready(job, me, rank);
   }
   device::sync();
   if (device::thread() == 0) ++me.staged;
@@ -142,7 +172,9 @@ TOWLINE_DEVICE Arrival await_stage(const Job& job, Control& me, uint32_t rank, c
     return Arrival::kDifferent;
   }
   ++me.got[rank];
-  me.stage[rank] = me.peer[rank] + job.batch.stage_at + (shape & 1) * job.batch.half_bytes;
+  me.stage[rank] = is_remote(job, me, rank)
+                       ? job.segment + job.layout.area_at(stage_half(shape), rank)
+                       : me.peer[rank] + job.batch.stage_at + stage_half(shape) * job.batch.half_bytes;
   me.tokens[rank] = flag_count(device::load_relaxed(flag));
   return Arrival::kCame;
 }

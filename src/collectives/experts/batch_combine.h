@@ -29,9 +29,12 @@ TOWLINE_DEVICE void run_batch_return(const Job& job, Scratch& scratch, uint32_t 
         device::store_unit<float>(
             to + batch.weights_in_row(0) + k * sizeof(float),
             reinterpret_cast<const float*>(job.topk_weights)[uint64_t{row} * job.topk + k]);
+      if (share.lane == 0) mark_row(job, me, rank, place);
     }
   }
-  if (last_block(job, blocks) && is_whole(job, me)) publish_stage(job, me);
+  if (!last_block(job, blocks)) return;
+  if (is_whole(job, me)) publish_stage(job, me);
+  forget_marks(job, me);
 }
 
 TOWLINE_DEVICE void add_pack(Sums& sums, const device::Pack& pack) {
@@ -40,18 +43,6 @@ TOWLINE_DEVICE void add_pack(Sums& sums, const device::Pack& pack) {
     sums.of[2 * i] += low_of(pack.word[i]);
     sums.of[2 * i + 1] += high_of(pack.word[i]);
   }
-}
-
-// The lowest of a mask's ranks, which goes from it. In a kernel std::countr_zero is 64, whatever it is given: nvcc takes the
-// compiler's builtin in it for a constant.
-TOWLINE_DEVICE uint32_t take_rank(uint64_t& mask) {
-#ifdef __CUDA_ARCH__
-  const auto rank = static_cast<uint32_t>(__ffsll(static_cast<long long>(mask)) - 1);
-#else
-  const auto rank = static_cast<uint32_t>(std::countr_zero(mask));
-#endif
-  mask &= mask - 1;
-  return rank;
 }
 
 // At `offset` of each rank's row. Four loads of a thread are on their way at once.
@@ -102,8 +93,9 @@ TOWLINE_DEVICE void run_batch_sum(const Job& job, Scratch& scratch, uint32_t blo
   Control& me = own(job);
   const Batch& batch = job.batch;
   for (uint32_t rank = device::thread(); rank < job.ranks; rank += device::threads()) {
-    const uint64_t rows = batch.rows_at + uint64_t{job.rank} * batch.round_tokens * batch.row_bytes;
-    scratch.from[rank] = me.stage[rank] == 0 ? 0 : me.stage[rank] + rows;
+    const uint64_t before =
+        is_remote(job, me, rank) ? 0 : uint64_t{job.rank} * batch.round_tokens * batch.row_bytes;
+    scratch.from[rank] = me.stage[rank] == 0 ? 0 : me.stage[rank] + batch.rows_at + before;
   }
   device::sync();
   uint64_t missing = 0;

@@ -26,7 +26,8 @@ TOWLINE_DEVICE void count_rows(const Job& job, Control& me, Scratch& scratch, ui
     add_to(&me.rows[rank], scratch.rows[rank]);
 }
 
-TOWLINE_DEVICE void put_token(const Job& job, const Share& share, uint64_t stage, uint32_t place) {
+TOWLINE_DEVICE void put_token(const Job& job, Control& me, const Share& share, uint64_t stage,
+                              uint32_t place) {
   const Batch& batch = job.batch;
   const uint64_t token = batch.first + place;
   const uint64_t row = stage + batch.rows_at + place * batch.row_bytes;
@@ -43,9 +44,10 @@ TOWLINE_DEVICE void put_token(const Job& job, const Share& share, uint64_t stage
     device::store_unit<uint32_t>(row + batch.scales_in_row(job.topk) + i * sizeof(uint32_t),
                                  scales[static_cast<int64_t>(token) * batch.scale_token_stride +
                                         static_cast<int64_t>(i) * batch.scale_stride]);
-  if (share.lane == 0)
-    device::store_unit<uint64_t>(stage + batch.masks_at + place * sizeof(uint64_t),
-                                 ranks_of(job, static_cast<uint32_t>(token)));
+  if (share.lane != 0) return;
+  uint64_t ranks = ranks_of(job, static_cast<uint32_t>(token));
+  device::store_unit<uint64_t>(stage + batch.masks_at + place * sizeof(uint64_t), ranks);
+  while (ranks != 0) mark_row(job, me, take_rank(ranks), place);
 }
 
 // In the last block, all threads.
@@ -69,13 +71,14 @@ TOWLINE_DEVICE void run_batch_put(const Job& job, Scratch& scratch, uint32_t blo
     if (counts) count_rows(job, me, scratch, block, blocks);
     const Share share = share_of(block, blocks);
     for (uint32_t place = share.warp; place < tokens_in_round(job.batch, job.tokens); place += share.warps)
-      put_token(job, share, stage, place);
+      put_token(job, me, share, stage, place);
   }
   if (!last_block(job, blocks)) return;
   if (is_whole(job, me)) {
     if (counts) put_counts(job, me, stage);
     publish_stage(job, me);
   }
+  forget_marks(job, me);
   for (uint32_t rank = device::thread(); rank < job.ranks; rank += device::threads())
     device::store_relaxed(&me.rows[rank], 0);
 }

@@ -4,13 +4,18 @@
 // for them. Of another rank's memory a rank writes words alone: those of pairs of ranks, as exchanges of small batches do (job.h). An exchange is
 // a round: as many tokens of each rank as a half has room for.
 //
+// A rank of another host can't be read. So each rank has a mirror of both halves of such a rank's stage, which that rank's proxy fills
+// with the rows that are for this one (proxy.h). The kernels that read are the same. A member that is open to other hosts
+// (Member::open_to_hosts) cuts its memory for this: what are slots in small exchanges are the mirrors, and the results are the stage.
+//
 // A stage of a dispatch:
 //
 //   counts  uint32 [ranks][1 + experts]: for each rank its rows and its experts' tokens. In the first round, where counts are asked for
 //   masks   uint64 [round_tokens]: a bit for each rank that gets the token
 //   rows    [round_tokens]: payload, routes (int64), weights (float), scales (four bytes each)
 //
-// A stage of a combine: rows [ranks][round_tokens], by the token's rank and its number there: payload, weights.
+// A stage of a combine: rows [ranks][round_tokens], by the token's rank and its number there: payload, weights. A mirror has
+// the rows of the rank that reads it alone.
 #pragma once
 
 #include <cstdint>
@@ -59,7 +64,7 @@ struct Batch {
   uint32_t experts;  // of a rank
   uint32_t alignment;
   uint32_t received;
-  uint32_t reserved;
+  uint32_t way;  // of rows to ranks of other hosts: Proxy::prepare_batch()
 
   [[nodiscard]] constexpr uint64_t routes_in_row() const { return payload; }
   [[nodiscard]] constexpr uint64_t weights_in_row(uint32_t routes) const {

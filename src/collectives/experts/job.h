@@ -57,6 +57,7 @@ struct Control {
   uint64_t returned[2][kMostRanks];  // the flag of a combine
   uint64_t met[kMostRanks];          // this rank's nonce << 32 | barriers that the peer came to
   uint64_t ready[2][kMostRanks];     // in images alone: the exchange in that half is whole
+  uint64_t marked[2][kMostRanks];    // the same, of batches: its way << 32 | how many rows the peer gets
   // The rank's own.
   uint64_t peer[kMostRanks];    // its segment, or the image, as this rank reaches it; 0: not connected
   uint64_t slots[kMostRanks];   // the same, from which slots are found by slot_at()
@@ -76,6 +77,7 @@ struct Control {
       stage[kMostRanks];  // where the rank's half of the exchange that is received lies; 0: it did not come
   uint64_t tokens[kMostRanks];  // how many the rank has, in all rounds
   uint64_t rows[kMostRanks];    // a tally while tokens are put
+  uint64_t marks[kMostRanks];   // the same, of rows that are marked for a rank of another host
   uint64_t listed[kMostRanks];  // how many of the rank's tokens are listed
   uint64_t staged;              // exchanges that were put; the last one's parity is its half
   uint64_t arrived;             // blocks of the running kernel that are through
@@ -112,7 +114,7 @@ struct Layout {
   }
 
   // In an image, whose slots are elsewhere: for each half a slot's number, uint32, in the order of experts and results; with
-  // kWholeSlot if all of its bytes are used.
+  // kWholeSlot if all of its bytes are used. Of a batch: the places of the rows that the peer gets, in any order.
   [[nodiscard]] constexpr uint64_t used_entries() const { return area_bytes / slot_bytes_of(kScaled); }
   [[nodiscard]] constexpr uint64_t used_at(uint32_t half, uint64_t entry) const {
     return slots_at() + (half * used_entries() + entry) * sizeof(uint32_t);
@@ -121,10 +123,12 @@ struct Layout {
   [[nodiscard]] constexpr uint64_t count_at(uint32_t half, uint32_t source, uint32_t expert) const {
     return counts_at() + ((uint64_t{half} * capacity + source) * local + expert) * sizeof(uint64_t);
   }
+  [[nodiscard]] constexpr uint64_t area_at(uint32_t half, uint32_t source) const {
+    return slots_at() + (uint64_t{2} * source + half) * area_bytes;
+  }
   [[nodiscard]] constexpr uint64_t slot_at(uint32_t half, uint32_t source, uint32_t expert,
                                            uint64_t slot) const {
-    return slots_at() + (uint64_t{2} * source + half) * area_bytes +
-           (uint64_t{expert} * max_tokens + slot) * slot_bytes;
+    return area_at(half, source) + (uint64_t{expert} * max_tokens + slot) * slot_bytes;
   }
 };
 

@@ -81,6 +81,7 @@ class Member {
   void check_counted(const towline_experts_batch& call) const;
   [[nodiscard]] Report& report() const noexcept { return *static_cast<Report*>(report_->host()); }
   [[nodiscard]] Job batch_job(const towline_experts_batch& call) const;
+  void cut_stage(const towline_experts_batch& call, Batch& batch) const;
   void run_put(const Job& job, const towline_experts_batch& call, void* stream);
   void run_rest(const Job& job, const towline_experts_batch& call, void* stream);
   void batch_round(Job job, const towline_experts_batch& call, uint32_t round, void* stream);

@@ -52,6 +52,9 @@ TOWLINE_DEVICE uint64_t shape_of(const Job& job, bool combines) {
   return uint64_t{job.hidden} << 40 | (job.layout.max_tokens & 0xffffffff) << 8 | job.format << 1 |
          (combines ? 1 : 0);
 }
+// batch_job.h: of a batch. Its other bits are mixed, and bit 0 is the stage's half.
+TOWLINE_DEVICE bool shape_is_batch(uint64_t shape) { return shape >> 63 != 0; }
+TOWLINE_DEVICE uint32_t stage_half(uint64_t shape) { return static_cast<uint32_t>(shape & 1); }
 TOWLINE_DEVICE bool shape_combines(uint64_t shape) { return (shape & 1) != 0; }
 TOWLINE_DEVICE uint32_t shape_format(uint64_t shape) { return static_cast<uint32_t>(shape >> 1 & 0x7f); }
 TOWLINE_DEVICE uint32_t shape_max_tokens(uint64_t shape) { return static_cast<uint32_t>(shape >> 8); }

@@ -15,11 +15,9 @@ namespace {
 
 constexpr auto kIdle = std::chrono::microseconds(50);
 constexpr uint32_t kBusyPasses = 64;   // without work, before the thread sleeps
-constexpr size_t kMostWays = 8;        // of a rank: shapes of exchanges
 constexpr uint32_t kMostNotices = 64;  // in a pass
 constexpr uint64_t kFirstRepeatNs = 5'000'000;
 constexpr uint64_t kLastRepeatNs = 500'000'000;
-constexpr uint64_t kMostSettlingNs = 1'000'000'000;
 constexpr uint64_t kAskAgainNs = 100'000'000;
 constexpr uint64_t kMostReachingNs = 2'000'000'000;
 constexpr uint64_t kLogNs = 1'000'000'000;
@@ -122,12 +120,19 @@ towline_plan_t* Proxy::make_plan(const Remote& remote, const Way& way, uint64_t 
       blocks_at(reinterpret_cast<uint64_t>(remote.memory->host()) + staging_at(), TOWLINE_MEMORY_DRAM, 0);
   const auto there = blocks_at(remote.side.slots + uint64_t{2} * options_.rank * options_.layout.area_bytes,
                                remote.side.kind, remote.side.device);
+  return plan_between(remote, std::span(here).first(lists), std::span(there).first(lists), timeout_ns, status);
+}
+
+towline_plan_t* Proxy::plan_between(const Remote& remote, std::span<const towline_blocks_t> here,
+                                    std::span<const towline_blocks_t> there, uint64_t timeout_ns,
+                                    int32_t& status) const {
   towline_block_list_t* from = nullptr;
   towline_block_list_t* to = nullptr;
   towline_plan_t* plan = nullptr;
-  status = functions_.block_list_create(agent_, nullptr, here.data(), sizeof here[0], lists, &from);
+  status = functions_.block_list_create(agent_, nullptr, here.data(), sizeof here[0], here.size(), &from);
   if (status >= 0)
-    status = functions_.block_list_create(agent_, remote.peer, there.data(), sizeof there[0], lists, &to);
+    status =
+        functions_.block_list_create(agent_, remote.peer, there.data(), sizeof there[0], there.size(), &to);
   if (status >= 0) {
     TOWLINE_INIT(towline_plan_options_t, how);
     how.timeout_ns = timeout_ns;
@@ -178,6 +183,7 @@ void Proxy::drop(std::unique_ptr<Remote> remote) noexcept {
     if (half.post != nullptr) functions_.post_release(half.post);
   for (const Way& way : remote->ways)
     if (way.plan != nullptr) functions_.plan_release(way.plan);
+  for (const BatchWay& way : remote->batch_ways) functions_.plan_release(way.plan);
   if (remote->peer != nullptr) (void)functions_.peer_remove(remote->peer);
   if (remote->region == nullptr) return;
   (void)functions_.region_release(
@@ -215,7 +221,9 @@ void Proxy::disconnect(uint32_t rank) {
     const std::lock_guard lock(mutex_);
     gone = std::move(remotes_[rank]);
   }
-  if (gone != nullptr) drop(std::move(gone));
+  if (gone == nullptr) return;
+  await_end_of_reads(*gone);
+  drop(std::move(gone));
 }
 
 Proxy::Way Proxy::Way::of(uint64_t hidden, uint64_t max_tokens, uint32_t format) noexcept {
@@ -359,7 +367,7 @@ void Proxy::take(Remote& remote, const ExchangeMessage& message) {
   remote.halves[half].received = message.number;
   auto& in = *static_cast<Control*>(in_->host());
   device::store_relaxed(&in.shape[half][remote.rank], message.shape);
-  if (shape_combines(message.shape)) {
+  if (shape_is_batch(message.shape) || shape_combines(message.shape)) {
     device::store_release(&in.returned[half][remote.rank], head << kCountBits | sum);
     return;
   }
@@ -408,12 +416,15 @@ bool Proxy::send_exchange(Remote& remote, uint32_t half) {
   Half& mine = remote.halves[half];
   const uint64_t flag = device::load_acquire(&image(remote).ready[half][options_.rank]);
   if (flag == mine.seen || !may_post(remote, half, flag)) return false;
-  const uint64_t shape = device::load_relaxed(&image(remote).shape[half][options_.rank]);
-  const Way wanted = Way::of(shape_hidden(shape), shape_max_tokens(shape), shape_format(shape));
-  const auto way = std::find_if(remote.ways.rbegin(), remote.ways.rend(),
-                                [&](const Way& each) { return each.same_shape(wanted); });
-  if (way != remote.ways.rend()) {
-    const int32_t status = post(remote, half, flag, *way, shape);
+  ExchangeMessage message;
+  message.rank = options_.rank;
+  message.number = number_ + 1;
+  message.flag = flag;
+  message.shape = device::load_relaxed(&image(remote).shape[half][options_.rank]);
+  towline_plan_t* const plan = shape_is_batch(message.shape) ? pick_batch(remote, half, message)
+                                                             : pick(remote, half, message);
+  if (plan != nullptr) {
+    const int32_t status = post(remote, half, message, plan);
     if (status == TOWLINE_AGAIN) return false;
     if (status < 0)
       TOWLINE_LOG_EVERY(kWarning, kLogNs, "experts: rank {} cannot send to rank {}: {}", options_.rank,
@@ -423,9 +434,20 @@ bool Proxy::send_exchange(Remote& remote, uint32_t half) {
   return true;
 }
 
-// The blocks of the way that an exchange uses, at least one: picks_. Also how many tokens there are of each expert.
-void Proxy::pick(const Remote& remote, uint32_t half, const Way& way, bool combines,
-                 std::vector<uint32_t>& counts) {
+// The plan of an exchange, and its blocks that are used, at least one: picks_. Null: there is no plan for its shape.
+towline_plan_t* Proxy::pick(const Remote& remote, uint32_t half, ExchangeMessage& message) {
+  const uint64_t shape = message.shape;
+  const Way wanted = Way::of(shape_hidden(shape), shape_max_tokens(shape), shape_format(shape));
+  const auto way = std::find_if(remote.ways.rbegin(), remote.ways.rend(),
+                                [&](const Way& each) { return each.same_shape(wanted); });
+  if (way == remote.ways.rend()) return nullptr;
+  pick_slots(remote, half, *way, shape_combines(shape), message.counts);
+  return way->plan;
+}
+
+// Also how many tokens there are of each expert.
+void Proxy::pick_slots(const Remote& remote, uint32_t half, const Way& way, bool combines,
+                       std::vector<uint32_t>& counts) {
   const Layout& layout = options_.layout;
   const auto* const base = static_cast<const uint8_t*>(remote.memory->host());
   const auto slots = static_cast<uint32_t>(layout.local * way.max_tokens);
@@ -448,13 +470,7 @@ void Proxy::pick(const Remote& remote, uint32_t half, const Way& way, bool combi
   if (picks_.empty()) picks_.push_back(first);
 }
 
-int32_t Proxy::post(Remote& remote, uint32_t half, uint64_t flag, const Way& way, uint64_t shape) {
-  ExchangeMessage message;
-  message.rank = options_.rank;
-  message.number = number_ + 1;
-  message.flag = flag;
-  message.shape = shape;
-  pick(remote, half, way, shape_combines(shape), message.counts);
+int32_t Proxy::post(Remote& remote, uint32_t half, ExchangeMessage& message, towline_plan_t* plan) {
   const std::vector<uint8_t> notice = encode(message);
   TOWLINE_INIT(towline_post_options_t, how);
   how.from = {picks_.data(), sizeof(uint32_t), 0, 0, 0, picks_.size()};
@@ -464,12 +480,12 @@ int32_t Proxy::post(Remote& remote, uint32_t half, uint64_t flag, const Way& way
   how.deadline_ns = monotonic_now_ns() + options_.timeout_ns;
   how.priority = TOWLINE_PRIORITY_LATENCY;
   Half& mine = remote.halves[half];
-  const int32_t status = functions_.plan_post(way.plan, &how, &mine.post);
+  const int32_t status = functions_.plan_post(plan, &how, &mine.post);
   if (status < 0) {
     mine.post = nullptr;
     return status;
   }
-  mine.flag = flag;
+  mine.flag = message.flag;
   mine.ended = mine.cancelled = false;
   ++number_;
   return status;

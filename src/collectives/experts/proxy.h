@@ -5,6 +5,9 @@
 //
 //   kernel -> image (slots, used, counts, ready) -> proxy -> one post, and its notice -> proxy -> words -> kernel
 //
+// Of a batch (proxy_batch.cc) the kernels give the places of rows in this rank's stage. The post takes them from there to the mirror of
+// the stage in the rank's memory.
+//
 // Order, which all of this rests on:
 //
 //   - A rank's word that it has taken an exchange is passed on to the kernels when the post of the exchange has its outcome. So a
@@ -21,6 +24,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "collectives/experts/job.h"
@@ -43,6 +47,17 @@ struct RemoteBases {
   uint64_t peer;
   uint64_t slots;
   uint64_t from;
+};
+
+// Where the rows of a batch lie in both halves of a stage, and its header before them.
+struct BatchRows {
+  uint64_t stage_at = 0;      // in the segment
+  uint64_t half_bytes = 0;    // of the stage; a mirror's halves are areas
+  uint64_t header_bytes = 0;  // 0: none
+  uint64_t row_bytes = 0;
+  uint32_t round_tokens = 0;
+  bool by_rank = false;  // a combine's: the stage has as many rows for each rank
+  bool operator==(const BatchRows&) const = default;
 };
 
 class Proxy {
@@ -75,8 +90,15 @@ class Proxy {
   // Before kernels of an exchange of this shape are launched: finds the ways for its slots. A rank that can't be reached gets nothing
   // and is masked in time.
   void prepare(const Layout& layout, uint32_t hidden, uint32_t format, uint32_t ranks);
+  // The same of a batch. Returns the number that its kernels give to Control::marked.
+  [[nodiscard]] uint32_t prepare_batch(const BatchRows& rows, uint32_t ranks);
+  // A rank was disconnected while a transfer to it read the stage, and the backend can't say that it has ended.
+  [[nodiscard]] bool stage_is_read() const noexcept { return stage_is_read_; }
 
  private:
+  static constexpr size_t kMostWays = 8;  // of a rank: shapes of exchanges
+  static constexpr uint64_t kMostSettlingNs = 1'000'000'000;
+
   struct Way {
     uint64_t slot_bytes = 0;
     uint64_t max_tokens = 0;
@@ -90,6 +112,11 @@ class Proxy {
       return slot_bytes == other.slot_bytes && max_tokens == other.max_tokens &&
              used_bytes == other.used_bytes;
     }
+  };
+  struct BatchWay {
+    uint32_t number = 0;
+    BatchRows rows;
+    towline_plan_t* plan = nullptr;
   };
   struct Half {
     uint64_t seen = 0;  // the last flag that was looked at
@@ -107,6 +134,7 @@ class Proxy {
     std::string incarnation;
     RemoteSide side;
     std::vector<Way> ways;  // the last used one is the last
+    std::vector<BatchWay> batch_ways;
     std::array<Half, 2> halves;
     WordsMessage words;    // as sent last
     uint64_t heard = 0;    // of its numbers, by the rank
@@ -126,6 +154,12 @@ class Proxy {
   void require(int32_t status, const char* what, uint32_t rank) const;
   [[nodiscard]] towline_plan_t* make_plan(const Remote& remote, const Way& way, uint64_t timeout_ns,
                                           int32_t& status) const;
+  [[nodiscard]] towline_plan_t* plan_between(const Remote& remote, std::span<const towline_blocks_t> here,
+                                             std::span<const towline_blocks_t> there, uint64_t timeout_ns,
+                                             int32_t& status) const;
+  void register_stage(const BatchRows& rows);
+  [[nodiscard]] towline_plan_t* make_batch_plan(const Remote& remote, const BatchRows& rows) const;
+  void await_end_of_reads(Remote& remote);
   [[nodiscard]] Control& image(const Remote& remote) const noexcept;
   [[nodiscard]] bool quiet(const Remote& remote) const;
   void settle(uint32_t rank);
@@ -143,9 +177,11 @@ class Proxy {
   [[nodiscard]] bool look_after_posts(Remote& remote);
   [[nodiscard]] bool send_exchange(Remote& remote, uint32_t half);
   [[nodiscard]] bool may_post(Remote& remote, uint32_t half, uint64_t flag);
-  int32_t post(Remote& remote, uint32_t half, uint64_t flag, const Way& way, uint64_t shape);
-  void pick(const Remote& remote, uint32_t half, const Way& way, bool combines,
-            std::vector<uint32_t>& counts);
+  int32_t post(Remote& remote, uint32_t half, ExchangeMessage& message, towline_plan_t* plan);
+  [[nodiscard]] towline_plan_t* pick(const Remote& remote, uint32_t half, ExchangeMessage& message);
+  [[nodiscard]] towline_plan_t* pick_batch(const Remote& remote, uint32_t half, ExchangeMessage& message);
+  void pick_slots(const Remote& remote, uint32_t half, const Way& way, bool combines,
+                  std::vector<uint32_t>& counts);
   [[nodiscard]] bool pass_on_taken(Remote& remote);
   [[nodiscard]] bool send_words(Remote& remote, uint64_t now_ns);
 
@@ -156,6 +192,10 @@ class Proxy {
       in_;  // what ranks of other hosts write for this one, laid out as the segment's beginning
   towline_agent_t* agent_ = nullptr;
   towline_region_t* region_ = nullptr;
+  towline_region_t* stage_region_ = nullptr;
+  std::vector<std::pair<uint32_t, BatchRows>> batches_;  // that have a number; the last used one is the last
+  uint32_t last_batch_ = 0;
+  bool stage_is_read_ = false;
   towline_queue_t* queue_ = nullptr;  // of ranks that can be reached again
   std::mutex mutex_;                  // of `remotes_`; one thread alone changes it
   std::array<std::unique_ptr<Remote>, kMostRanks> remotes_;

@@ -22,6 +22,11 @@ constexpr uint64_t kTokens = 4;
 constexpr uint32_t kHidden = 128;
 constexpr uint64_t kNonce = 0x30001;
 const char* const kIncarnation = "the peer's";
+constexpr uint64_t kBatchShape = uint64_t{1} << 63 | 0x1234560;
+constexpr uint64_t kBatchTokens = 1000;  // of a rank, in all rounds
+constexpr uint32_t kRoundTokens = 8;
+constexpr BatchRows kRows{8192, 4096, 256, 128, kRoundTokens, false};
+constexpr BatchRows kRowsBack{8192, 4096, 0, 128, kRoundTokens, true};
 
 struct Post {
   std::vector<uint32_t> picks;
@@ -199,6 +204,18 @@ class ExpertsProxy : public testing::Test {
                           uint64_t{kHidden} << 40 | kTokens << 8 | format << 1 | (combines ? 1 : 0));
     device::store_release(&image.ready[half][kMe], make_flag(nonce, number, 0));
   }
+  // As the last block of a kernel that puts a batch: the half of the stage, and the places of the peer's rows in it.
+  void put(uint64_t number, uint32_t in_stage, const std::vector<uint32_t>& places, const BatchRows& rows) {
+    auto& image = *reinterpret_cast<Control*>(bases_.peer);
+    const auto half = static_cast<uint32_t>(number & 1);
+    for (uint32_t i = 0; i < places.size(); ++i)
+      *reinterpret_cast<uint32_t*>(bases_.peer + layout_.used_at(half, i)) = places[i];
+    device::store_relaxed(&image.marked[half][kMe],
+                          uint64_t{proxy_->prepare_batch(rows, 2)} << 32 | places.size());
+    device::store_relaxed(&image.shape[half][kMe], kBatchShape | in_stage);
+    device::store_relaxed(&image.returned[half][kMe], make_flag(kNonce, number, kBatchTokens));
+    device::store_release(&image.ready[half][kMe], make_flag(kNonce, number, 0));
+  }
   void hear(const std::vector<uint8_t>& message) {
     const std::lock_guard lock(world_.mutex);
     world_.to_come.push_back(message);
@@ -372,6 +389,76 @@ TEST_F(ExpertsProxy, DisconnectWaitsForTheOutcomeOfWhatWasSent) {
   leaves.join();
   EXPECT_TRUE(world_.posts[0].released);
   EXPECT_EQ(world_.posts[0].released_at, TOWLINE_OK);
+}
+
+// ---- Batches
+
+TEST_F(ExpertsProxy, TheRowsOfABatchThatAreMarkedGoWithTheHeader) {
+  put(1, 1, {5, 2}, kRows);
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  const uint32_t rows = 2 + kRoundTokens;  // of the stage's second half
+  EXPECT_EQ(world_.posts[0].picks, (std::vector<uint32_t>{1, rows + 5, rows + 2}));
+  const auto message = decode_exchange(world_.posts[0].notice, kLocal);
+  ASSERT_TRUE(message);
+  EXPECT_EQ(message->shape, kBatchShape | 1);
+  EXPECT_EQ(message->counts, (std::vector<uint32_t>{kBatchTokens, 0}));
+}
+
+// It has no header, and a post that carries nothing would say nothing of the connection.
+TEST_F(ExpertsProxy, ACombineOfABatchWithoutRowsHasAPost) {
+  put(2, 0, {}, kRowsBack);
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  EXPECT_EQ(world_.posts[0].picks, (std::vector<uint32_t>{0}));
+}
+
+TEST_F(ExpertsProxy, APlaceBehindTheStageIsLeftOut) {
+  put(1, 0, {kRoundTokens, 3}, kRowsBack);
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  EXPECT_EQ(world_.posts[0].picks, (std::vector<uint32_t>{3}));
+}
+
+TEST_F(ExpertsProxy, TheFlagOfABatchHasTheTokensOfItsRank) {
+  for (const uint64_t in_stage : {0, 1}) {
+    const uint64_t flag = make_flag(kNonce, 3 + in_stage, 0);
+    hear(encode(ExchangeMessage{kPeer, 1 + in_stage, flag, kBatchShape | in_stage, {kBatchTokens, 0}}));
+    const auto half = static_cast<uint32_t>((3 + in_stage) & 1);
+    EXPECT_TRUE(eventually(
+        [&] { return device::load_acquire(&in().returned[half][kPeer]) == (flag | kBatchTokens); }));
+    EXPECT_EQ(device::load_acquire(&in().shape[half][kPeer]), kBatchShape | in_stage);
+  }
+}
+
+TEST_F(ExpertsProxy, WaysOfMoreBatchesThanAreKeptAreMadeAgain) {
+  const uint32_t first = proxy_->prepare_batch(kRows, 2);
+  for (uint32_t i = 0; i < 20; ++i) {
+    BatchRows rows = kRows;
+    rows.row_bytes += 16 * (1 + i);
+    EXPECT_NE(proxy_->prepare_batch(rows, 2), first);
+  }
+  put(1, 0, {4}, kRows);
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  EXPECT_EQ(world_.posts[0].picks, (std::vector<uint32_t>{0, 2 + 4}));
+  EXPECT_EQ(proxy_->prepare_batch(kRows, 2), proxy_->prepare_batch(kRows, 2));
+}
+
+// The next batch is put where the transfer reads.
+TEST_F(ExpertsProxy, DisconnectEndsWhatReadsTheStage) {
+  put(1, 0, {1}, kRows);
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  {
+    const std::lock_guard lock(world_.mutex);
+    world_.posts[0].fenced = true;  // without an outcome: it was not asked for since
+  }
+  proxy_->disconnect(kPeer);
+  EXPECT_TRUE(world_.posts[0].cancelled);
+  EXPECT_FALSE(proxy_->stage_is_read());
+}
+
+TEST_F(ExpertsProxy, AStageThatIsStillReadIsKnown) {
+  put(1, 0, {1}, kRows);
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  proxy_->disconnect(kPeer);
+  EXPECT_TRUE(proxy_->stage_is_read());
 }
 
 // Telling it would wait for a connection, and all other ranks with it.

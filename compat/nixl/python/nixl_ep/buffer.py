@@ -6,7 +6,7 @@ import time
 
 from . import _gpu, _library, _meeting
 from ._missing import ExpertParallelismMissing
-from .throughput import HighThroughput, refuse_other_hosts
+from .throughput import HighThroughput
 from .utils import EventHandle, EventOverlap
 
 __all__ = ["DEFAULT_TIMEOUT_MS", "Buffer"]
@@ -28,9 +28,8 @@ def _address(tensor) -> int | None:
 class Buffer(HighThroughput):
     """A rank's memory for experts' tokens, and the kernels that exchange them with the other ranks.
 
-    Between hosts it has met neither a GPU nor a NIC yet. With `low_latency_mode=False` it exchanges batches for prefill, among ranks of one
-    host; such ranks of other hosts, and `disable_ll_nvlink`, raise ExpertParallelismMissing. Ranks are threads or processes. Differences
-    from NIXL's: an expert's tokens lie in the order of ranks and of their tokens; waits are counted in nanoseconds; hooks are
+    Between hosts it has met neither a GPU nor a NIC yet. With `low_latency_mode=False` it exchanges batches for prefill.
+    `disable_ll_nvlink` raises ExpertParallelismMissing. Ranks are threads or processes. Differences from NIXL's: an expert's tokens lie in the order of ranks and of their tokens; waits are counted in nanoseconds; hooks are
     called in the order of their exchanges, and no third exchange begins before the first is received.
     """
 
@@ -92,7 +91,7 @@ class Buffer(HighThroughput):
             num_experts_per_rank,
             num_rdma_bytes if self.low_latency_mode else num_rdma_bytes + num_nvl_bytes,
             max(self.timeout_ms * 1_000_000, 1),
-            self._gpu.functions() if self.low_latency_mode else None,
+            self._gpu.functions(),
             self._gpu.host,
         )
         self.group_size = num_ranks
@@ -226,8 +225,6 @@ class Buffer(HighThroughput):
                     self._connected.add(rank)
                     return True
                 except _library.ExpertsError as error:
-                    if not self.low_latency_mode:
-                        refuse_other_hosts(error, rank)
                     if error.status == "AGAIN":
                         return False
                     if error.status not in gone or left <= 0:

@@ -56,5 +56,6 @@ class Config:
         return 2 * num_ranks * tokens * (hidden_bytes + _REST_BYTES)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """0: batches are exchanged within a host."""
-        return 0
+        """The same, of what more than 8 ranks need besides: they are of several hosts, and each has a copy of what it gets from ranks of other
+        hosts. 0 for fewer ranks; where these are of several hosts, too, batches go in more rounds."""
+        return 2 * self.get_nvl_buffer_size_hint(hidden_bytes, num_ranks) if num_ranks > 8 else 0

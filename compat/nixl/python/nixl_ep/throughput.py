@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from . import _library
-from ._missing import ExpertParallelismMissing
 from .config import Config
 from .utils import EventHandle, EventOverlap
 
@@ -22,9 +21,9 @@ def _address(tensor) -> int | None:
 
 
 class HighThroughput:
-    """Batches for prefill: each token crosses the link once for each rank that has an expert of it.
+    """Batches for prefill: each token crosses the link, or the network, once for each rank that has an expert of it.
 
-    The calls are those of Buffer(low_latency_mode=False), among ranks of one host. Tokens come in the order of ranks and, of each rank, in
+    The calls are those of Buffer(low_latency_mode=False). Tokens come in the order of ranks and, of each rank, in
     its own. A combine sums in float32, biases first and then ranks in their order, and rounds once. With `async_finish` or a
     `previous_event` the work is on the communication stream, as are the tensors that it makes; `allocate_on_comm_stream` changes nothing.
 
@@ -348,8 +347,3 @@ class HighThroughput:
         )
         return out, sums, event
 
-
-def refuse_other_hosts(error: _library.ExpertsError, rank: int) -> None:
-    """Says what to use, where a rank's memory can't be mapped."""
-    if error.status == "UNSUPPORTED":
-        raise ExpertParallelismMissing(f"Buffer(low_latency_mode=False) with rank {rank} ({error})") from error

@@ -11,8 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import experts_model  # noqa: E402
-import nixl_ep  # noqa: E402
-from nixl_ep import Buffer, Config, EventOverlap, ExpertParallelismMissing, _library  # noqa: E402
+from nixl_ep import Buffer, Config, EventOverlap, _library  # noqa: E402
 from nixl_ep.utils import EventHandle  # noqa: E402
 from test_experts import Comm, gpu, run_ranks  # noqa: E402, F401
 
@@ -21,10 +20,12 @@ BYTES = 1 << 20
 
 
 class Rank:
-    def __init__(self, number: int, ranks: int, meeting: threading.Barrier, size: int, timeout_ms: int, **how) -> None:
+    def __init__(self, number: int, ranks: int, meeting: threading.Barrier, size: int, timeout_ms: int, a_host: int = 0, **how) -> None:
         self.number, self.ranks, self.meeting = number, ranks, meeting
         self.buffer = Buffer(rank=number, explicitly_destroy=True, low_latency_mode=False, timeout_ms=timeout_ms, **how)
         self.gpu = self.buffer._gpu
+        if a_host:
+            self.gpu.host = f"host {number // a_host}"
         self.buffer.update_memory_buffers(ranks, LOCAL, num_rdma_bytes=0, num_nvl_bytes=size)
         self.config = Config(4, 8, 64, 8, 32)
         self.kept: list = []  # host memory is freed at once, whatever a stream still does with it
@@ -122,11 +123,11 @@ class Rank:
         assert torch.equal(back.cpu(), torch.where(routes.cpu() >= 0, weights.cpu(), 0.0))
 
 
-def run(ranks: int, body, size: int = BYTES, timeout_ms: int = 60_000, meet=None, connects: bool = True) -> None:
-    """meet: what a rank's Buffer meets the others by."""
+def run(ranks: int, body, size: int = BYTES, timeout_ms: int = 60_000, meet=None, connects: bool = True, a_host: int = 0) -> None:
+    """meet: what a rank's Buffer meets the others by. a_host: how many ranks count as on one host; 0: all."""
 
     def make(number: int, store, meeting: threading.Barrier) -> Rank:
-        rank = Rank(number, ranks, meeting, size, timeout_ms, **(meet(number) if meet else {"tcp_store_group": store}))
+        rank = Rank(number, ranks, meeting, size, timeout_ms, a_host, **(meet(number) if meet else {"tcp_store_group": store}))
         if connects:
             rank.buffer.connect_ranks([other for other in range(ranks) if other != number])
         return rank
@@ -375,22 +376,59 @@ def test_a_rank_that_is_lost_at_a_communicator_is_named_at_once(gpu, monkeypatch
     run(2, body, meet=lambda number: {"comm": Comm(meeting, given, number)}, connects=False)
 
 
-def test_a_rank_of_another_host_is_refused(gpu, monkeypatch):
-    class Elsewhere(gpu):
-        made = 0
-
-        def __init__(self) -> None:
-            super().__init__()
-            Elsewhere.made += 1
-            self.host = f"host {Elsewhere.made}"
-
-    monkeypatch.setattr(nixl_ep.buffer, "_make_gpu", Elsewhere)
-
+@pytest.mark.parametrize("ranks, a_host", [(2, 1), (4, 2), (3, 2)])
+def test_ranks_of_two_hosts(gpu, ranks, a_host):
     def body(rank):
-        with pytest.raises(ExpertParallelismMissing, match=r"with rank [01] \(experts: the memory of rank [01] can't be mapped.*low-latency"):
-            rank.buffer.connect_ranks([1 - rank.number])
+        for seed in range(4):
+            rank.round(seed, biases=seed % 3, async_finish=seed == 3)
 
-    run(2, body, connects=False)
+    run(ranks, body, a_host=a_host)
+
+
+def test_ranks_of_two_hosts_make_rounds(gpu):
+    def body(rank):
+        for seed in range(2):
+            rank.round(seed)
+
+    run(4, body, size=1 << 16, a_host=2)
+
+
+def test_a_rank_of_another_host_that_does_not_come_is_named_and_all_go_on(gpu):
+    def body(rank):
+        rank.round(0)
+        rank.meeting.wait()
+        if rank.number == 0:
+            x, routes, _ = rank.here(*rank.tokens(2))
+            with pytest.raises(_library.ExpertsError, match="rank 1 is masked, or did not come"):
+                rank.buffer.ht_dispatch(x, **rank.layout(routes))
+        rank.meeting.wait()
+        rank.buffer.disconnect_ranks([1 - rank.number])
+        rank.meeting.wait()
+        rank.buffer.connect_ranks([1 - rank.number])
+        for seed in range(3, 6):
+            rank.round(seed)
+
+    run(2, body, timeout_ms=3000, a_host=1)
+
+
+def test_a_rank_of_another_host_is_replaced(gpu):
+    def body(rank):
+        rank.round(0)
+        rank.meeting.wait()
+        if rank.number == 1:
+            store = rank.buffer.tcp_store_group
+            rank.buffer.destroy()
+            rank.meeting.wait()
+            rank.buffer = Rank(1, 2, rank.meeting, BYTES, 60_000, 1, tcp_store_group=store).buffer
+            rank.gpu = rank.buffer._gpu
+        else:
+            rank.buffer.disconnect_ranks([1])
+            rank.meeting.wait()
+        rank.buffer.connect_ranks([1 - rank.number])
+        for seed in range(1, 4):
+            rank.round(seed)
+
+    run(2, body, a_host=1)
 
 
 def test_what_does_not_fit_is_refused(gpu):
@@ -447,6 +485,7 @@ def test_configurations():
             Config(*wrong)
     config = Config(24, 8, 512, 16, 128)
     assert config.get_rdma_buffer_size_hint(14336, 8) == 0
+    assert config.get_rdma_buffer_size_hint(14336, 16) == 2 * config.get_nvl_buffer_size_hint(14336, 16)
     assert config.get_nvl_buffer_size_hint(14336, 8) >= 2 * 8 * 12 * 512 * 14336
 
 

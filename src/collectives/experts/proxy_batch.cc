@@ -1,0 +1,141 @@
+// The proxy's part in batches: rows go from this rank's stage to its mirror in the memory of a rank of another host. A post has the stage's
+// header and the rows that the kernels have marked for that rank.
+//
+// Kernels write to a half of the stage again when all ranks have taken what lay there, and proxies pass that on when the post has its
+// outcome. So a post that may still succeed reads what was put for it. A rank that is disconnected is waited for no longer: before
+// it goes, so does every transfer that reads the stage.
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "collectives/experts/pairs.h"
+#include "collectives/experts/proxy.h"
+
+namespace towline::collectives::experts {
+namespace {
+
+constexpr uint32_t kHalves = 2;
+// Of a plan: the headers of both halves come first.
+uint32_t rows_from(const BatchRows& rows) { return rows.header_bytes != 0 ? kHalves : 0; }
+
+towline_blocks_t blocks_of(uint64_t address, uint64_t length, uint64_t count, uint64_t half_bytes,
+                           uint32_t kind, uint64_t device) {
+  towline_blocks_t made = {};
+  made.address = address;
+  made.length = length;
+  made.kind = kind;
+  made.device = device;
+  made.dimensions = 2;
+  made.count[0] = kHalves;
+  made.count[1] = count;
+  made.stride[0] = half_bytes;
+  made.stride[1] = length;
+  return made;
+}
+
+}  // namespace
+
+// ---- The application's thread
+
+void Proxy::register_stage(const BatchRows& rows) {
+  if (stage_region_ != nullptr) return;
+  TOWLINE_INIT(towline_region_options_t, region);
+  region.kind = options_.kind();
+  region.device = options_.device();
+  require(
+      functions_.region_register(agent_, reinterpret_cast<void*>(options_.segment + rows.stage_at),
+                                 kHalves * rows.half_bytes, &region, &stage_region_),
+      "register the stage", options_.rank);
+}
+
+towline_plan_t* Proxy::make_batch_plan(const Remote& remote, const BatchRows& rows) const {
+  const uint64_t area = options_.layout.area_bytes;
+  const uint64_t stage = options_.segment + rows.stage_at;
+  const uint64_t mirror = remote.side.slots + kHalves * options_.rank * area;
+  const uint64_t before = rows.by_rank ? remote.rank * rows.round_tokens * rows.row_bytes : 0;
+  std::vector<towline_blocks_t> here;
+  std::vector<towline_blocks_t> there;
+  const auto add = [&](uint64_t from, uint64_t to, uint64_t length, uint64_t count) {
+    here.push_back(
+        blocks_of(stage + from, length, count, rows.half_bytes, options_.kind(), options_.device()));
+    there.push_back(blocks_of(mirror + to, length, count, area, remote.side.kind, remote.side.device));
+  };
+  if (rows.header_bytes != 0) add(0, 0, rows.header_bytes, 1);
+  add(rows.header_bytes + before, rows.header_bytes, rows.row_bytes, rows.round_tokens);
+  int32_t status = 0;
+  return plan_between(remote, here, there, options_.timeout_ns, status);
+}
+
+uint32_t Proxy::prepare_batch(const BatchRows& rows, uint32_t ranks) {
+  register_stage(rows);
+  const auto known = std::find_if(batches_.begin(), batches_.end(),
+                                  [&](const auto& batch) { return batch.second == rows; });
+  if (known != batches_.end())
+    std::rotate(known, known + 1, batches_.end());
+  else
+    batches_.emplace_back(++last_batch_, rows);
+  if (batches_.size() > kMostWays) batches_.erase(batches_.begin());
+  const uint32_t number = batches_.back().first;
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    Remote* const remote = remotes_[rank].get();
+    if (remote == nullptr) continue;
+    std::vector<BatchWay>& ways = remote->batch_ways;
+    if (std::any_of(ways.begin(), ways.end(), [&](const BatchWay& way) { return way.number == number; }))
+      continue;
+    towline_plan_t* const plan = make_batch_plan(*remote, rows);
+    if (plan == nullptr) {
+      TOWLINE_LOG(kWarning, "experts: rank {} finds no way to rank {}: {}", options_.rank, rank,
+                  functions_.last_error());
+      continue;
+    }
+    const std::lock_guard lock(mutex_);
+    std::erase_if(ways, [&](const BatchWay& way) {
+      if (std::any_of(batches_.begin(), batches_.end(),
+                      [&](const auto& batch) { return batch.first == way.number; }))
+        return false;
+      functions_.plan_release(way.plan);
+      return true;
+    });
+    ways.push_back({number, rows, plan});
+  }
+  return number;
+}
+
+// Of a rank that is no longer the proxy's.
+void Proxy::await_end_of_reads(Remote& remote) {
+  if (stage_region_ == nullptr) return;
+  const uint64_t end = monotonic_now_ns() + std::min(options_.timeout_ns, kMostSettlingNs);
+  for (const Half& half : remote.halves) {
+    if (half.post == nullptr) continue;
+    (void)functions_.post_cancel(half.post);
+    const uint64_t now = monotonic_now_ns();
+    if (functions_.post_wait_fenced(half.post, TOWLINE_FENCE_LOCAL, end - std::min(now, end)) != TOWLINE_OK)
+      stage_is_read_ = true;
+  }
+}
+
+// ---- The proxy's thread
+
+// As pick().
+towline_plan_t* Proxy::pick_batch(const Remote& remote, uint32_t half, ExchangeMessage& message) {
+  const uint64_t marked = device::load_relaxed(&image(remote).marked[half][options_.rank]);
+  const auto way = std::find_if(remote.batch_ways.begin(), remote.batch_ways.end(),
+                                [&](const BatchWay& each) { return each.number == marked >> 32; });
+  if (way == remote.batch_ways.end()) return nullptr;
+  const BatchRows& rows = way->rows;
+  const uint32_t in_stage = stage_half(message.shape);
+  const uint32_t first = rows_from(rows) + in_stage * rows.round_tokens;
+  const auto* const places = reinterpret_cast<const uint32_t*>(
+      static_cast<const uint8_t*>(remote.memory->host()) + options_.layout.used_at(half, 0));
+  picks_.clear();
+  if (rows.header_bytes != 0) picks_.push_back(in_stage);
+  for (uint32_t i = 0; i < std::min(static_cast<uint32_t>(marked), rows.round_tokens); ++i)
+    if (places[i] < rows.round_tokens) picks_.push_back(first + places[i]);
+  if (picks_.empty()) picks_.push_back(first);
+  message.counts.assign(options_.layout.local, 0);
+  message.counts[0] = flag_count(device::load_relaxed(&image(remote).returned[half][options_.rank]));
+  return way->plan;
+}
+
+}  // namespace towline::collectives::experts
