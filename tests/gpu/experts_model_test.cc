@@ -4,9 +4,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 
-#include "gpu/experts_suite.h"
+#include "gpu/experts_batch_rank.h"
 
 namespace towline::gpu_test::experts {
 namespace {
@@ -181,6 +182,118 @@ void run_replaced(int signal) {
 TEST(ExpertsProcesses, ARankThatIsKilledInAnExchangeIsLeftOutAndReplaced) { run_replaced(SIGKILL); }
 
 TEST(ExpertsProcesses, ARankThatFallsSilentIsLeftOutAndReplaced) { run_replaced(SIGSTOP); }
+
+// ---- Batches
+
+constexpr uint64_t kBatchSeeds = 4;
+
+// With memory for whole batches, and with less: then they go in rounds.
+batches::BatchShape batch_shape(uint32_t room) {
+  batches::BatchShape shape;
+  shape.tokens = 120;
+  shape.hidden = 128;
+  shape.room = room;
+  shape.timeout_ns = 4'000'000'000;
+  return shape;
+}
+
+void run_batches_of_two(uint32_t room) {
+  const batches::BatchShape shape = batch_shape(room);
+  const auto be = [&](uint32_t number, int socket) {
+    Rank rank(*found_platform(), shape.memory(), number);
+    batches::BatchRank batch(rank, shape);
+    join(rank, socket);
+    for (uint64_t seed = 1; seed <= kBatchSeeds; ++seed) batch.round(seed);
+    EXPECT_EQ(rank.masks(), (std::vector<int32_t>{0, 0}));
+  };
+  Child other([&](int socket) { be(1, socket); });
+  be(0, other.socket);
+  other.expect_good_end();
+}
+
+TEST(BatchesProcesses, ExchangeTokens) { run_batches_of_two(512); }
+
+TEST(BatchesProcesses, ExchangeTokensInRounds) { run_batches_of_two(8); }
+
+// It goes with its rows for the other one under way.
+void be_first_of_batch(const batches::BatchShape& shape, int socket, int signal) {
+  Rank rank(*found_platform(), shape.memory(), 1);
+  batches::BatchRank batch(rank, shape);
+  join(rank, socket);
+  for (uint64_t seed = 1; seed <= kBatchSeeds; ++seed) batch.round(seed);
+  hear_that_all_came(socket);
+  ASSERT_EQ(batch.repeat(), TOWLINE_OK) << rank.error();
+  ::raise(signal);
+}
+
+void be_second_of_batch(const batches::BatchShape& shape, int socket) {
+  char go = 0;
+  if (::read(socket, &go, 1) != 1) return;
+  Rank rank(*found_platform(), shape.memory(), 1);
+  batches::BatchRank batch(rank, shape);
+  join(rank, socket);
+  for (uint64_t seed = 1; seed <= kBatchSeeds; ++seed) batch.round(kSeedOfSecond + seed);
+}
+
+void run_batches_replaced(int signal) {
+  const batches::BatchShape shape = batch_shape(8);
+  const Child first([&](int socket) { be_first_of_batch(shape, socket, signal); });
+  Child second([&](int socket) { be_second_of_batch(shape, socket); });
+  Rank rank(*found_platform(), shape.memory(), 0);
+  batches::BatchRank batch(rank, shape);
+  join(rank, first.socket);
+  for (uint64_t seed = 1; seed <= kBatchSeeds; ++seed) batch.round(seed);
+  say_that_all_came(first.socket);
+  // What comes of the batch that it goes in is not known.
+  ASSERT_EQ(batch.repeat(), TOWLINE_OK) << rank.error();
+  rank.drain();
+  batch.set(batches::random_part(shape, 0, kBatchSeeds + 1));
+  EXPECT_EQ(batch.dispatch(), TOWLINE_TIMED_OUT);
+  EXPECT_NE(rank.error().find("rank 1"), std::string::npos) << rank.error();
+  rank.drain();
+  EXPECT_EQ(rank.masks(), (std::vector<int32_t>{0, 1}));
+  ASSERT_EQ(rank.disconnect(1), TOWLINE_OK) << rank.error();
+  ASSERT_EQ(::write(second.socket, "g", 1), 1);
+  join(rank, second.socket);
+  for (uint64_t seed = 1; seed <= kBatchSeeds; ++seed) batch.round(kSeedOfSecond + seed);
+  EXPECT_EQ(rank.masks(), (std::vector<int32_t>{0, 0}));
+  second.expect_good_end();
+}
+
+// Rows are all of one value, and a rank's memory is looked through for the other's.
+TEST(BatchesHosts, NothingGoesToARankThatItDoesNotGet) {
+  if (ranks_a_host() != 1) return;
+  batches::BatchShape shape;
+  shape.room = 512;
+  run_ranks(shape.memory(), [&](Rank& rank, Group& group) {
+    batches::BatchRank batch(rank, shape);
+    const auto mine = static_cast<uint16_t>(0x4001 + 0x1111 * rank.number());
+    const auto others = static_cast<uint16_t>(0x4001 + 0x1111 * (1 - rank.number()));
+    for (const uint32_t gets : {1, 0}) {
+      batches::Part part = batches::random_part(shape, rank.number(), 5);
+      std::fill(part.x.begin(), part.x.end(), mine);
+      std::fill(part.in_rank.begin(), part.in_rank.end(), 0);
+      for (uint32_t token = 0; token < part.count; ++token)
+        part.in_rank[2 * token + (token == 3 && gets != 0 ? 1 - rank.number() : rank.number())] = 1;
+      batch.set(part);
+      group.meet();
+      void* address = nullptr;
+      uint64_t bytes = 0;
+      ASSERT_EQ(table().memory(rank.member(), &address, &bytes), TOWLINE_OK) << rank.error();
+      auto* const memory = static_cast<uint16_t*>(address);
+      std::fill(memory, memory + bytes / sizeof(uint16_t), 0);
+      group.meet();
+      ASSERT_EQ(batch.dispatch(), TOWLINE_OK) << rank.error();
+      rank.drain();
+      EXPECT_EQ(std::count(memory, memory + bytes / sizeof(uint16_t), others), gets * shape.hidden);
+      group.meet();
+    }
+  });
+}
+
+TEST(BatchesProcesses, ARankThatIsKilledInABatchIsNamedAndReplaced) { run_batches_replaced(SIGKILL); }
+
+TEST(BatchesProcesses, ARankThatFallsSilentInABatchIsNamedAndReplaced) { run_batches_replaced(SIGSTOP); }
 
 }  // namespace
 }  // namespace towline::gpu_test::experts

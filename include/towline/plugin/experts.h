@@ -90,7 +90,7 @@ enum {  // towline_experts_batch.op
   TOWLINE_EXPERTS_BATCH_COMBINE = 1,
 };
 
-// A batch for prefill, among ranks of one host. A dispatch whose counts are not known has two calls: SEND puts the tokens, waits on the host
+// A batch for prefill. A dispatch whose counts are not known has two calls: SEND puts the tokens, waits on the host
 // until all ranks have, and sets `received`, `max_tokens` and `received_per_expert`; RECEIVE, with the same struct, fills outputs of
 // that size. With counts of an earlier dispatch (`prefix`, `source_tokens`, `received` and `max_tokens`) it has one call of both
 // phases, as a combine has, and no wait on the host. Addresses are on the member's GPU, contiguous, and 16-byte aligned where they hold tokens.
@@ -160,7 +160,8 @@ typedef struct towline_experts_table_v1 {
   // is NaN (all bits set), and later batches fail and name the rank, until it is unmasked here and there. May be absent.
   int32_t (*batch)(towline_experts* member, towline_experts_batch* call, void* stream);
   // Lets ranks reach this one whose memory can't be mapped: of other hosts, or of another instance of MIG. Makes an agent that listens at
-  // `listen`; until then the member listens to processes of this host alone. Does nothing a second time. May be absent.
+  // `listen`; until then the member listens to processes of this host alone. Does nothing a second time. Of ranks that
+  // exchange batches all are open, or none, before the first one. May be absent.
   int32_t (*open_to_hosts)(towline_experts* member);
 } towline_experts_table_v1;
 #define TOWLINE_EXPERTS_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_experts_table_v1, memory)

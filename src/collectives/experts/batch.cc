@@ -36,9 +36,9 @@ bool asks_for_counts(const towline_experts_batch& call) {
 // Of what all ranks must give alike. Bit 0 is the half's, and no shape of a small exchange has bit 63.
 uint64_t batch_shape(const towline_experts_batch& call, uint32_t round, bool mirrors) {
   uint64_t mixed = 0xcbf29ce484222325;
-  for (const uint64_t value :
-       {uint64_t{call.op}, uint64_t{call.ranks}, uint64_t{call.token_bytes}, uint64_t{call.scales},
-        uint64_t{call.topk}, uint64_t{call.experts}, uint64_t{asks_for_counts(call)}, uint64_t{round}, uint64_t{mirrors}})
+  for (const uint64_t value : {uint64_t{call.op}, uint64_t{call.ranks}, uint64_t{call.token_bytes},
+                               uint64_t{call.scales}, uint64_t{call.topk}, uint64_t{call.experts},
+                               uint64_t{asks_for_counts(call)}, uint64_t{round}, uint64_t{mirrors}})
     mixed = (mixed ^ value) * 0x100000001b3;
   return (mixed << 1) | uint64_t{1} << 63;
 }
@@ -88,7 +88,8 @@ void Member::check_batch_ranks(const towline_experts_batch& call) const {
            call.ranks);
   if (proxy_ != nullptr && proxy_->stage_is_read())
     fail(Status::kIo,
-         "experts: a transfer to a rank that was disconnected may still read the memory of rank {}: close this "
+         "experts: a transfer to a rank that was disconnected may still read the memory of rank {}: close "
+         "this "
          "member and open another one",
          rank_);
 }
@@ -238,7 +239,9 @@ void Member::cut_stage(const towline_experts_batch& call, Batch& batch) const {
   const uint64_t place_bytes = dispatch ? batch.row_bytes + sizeof(uint64_t) : call.ranks * batch.row_bytes;
   const uint64_t fixed = batch.masks_at + kStageGrain;
   const uint64_t mirrored_bytes = dispatch ? place_bytes : batch.row_bytes;
-  const auto places_in = [&](uint64_t room, uint64_t each) { return room < fixed ? 0 : (room - fixed) / each; };
+  const auto places_in = [&](uint64_t room, uint64_t each) {
+    return room < fixed ? 0 : (room - fixed) / each;
+  };
   uint64_t places = std::min<uint64_t>(places_in(batch.half_bytes, place_bytes), kMostTokens);
   if (mirrors)
     places = std::min({places, places_in(layout_.area_bytes, mirrored_bytes), layout_.used_entries()});
@@ -322,9 +325,9 @@ void Member::batch(towline_experts_batch& call, void* stream) {
   Job job = batch_job(call);
   if (proxy_ != nullptr) {
     const Batch& cut = job.batch;
-    job.batch.way = proxy_->prepare_batch({cut.stage_at, cut.half_bytes, cut.rows_at, cut.row_bytes,
-                                           cut.round_tokens, !is_dispatch(call)},
-                                          call.ranks);
+    job.batch.way = proxy_->prepare_batch(
+        {cut.stage_at, cut.half_bytes, cut.rows_at, cut.row_bytes, cut.round_tokens, !is_dispatch(call)},
+        call.ranks);
   }
   use_ = Use::kBatches;
   counted_.reset();

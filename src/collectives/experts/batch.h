@@ -100,11 +100,13 @@ TOWLINE_DEVICE bool await_readers(const Job& job, Control& me, Scratch& scratch)
   return all;
 }
 
-// A rank of another host gets the row at this place of the stage. One thread.
+// A rank of another host gets the row at this place of the stage. One thread. A handle that names a token twice marks more rows than a round has:
+// these are left out.
 TOWLINE_DEVICE void mark_row(const Job& job, Control& me, uint32_t rank, uint64_t place) {
   if (!is_remote(job, me, rank)) return;
   const auto half = static_cast<uint32_t>((me.sent[rank] + 1) & 1);
   const uint64_t entry = add_to(&me.marks[rank], 1);
+  if (entry >= job.batch.round_tokens) return;
   device::store_unit<uint32_t>(me.peer[rank] + job.layout.used_at(half, entry), static_cast<uint32_t>(place));
 }
 

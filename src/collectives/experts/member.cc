@@ -93,6 +93,13 @@ void Member::open_to_hosts() {
     fail(Status::kUnsupported,
          "experts: rank {} was opened without Towline's functions: ranks of other hosts can't reach it",
          rank_);
+  // Its memory would be cut another way while ranks of this host still read it.
+  if (use_ == Use::kBatches)
+    fail(
+        Status::kUnsupported,
+        "experts: rank {} has exchanged batches within its host already: connect ranks of other hosts before "
+        "its first batch, or open another member",
+        rank_);
   proxy_ = std::make_unique<Proxy>(device_, *functions_,
                                    Proxy::Options{gpu_, rank_, layout_, piece_->address(), device_.on_host(),
                                                   timeout_ns_, listen_.c_str()});

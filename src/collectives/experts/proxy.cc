@@ -120,7 +120,8 @@ towline_plan_t* Proxy::make_plan(const Remote& remote, const Way& way, uint64_t 
       blocks_at(reinterpret_cast<uint64_t>(remote.memory->host()) + staging_at(), TOWLINE_MEMORY_DRAM, 0);
   const auto there = blocks_at(remote.side.slots + uint64_t{2} * options_.rank * options_.layout.area_bytes,
                                remote.side.kind, remote.side.device);
-  return plan_between(remote, std::span(here).first(lists), std::span(there).first(lists), timeout_ns, status);
+  return plan_between(remote, std::span(here).first(lists), std::span(there).first(lists), timeout_ns,
+                      status);
 }
 
 towline_plan_t* Proxy::plan_between(const Remote& remote, std::span<const towline_blocks_t> here,
@@ -421,8 +422,8 @@ bool Proxy::send_exchange(Remote& remote, uint32_t half) {
   message.number = number_ + 1;
   message.flag = flag;
   message.shape = device::load_relaxed(&image(remote).shape[half][options_.rank]);
-  towline_plan_t* const plan = shape_is_batch(message.shape) ? pick_batch(remote, half, message)
-                                                             : pick(remote, half, message);
+  towline_plan_t* const plan =
+      shape_is_batch(message.shape) ? pick_batch(remote, half, message) : pick(remote, half, message);
   if (plan != nullptr) {
     const int32_t status = post(remote, half, message, plan);
     if (status == TOWLINE_AGAIN) return false;

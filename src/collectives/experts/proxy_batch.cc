@@ -43,10 +43,9 @@ void Proxy::register_stage(const BatchRows& rows) {
   TOWLINE_INIT(towline_region_options_t, region);
   region.kind = options_.kind();
   region.device = options_.device();
-  require(
-      functions_.region_register(agent_, reinterpret_cast<void*>(options_.segment + rows.stage_at),
-                                 kHalves * rows.half_bytes, &region, &stage_region_),
-      "register the stage", options_.rank);
+  require(functions_.region_register(agent_, reinterpret_cast<void*>(options_.segment + rows.stage_at),
+                                     kHalves * rows.half_bytes, &region, &stage_region_),
+          "register the stage", options_.rank);
 }
 
 towline_plan_t* Proxy::make_batch_plan(const Remote& remote, const BatchRows& rows) const {
@@ -69,8 +68,8 @@ towline_plan_t* Proxy::make_batch_plan(const Remote& remote, const BatchRows& ro
 
 uint32_t Proxy::prepare_batch(const BatchRows& rows, uint32_t ranks) {
   register_stage(rows);
-  const auto known = std::find_if(batches_.begin(), batches_.end(),
-                                  [&](const auto& batch) { return batch.second == rows; });
+  const auto known =
+      std::find_if(batches_.begin(), batches_.end(), [&](const auto& batch) { return batch.second == rows; });
   if (known != batches_.end())
     std::rotate(known, known + 1, batches_.end());
   else

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import experts_model  # noqa: E402
+import nixl_ep  # noqa: E402
 from nixl_ep import Buffer, Config, EventOverlap, _library  # noqa: E402
 from nixl_ep.utils import EventHandle  # noqa: E402
 from test_experts import Comm, gpu, run_ranks  # noqa: E402, F401
@@ -376,7 +377,7 @@ def test_a_rank_that_is_lost_at_a_communicator_is_named_at_once(gpu, monkeypatch
     run(2, body, meet=lambda number: {"comm": Comm(meeting, given, number)}, connects=False)
 
 
-@pytest.mark.parametrize("ranks, a_host", [(2, 1), (4, 2), (3, 2)])
+@pytest.mark.parametrize("ranks, a_host", [(2, 1), (4, 2), (3, 2), (16, 8)])
 def test_ranks_of_two_hosts(gpu, ranks, a_host):
     def body(rank):
         for seed in range(4):
