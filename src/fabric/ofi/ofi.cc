@@ -8,6 +8,7 @@
 #ifdef TOWLINE_HAVE_LIBFABRIC
 
 #include <algorithm>
+#include <utility>
 
 #include "base/short_text.h"
 #include "fabric/ofi/ofi_port.h"
@@ -21,7 +22,9 @@ struct OfiConnection;
 struct OfiOperation {
   fi_context2 context;  // first: libfabric knows the operation by it
   uint64_t cookie;
-  OfiOperation* next;
+  OfiOperation* next;  // of those that libfabric knows as one; else of the list that it is in
+  uint32_t length;
+  Status status;
   bool receive;
 };
 
@@ -32,6 +35,8 @@ struct OfiConnection {
   uint64_t token = 0;  // that the peer wants with records
   std::vector<OfiOperation> operations;
   OfiOperation* free = nullptr;
+  OfiOperation* ended = nullptr;  // and not told yet, in order
+  OfiOperation* ended_last = nullptr;
   uint32_t under_way = 0;  // requests
   bool established = false;
   bool open = false;
@@ -47,6 +52,34 @@ struct OfiConnection {
   void give(OfiOperation* operation) noexcept {
     operation->next = free;
     free = operation;
+  }
+  // One for each request, the first of which libfabric gets; null: there are too few.
+  OfiOperation* take(std::span<const WorkRequest> requests) noexcept {
+    OfiOperation* first = nullptr;
+    for (std::size_t i = requests.size(); i-- != 0;) {
+      OfiOperation* operation = take();
+      if (operation == nullptr) {
+        give_all(first);
+        return nullptr;
+      }
+      operation->cookie = requests[i].cookie;
+      operation->receive = false;
+      operation->next = first;
+      first = operation;
+    }
+    return first;
+  }
+  void give_all(OfiOperation* first) noexcept {
+    while (first != nullptr) give(std::exchange(first, first->next));
+  }
+  void end_all(OfiOperation* first, uint32_t length, Status status) noexcept {
+    if (first == nullptr) return;
+    (ended == nullptr ? ended : ended_last->next) = first;
+    for (OfiOperation* operation = first; operation != nullptr; operation = operation->next) {
+      operation->length = length;
+      operation->status = status;
+      ended_last = operation;
+    }
   }
 };
 
@@ -98,19 +131,21 @@ class OfiDomain final : public OfiPort {
   std::size_t post(uint32_t number, const WorkRequest* requests, std::size_t count) noexcept override {
     OfiConnection& connection = connections_[number];
     if (!connection.open || connection.failed) return 0;
-    for (std::size_t i = 0; i < count; ++i) {
-      OfiOperation* operation = connection.take();
+    for (std::size_t i = 0; i < count;) {
+      const std::span<const WorkRequest> group = first_together({requests + i, count - i});
+      OfiOperation* operation = connection.take(group);
       if (operation == nullptr) return i;
-      operation->cookie = requests[i].cookie;
-      operation->receive = false;
       const int64_t result =
-          start(connection.end.endpoint.get(), connection.peer, connection.token, requests[i], operation);
+          group.size() == 1
+              ? start(connection.end.endpoint.get(), connection.peer, connection.token, group[0], operation)
+              : start_together(connection.end.endpoint.get(), connection.peer, group, operation);
       if (result == 0) {
-        ++connection.under_way;
+        connection.under_way += static_cast<uint32_t>(group.size());
         connection.established = true;
+        i += group.size();
         continue;
       }
-      connection.give(operation);
+      connection.give_all(operation);
       // An end that shares its endpoint stays reachable when it has stopped: rxm must not connect again.
       const bool lost = connection.token != 0 && connection.established && connection.under_way == 0;
       if (result != -FI_EAGAIN) {
@@ -131,6 +166,7 @@ class OfiDomain final : public OfiPort {
       OfiOperation* operation = connection.take();
       if (operation == nullptr) return i;
       operation->cookie = requests[i].cookie;
+      operation->next = nullptr;
       operation->receive = true;
       int64_t result = -FI_EAGAIN;
       for (int tries = 0; tries < 1000 && result == -FI_EAGAIN; ++tries)
@@ -160,6 +196,7 @@ class OfiDomain final : public OfiPort {
   bool arm() noexcept override {
     if (!waits_) return false;
     for (const uint32_t number : open_) {
+      if (connections_[number].ended != nullptr) return false;
       if (connections_[number].failed) continue;
       fid* queue = &connections_[number].queue->fid;
       if (fi_trywait(fabric_.get(), &queue, 1) != 0) return false;
@@ -185,41 +222,43 @@ class OfiDomain final : public OfiPort {
       completions[count++] = {0, 0, number, 0, connection.why, CompletionKind::kConnectionDown};
       if (count == capacity) return count;
     }
+    count += tell_ended(number, connection, completions + count, capacity - count);
+    if (count == capacity) return count;
     const ssize_t read = fi_cq_read(connection.queue.get(), entries, std::min(kBatch, capacity - count));
     if (read == -FI_EAVAIL) {
-      count += poll_error(number, connection, completions + count);
+      take_error(connection);
     } else if (read < 0 && read != -FI_EAGAIN) {
       fail_connection(connection, static_cast<int>(-read));
     }
-    for (ssize_t i = 0; i < read; ++i) {
-      auto* operation = static_cast<OfiOperation*>(entries[i].op_context);
-      if (operation == nullptr) continue;
-      completions[count++] = {operation->cookie,
-                              0,
-                              number,
-                              static_cast<uint32_t>(entries[i].len),
-                              Status::kOk,
-                              operation->receive ? CompletionKind::kReceive : CompletionKind::kRequest};
+    for (ssize_t i = 0; i < read; ++i)
+      connection.end_all(static_cast<OfiOperation*>(entries[i].op_context),
+                         static_cast<uint32_t>(entries[i].len), Status::kOk);
+    return count + tell_ended(number, connection, completions + count, capacity - count);
+  }
+
+  static std::size_t tell_ended(uint32_t number, OfiConnection& connection, Completion* completions,
+                                std::size_t capacity) noexcept {
+    std::size_t count = 0;
+    for (; connection.ended != nullptr && count < capacity; ++count) {
+      OfiOperation* operation = std::exchange(connection.ended, connection.ended->next);
+      completions[count] = {operation->cookie,
+                            0,
+                            number,
+                            operation->length,
+                            operation->status,
+                            operation->receive ? CompletionKind::kReceive : CompletionKind::kRequest};
       if (!operation->receive) --connection.under_way;
       connection.give(operation);
     }
     return count;
   }
 
-  std::size_t poll_error(uint32_t number, OfiConnection& connection, Completion* completion) noexcept {
+  void take_error(OfiConnection& connection) noexcept {
     fi_cq_err_entry entry{};
-    if (fi_cq_readerr(connection.queue.get(), &entry, 0) != 1) return 0;
+    if (fi_cq_readerr(connection.queue.get(), &entry, 0) != 1) return;
     tell(entry.err, ShortText("provider's error {}", entry.prov_errno));
-    auto* operation = static_cast<OfiOperation*>(entry.op_context);
-    if (operation == nullptr) {
-      fail_connection(connection, entry.err);
-      return 0;
-    }
-    const auto kind = operation->receive ? CompletionKind::kReceive : CompletionKind::kRequest;
-    *completion = {operation->cookie, 0, number, 0, ofi_status_of(entry.err), kind};
-    if (!operation->receive) --connection.under_way;
-    connection.give(operation);
-    return 1;
+    if (entry.op_context == nullptr) return fail_connection(connection, entry.err);
+    connection.end_all(static_cast<OfiOperation*>(entry.op_context), 0, ofi_status_of(entry.err));
   }
 
   std::vector<OfiConnection> connections_;

@@ -16,6 +16,9 @@
 #include "fabric/topology.h"
 
 namespace towline::fabric {
+namespace {
+constexpr std::size_t kMostTogether = 4;
+}
 
 // All devices of the provider that have what the engine needs: writes, reads and sends, reliable, with
 // completions that mean delivery.
@@ -118,6 +121,12 @@ OfiPort::OfiPort(OfiInfo info, const OfiOptions& options) : info_(std::move(info
   // Within a process it uses the peer's own mapping, which goes with the peer.
   traits_.other_processes_only = shm;
   traits_.moves_by_polls = shm;
+  // With delivery, shm of libfabric 1.17 moves writes of up to 4 KiB and all reads through one buffer: one at a time, and each waits
+  // for both sides. Several writes together are copied from where they lie instead, many at a time, and several reads share one turn.
+  if (shm) {
+    const std::size_t limit = std::min(info_->tx_attr->iov_limit, info_->tx_attr->rma_iov_limit);
+    most_together_ = std::clamp<std::size_t>(limit, 1, kMostTogether);
+  }
   poller_ = UniqueFd{epoll_create1(EPOLL_CLOEXEC)};
 }
 
@@ -232,6 +241,44 @@ ssize_t OfiPort::start(fid_ep* endpoint, fi_addr_t peer, uint64_t token, const W
       break;  // immediate_bits is 0
   }
   return -FI_ENOSYS;
+}
+
+std::span<const WorkRequest> OfiPort::first_together(std::span<const WorkRequest> requests) const noexcept {
+  constexpr uint64_t kMostBytes = 64 << 10;
+  const WorkRequest& first = requests.front();
+  const bool moves = first.kind == RequestKind::kWrite || first.kind == RequestKind::kRead;
+  std::size_t count = 1;
+  uint64_t bytes = first.length;
+  while (moves && count < std::min(most_together_, requests.size())) {
+    const WorkRequest& next = requests[count];
+    if (next.kind != first.kind || bytes + next.length > kMostBytes) break;
+    bytes += next.length;
+    ++count;
+  }
+  return requests.first(count);
+}
+
+ssize_t OfiPort::start_together(fid_ep* endpoint, fi_addr_t peer, std::span<const WorkRequest> requests,
+                                void* context) noexcept {
+  iovec local[kMostTogether];
+  void* keys[kMostTogether];
+  fi_rma_iov remote[kMostTogether];
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const WorkRequest& request = requests[i];
+    local[i] = {reinterpret_cast<void*>(request.local), request.length};
+    keys[i] = reinterpret_cast<void*>(request.local_key);
+    remote[i] = {request.remote, request.length, request.remote_key};
+  }
+  fi_msg_rma message{};
+  message.msg_iov = local;
+  message.desc = keys;
+  message.iov_count = requests.size();
+  message.addr = peer;
+  message.rma_iov = remote;
+  message.rma_iov_count = requests.size();
+  message.context = context;
+  if (requests.front().kind == RequestKind::kRead) return fi_readmsg(endpoint, &message, FI_COMPLETION);
+  return fi_writemsg(endpoint, &message, FI_COMPLETION | FI_DELIVERY_COMPLETE);
 }
 
 void OfiPort::tell(int error, const char* provider_text) const noexcept {

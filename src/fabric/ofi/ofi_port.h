@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,11 @@ class OfiPort : public Domain {
   [[nodiscard]] OfiEnd decode(std::span<const uint8_t> end) const;
   [[nodiscard]] static ssize_t start(fid_ep* endpoint, fi_addr_t peer, uint64_t token,
                                      const WorkRequest& request, void* context) noexcept;
+  // The first of `requests`, or the first few that can go as one: they have one kind, and all or none of them fail.
+  [[nodiscard]] std::span<const WorkRequest> first_together(
+      std::span<const WorkRequest> requests) const noexcept;
+  [[nodiscard]] static ssize_t start_together(fid_ep* endpoint, fi_addr_t peer,
+                                              std::span<const WorkRequest> requests, void* context) noexcept;
   // Connections end rarely, so this is no data path.
   void tell(int error, const char* provider_text) const noexcept;
 
@@ -71,6 +77,7 @@ class OfiPort : public Domain {
   Fid<fid_domain> domain_;
   UniqueFd poller_;
   bool waits_ = true;
+  std::size_t most_together_ = 1;  // requests
 };
 
 // One endpoint of the rail for all connections that it initiates, and one for all that peers initiate.
