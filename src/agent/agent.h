@@ -107,6 +107,9 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] const std::string& incarnation_text() const noexcept { return incarnation_text_; }
   [[nodiscard]] const towline_identity& identity() const noexcept { return identity_; }
   [[nodiscard]] bool hosted() const noexcept { return options_.hosted; }
+  // Whether a post's or group's poll() makes progress. Where hosted workers sleep at once it only looks: an application that polls now and
+  // then would wake the worker each time, to take over from it.
+  [[nodiscard]] bool polls_drive() const noexcept { return !hosted() || tuning_.spin_ns != 0; }
   [[nodiscard]] const Config& config() const noexcept { return options_.config; }
   [[nodiscard]] const AgentTuning& tuning() const noexcept { return tuning_; }
   [[nodiscard]] const Clock& clock() const noexcept { return *clock_; }

@@ -310,7 +310,9 @@ void Group::check_deadline() noexcept {
 Status Group::poll() noexcept {
   if (fork_generation_ != fork_generation()) return Status::kForked;
   if (outcome() != Status::kInProgress) return outcome();
-  for (const auto& worker : agent_->workers()) worker->drive();
+  if (agent_->polls_drive()) {
+    for (const auto& worker : agent_->workers()) worker->drive();
+  }
   if (outcome() == Status::kInProgress) check_deadline();
   return outcome();
 }

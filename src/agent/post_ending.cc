@@ -196,7 +196,7 @@ void Post::leg_failed(Status status) noexcept {
 Status Post::poll() noexcept {
   if (fork_generation_ != fork_generation()) return Status::kForked;
   const Status status = poll_outcome();
-  if (status != Status::kInProgress) return status;
+  if (status != Status::kInProgress || !agent().polls_drive()) return status;
   for (uint32_t i = 0; i < parts_to_drive(); ++i) parts_[i].worker->drive();
   return poll_outcome();
 }
