@@ -419,6 +419,7 @@ TEST(CollectivesOnGpuFail, RanksThatDisagreeAreNamedWithTheirOperations) {
       const std::string zero =
           std::string("ranks disagree: rank 0 is at ") + towline_collective_op_name(pair.ops[0]);
       EXPECT_NE(text.find(zero), std::string::npos) << text;
+      await_others(rank);
     });
   }
 }
@@ -465,6 +466,7 @@ TEST(CollectivesOnGpuFail, PartsThatDoNotFitAreAMismatch) {
       EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_MISMATCH);
       const std::string text = communicator_error(rank.on_gpu);
       EXPECT_NE(text.find("rank 0 sends 80 bytes to rank 1, which expects 84"), std::string::npos) << text;
+      await_others(rank);
     });
   }
 }

@@ -111,6 +111,12 @@ struct Rank {
   std::barrier<>* threads;         // of the ranks; null where they are processes
 };
 
+// After an operation that failed: kernels of other ranks of this process may still read this rank's buffers until all calls have
+// returned.
+inline void await_others(const Rank& rank) {
+  if (rank.threads != nullptr) rank.threads->arrive_and_wait();
+}
+
 // Runs the body as every rank and waits.
 void run_on_gpus(const Ranks& ranks, bool with_cpu, const std::function<void(Rank&)>& body);
 

@@ -198,6 +198,7 @@ TEST(CollectivesBetweenHostsFail, RanksThatDisagreeAreNamed) {
     EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_MISMATCH);
     EXPECT_NE(communicator_error(rank.on_gpu).find("ranks disagree"), std::string::npos)
         << communicator_error(rank.on_gpu);
+    await_others(rank);
   });
 }
 
@@ -226,6 +227,7 @@ TEST(CollectivesBetweenHostsFail, RanksThatDisagreeInTheRootAreNamed) {
         while (communicator_error(rank.on_gpu).empty()) std::this_thread::yield();
         EXPECT_NE(communicator_error(rank.on_gpu).find("ranks disagree"), std::string::npos)
             << communicator_error(rank.on_gpu);
+        await_others(rank);
       });
     }
   }
@@ -252,6 +254,7 @@ TEST(CollectivesBetweenHostsFail, RanksOfAHostThatDisagreeInTheRootAreNamedAsThe
           op == TOWLINE_COLLECTIVE_SCATTER ? "scatter" : "broadcast");
       EXPECT_NE(communicator_error(rank.on_gpu).find(expected), std::string::npos)
           << communicator_error(rank.on_gpu);
+      await_others(rank);
     });
   }
 }
@@ -287,6 +290,7 @@ TEST(CollectivesBetweenHostsFail, RanksThatDisagreeInCountsAreNamed) {
       EXPECT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_MISMATCH);
       EXPECT_NE(communicator_error(rank.on_gpu).find(one.said), std::string::npos)
           << communicator_error(rank.on_gpu);
+      await_others(rank);
     });
   }
 }

@@ -309,6 +309,7 @@ TEST_P(CollectivesNormBetweenHosts, RanksThatDisagreeAreTold) {
     EXPECT_NE(text.find("ranks disagree"), std::string::npos) << text;
     EXPECT_NE(text.find("all_reduce #0 of 512 bfloat16"), std::string::npos) << text;
     rank.gpu.free_stream(stream);
+    await_others(rank);
   });
 }
 
@@ -327,14 +328,10 @@ TEST(CollectivesNormFails, RanksThatDisagreeAreTold) {
   for (const bool width : {true, false}) {
     run_on_gpus(two(), true, [&](Rank& rank) {
       void* const stream = rank.gpu.make_stream();
-      const Tried tried(rank, {.rows = 2, .width = 256});
-      towline_collective_norm_t call = tried.call();
+      const Tried tried(rank, rank.rank == 0 ? Norm{.rows = 1, .width = 512} : Norm{.rows = 2, .width = 256});
+      const towline_collective_norm_t call = tried.call();
       meet(rank);
       if (rank.rank == 0 || width) {
-        if (rank.rank == 0) {
-          call.rows = 1;
-          call.width = 512;
-        }
         ASSERT_EQ(towline_collective_issue_norm(rank.on_gpu, &call, nullptr, stream), TOWLINE_OK);
       } else {
         towline_collective_t plain = {};
@@ -358,6 +355,7 @@ TEST(CollectivesNormFails, RanksThatDisagreeAreTold) {
       EXPECT_NE(text.find(first), std::string::npos) << text;
       EXPECT_NE(text.find(second), std::string::npos) << text;
       rank.gpu.free_stream(stream);
+      await_others(rank);
     });
   }
 }
