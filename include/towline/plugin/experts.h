@@ -32,7 +32,8 @@ typedef struct towline_experts_options {
   const struct towline_experts_functions_v1* functions;
   // Ranks with another name count as on another host. Null or "": the real host. At most 255 bytes.
   const char* host;
-  const char* listen;  // of the agent (towline_agent_options_t); null: "*:0"
+  const char*
+      listen;  // of the agent (towline_agent_options_t); null: the hosts of the setting `listen`, else "*:0"
 } towline_experts_options;
 #define TOWLINE_EXPERTS_OPTIONS_MINIMUM TOWLINE_BYTES_THROUGH(towline_experts_options, timeout_ns)
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <thread>
 
+#include "base/config/config.h"
 #include "base/error.h"
 #include "base/os/host_identity.h"
 #include "collectives/experts/taken.h"
@@ -49,6 +50,23 @@ Command command_of(uint32_t op) {
   }
 }
 
+// Where the member's agent listens if its program does not say: at the hosts of the setting `listen`, at ports of its own.
+std::string listen_of(const Config& config, uint32_t rank) {
+  if (!config.find("listen")) return "*:0";
+  std::string hosts;
+  for (const std::string& endpoint : config.get_list("listen")) {
+    const size_t port = endpoint.rfind(':');
+    if (port == std::string::npos || endpoint.starts_with("unix:")) continue;
+    hosts += (hosts.empty() ? "" : ",") + endpoint.substr(0, port) + ":0";
+  }
+  if (hosts.empty())
+    fail(Status::kInvalidArgument,
+         "experts: ranks of other hosts are to reach rank {}, but listen is '{}' ({}): name an address of "
+         "this host",
+         rank, config.get_string("listen"), config.source("listen"));
+  return hosts;
+}
+
 }  // namespace
 
 Member::Member(cuda::KernelDevice& device, const cuda::KernelSet& kernels,
@@ -59,7 +77,7 @@ Member::Member(cuda::KernelDevice& device, const cuda::KernelSet& kernels,
       bytes_(options.bytes / grain_of(options.capacity) * grain_of(options.capacity)),
       timeout_ns_(options.timeout_ns),
       host_(options.host == nullptr ? "" : options.host),
-      listen_(options.listen == nullptr ? "*:0" : options.listen) {
+      listen_(options.listen == nullptr ? "" : options.listen) {
   if (options.functions != nullptr)
     functions_ = taken(options.functions, TOWLINE_EXPERTS_FUNCTIONS_V1_MINIMUM);
   layout_.capacity = options.capacity;
@@ -100,9 +118,10 @@ void Member::open_to_hosts() {
         "experts: rank {} has exchanged batches within its host already: connect ranks of other hosts before "
         "its first batch, or open another member",
         rank_);
+  const std::string listen = listen_.empty() ? listen_of(Config::from_process(), rank_) : listen_;
   proxy_ = std::make_unique<Proxy>(device_, *functions_,
                                    Proxy::Options{gpu_, rank_, layout_, piece_->address(), device_.on_host(),
-                                                  timeout_ns_, listen_.c_str()});
+                                                  timeout_ns_, listen.c_str()});
 }
 
 // Waits for this member's kernels alone: those of other ranks of the process may be waiting for it. Replays of graphs can't be told

@@ -107,7 +107,7 @@ class Member {
   std::shared_ptr<cuda::SharedPiece> piece_;
   std::unique_ptr<PieceServer> server_;
   const std::string host_;
-  const std::string listen_;
+  const std::string listen_;  // empty: as the setting says
   std::optional<towline_experts_functions_v1> functions_;
   std::unique_ptr<Proxy> proxy_;  // null before open_to_hosts()
   struct Peer {

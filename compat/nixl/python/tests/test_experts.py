@@ -487,6 +487,30 @@ def test_a_rank_listens_only_if_one_of_another_host_is_there(gpu, a_host):
     run(2, body, a_host=a_host, meets=meets)
 
 
+def test_ranks_listen_where_the_setting_says(gpu, monkeypatch):
+    monkeypatch.setenv("TOWLINE_LISTEN", "127.0.0.2:7000")
+    before, addresses = [], []
+
+    def body(rank):
+        rank.round(1)
+        rank.meeting.wait()
+        addresses.extend(address.split(":")[0] for address in listening() - before[0])
+        rank.meeting.wait()
+
+    def meets(_, store):
+        before.append(listening())
+        return {"tcp_store_group": store}
+
+    run(2, body, a_host=1, meets=meets)
+    assert len(addresses) >= 2 and set(addresses) == {"0200007F"}, addresses
+    monkeypatch.setenv("TOWLINE_LISTEN", "none")
+    buffer = Buffer(rank=0, explicitly_destroy=True)
+    buffer.update_memory_buffers(2, LOCAL, 4096)
+    with pytest.raises(RuntimeError, match=r"rank 0, but listen is 'none' \(environment TOWLINE_LISTEN\): name an address"):
+        buffer._member.open_to_hosts()
+    buffer.destroy()
+
+
 def test_a_timeout_of_zero_waits_for_nobody(gpu):
     def body(rank):
         rank.meeting.wait()
