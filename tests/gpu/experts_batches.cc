@@ -38,6 +38,24 @@ TEST(BatchesAhead, RanksThatDoNotWaitForOneAnother) {
   });
 }
 
+// More than ways to ranks of other hosts are kept.
+TEST(BatchesAhead, ManyShapesAreInTheStreamAtOnce) {
+  BatchShape shape;
+  shape.hidden = 256;
+  run_batches(shape, [&](Rank& rank, BatchRank& batch, Group&) {
+    for (uint64_t seed = 1; seed <= 3; ++seed) {
+      batch.round(seed);
+      for (uint32_t bytes = 16; bytes <= shape.token_bytes(); bytes += 16) {
+        towline_experts_batch call = batch.repeat_call();
+        call.token_bytes = bytes;
+        ASSERT_EQ(batch.issue(call), TOWLINE_OK) << rank.error();
+      }
+    }
+    rank.drain();
+    EXPECT_EQ(rank.masks(), std::vector<int32_t>(shape.ranks, 0));
+  });
+}
+
 // Longer than three timeouts of the member.
 TEST(BatchesAhead, TheHostWaitsForWorkThatTheStreamHadBefore) {
   if (ranks_a_host() == 1) return;  // the other group's ranks can't map one another's memory
@@ -251,6 +269,24 @@ TEST(BatchesLate, WithoutTheRankThatWasDisconnectedTheOthersGoOn) {
     if (rank.number() != 2)
       for (uint64_t seed = 3; seed < 6; ++seed) without.round(seed);
     group.meet();
+  });
+}
+
+// It may still read the stage, and no batch among fewer would wait for it.
+TEST(BatchesRefusals, ABatchAmongFewerThanThoseOfAnEarlierOne) {
+  BatchShape shape;
+  shape.ranks = 3;
+  run_batches(shape, [](Rank& rank, BatchRank& batch, Group& group) {
+    batch.round(1);
+    group.meet();
+    if (rank.number() == 0) {
+      towline_experts_batch call = batch.dispatch_call();
+      call.ranks = 2;
+      EXPECT_EQ(batch.issue(call), TOWLINE_INVALID_ARGUMENT);
+      EXPECT_NE(rank.error().find("rank 2 had a part in an earlier one"), std::string::npos) << rank.error();
+    }
+    group.meet();
+    batch.round(2);
   });
 }
 

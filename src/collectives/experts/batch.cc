@@ -86,11 +86,16 @@ void Member::check_batch_ranks(const towline_experts_batch& call) const {
       fail(Status::kInvalidArgument,
            "experts: rank {} is not connected to rank {}: a batch is among all of {} ranks", rank, rank_,
            call.ranks);
+  for (uint32_t rank = call.ranks; rank < layout_.capacity; ++rank)
+    if ((in_batches_ >> rank & 1) != 0)
+      fail(Status::kInvalidArgument,
+           "experts: a batch among {} ranks, but rank {} had a part in an earlier one of rank {}, and may "
+           "still read what that one put: disconnect it first, or exchange among {} ranks",
+           call.ranks, rank, rank_, rank + 1);
   if (proxy_ != nullptr && proxy_->stage_is_read())
-    fail(Status::kIo,
-         "experts: a transfer to a rank that was disconnected may still read the memory of rank {}: close "
-         "this "
-         "member and open another one",
+    fail(Status::kBusy,
+         "experts: a transfer to a rank that was disconnected may still read the memory of rank {}: try "
+         "again, or close this member and open another one",
          rank_);
 }
 
@@ -325,11 +330,13 @@ void Member::batch(towline_experts_batch& call, void* stream) {
   Job job = batch_job(call);
   if (proxy_ != nullptr) {
     const Batch& cut = job.batch;
-    job.batch.way = proxy_->prepare_batch(
-        {cut.stage_at, cut.half_bytes, cut.rows_at, cut.row_bytes, cut.round_tokens, !is_dispatch(call)},
-        call.ranks);
+    const BatchRows rows{cut.stage_at,  cut.half_bytes,   cut.rows_at,
+                         cut.row_bytes, cut.round_tokens, !is_dispatch(call)};
+    if (!records && proxy_->replaces_batch(rows)) end_work();
+    job.batch.way = proxy_->prepare_batch(rows, call.ranks);
   }
   use_ = Use::kBatches;
+  in_batches_ |= ~uint64_t{0} >> (kMostRanks - call.ranks);
   counted_.reset();
   if (asks_for_counts(call))
     job.batch.ticket = call.phases == TOWLINE_EXPERTS_SEND ? ++last_ticket_ : last_ticket_;

@@ -216,6 +216,7 @@ void Member::disconnect(uint32_t rank) {
   command_now(Command::kDisconnect, rank);
   if (proxy_ != nullptr) proxy_->disconnect(rank);
   peers_[rank] = {};
+  in_batches_ &= ~(uint64_t{1} << rank);
 }
 
 bool Member::is_connected(uint32_t rank) const noexcept {

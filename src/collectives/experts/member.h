@@ -118,7 +118,8 @@ class Member {
   std::deque<Open> open_;
   uint64_t last_ticket_ = 0;
   Use use_ = Use::kNone;
-  bool unmasked_ = false;  // in a stream, which may clear the report once it gets there
+  uint64_t in_batches_ = 0;  // a bit for each rank that had a part in one since it was connected
+  bool unmasked_ = false;    // in a stream, which may clear the report once it gets there
   std::optional<towline_experts_batch> counted_;  // a SEND whose RECEIVE is still to come
   std::unique_ptr<cuda::Words> report_;           // of batches
 };

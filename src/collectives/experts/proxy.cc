@@ -61,6 +61,7 @@ Proxy::~Proxy() {
     if (has(rank)) settle(rank);
   stops_ = true;
   thread_.join();
+  for (towline_post_t* const post : reads_) functions_.post_release(post);
   for (std::unique_ptr<Remote>& remote : remotes_)
     for (const Half& half : remote == nullptr ? std::array<Half, 2>{} : remote->halves)
       if (half.post != nullptr) functions_.post_release(half.post);
@@ -480,6 +481,7 @@ int32_t Proxy::post(Remote& remote, uint32_t half, ExchangeMessage& message, tow
   how.notice_bytes = notice.size();
   how.deadline_ns = monotonic_now_ns() + options_.timeout_ns;
   how.priority = TOWLINE_PRIORITY_LATENCY;
+  how.stream_kind = TOWLINE_STREAM_UNORDERED;  // of the GPU's memory: the kernel has raised its flag
   Half& mine = remote.halves[half];
   const int32_t status = functions_.plan_post(plan, &how, &mine.post);
   if (status < 0) {

@@ -90,10 +90,12 @@ class Proxy {
   // Before kernels of an exchange of this shape are launched: finds the ways for its slots. A rank that can't be reached gets nothing
   // and is masked in time.
   void prepare(const Layout& layout, uint32_t hidden, uint32_t format, uint32_t ranks);
-  // The same of a batch. Returns the number that its kernels give to Control::marked.
+  // The same of a batch. Returns the number that its kernels give to Control::marked. Where the shape replaces another one, kernels of
+  // that one have ended; this waits until what they put was sent.
   [[nodiscard]] uint32_t prepare_batch(const BatchRows& rows, uint32_t ranks);
-  // A rank was disconnected while a transfer to it read the stage, and the backend can't say that it has ended.
-  [[nodiscard]] bool stage_is_read() const noexcept { return stage_is_read_; }
+  [[nodiscard]] bool replaces_batch(const BatchRows& rows) const noexcept;
+  // A rank was disconnected while a transfer to it read the stage, and the backend can't say yet that it has ended.
+  [[nodiscard]] bool stage_is_read();
 
  private:
   static constexpr size_t kMostWays = 8;  // of a rank: shapes of exchanges
@@ -159,6 +161,7 @@ class Proxy {
                                              int32_t& status) const;
   void register_stage(const BatchRows& rows);
   [[nodiscard]] towline_plan_t* make_batch_plan(const Remote& remote, const BatchRows& rows) const;
+  void await_posts();
   void await_end_of_reads(Remote& remote);
   [[nodiscard]] Control& image(const Remote& remote) const noexcept;
   [[nodiscard]] bool quiet(const Remote& remote) const;
@@ -195,9 +198,9 @@ class Proxy {
   towline_region_t* stage_region_ = nullptr;
   std::vector<std::pair<uint32_t, BatchRows>> batches_;  // that have a number; the last used one is the last
   uint32_t last_batch_ = 0;
-  bool stage_is_read_ = false;
-  towline_queue_t* queue_ = nullptr;  // of ranks that can be reached again
-  std::mutex mutex_;                  // of `remotes_`; one thread alone changes it
+  std::vector<towline_post_t*> reads_;  // of the stage, for ranks that were disconnected
+  towline_queue_t* queue_ = nullptr;    // of ranks that can be reached again
+  std::mutex mutex_;                    // of `remotes_`; one thread alone changes it
   std::array<std::unique_ptr<Remote>, kMostRanks> remotes_;
   std::atomic<bool> stops_{false};
   std::thread thread_;

@@ -5,6 +5,9 @@
 // outcome. So a post that may still succeed reads what was put for it. A rank that is disconnected is waited for no longer: before
 // it goes, so does every transfer that reads the stage.
 #include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -16,6 +19,7 @@ namespace towline::collectives::experts {
 namespace {
 
 constexpr uint32_t kHalves = 2;
+constexpr auto kBetweenLooks = std::chrono::microseconds(50);
 // Of a plan: the headers of both halves come first.
 uint32_t rows_from(const BatchRows& rows) { return rows.header_bytes != 0 ? kHalves : 0; }
 
@@ -66,8 +70,34 @@ towline_plan_t* Proxy::make_batch_plan(const Remote& remote, const BatchRows& ro
   return plan_between(remote, here, there, options_.timeout_ns, status);
 }
 
+bool Proxy::replaces_batch(const BatchRows& rows) const noexcept {
+  return batches_.size() == kMostWays &&
+         std::none_of(batches_.begin(), batches_.end(),
+                      [&](const auto& batch) { return batch.second == rows; });
+}
+
+// Everything that kernels have put is posted, and has ended: a plan that is released cancels its posts.
+void Proxy::await_posts() {
+  const auto waits = [](const Half& half, uint64_t ready) {
+    return half.post != nullptr || half.seen != ready;
+  };
+  const auto any_waits = [&] {
+    const std::lock_guard lock(mutex_);
+    for (const std::unique_ptr<Remote>& remote : remotes_) {
+      if (remote == nullptr || functions_.peer_health(remote->peer) == TOWLINE_HEALTH_LOST) continue;
+      for (uint32_t half = 0; half < kHalves; ++half)
+        if (waits(remote->halves[half], device::load_acquire(&image(*remote).ready[half][options_.rank])))
+          return true;
+    }
+    return false;
+  };
+  const Deadline end = Deadline::after(monotonic_now_ns(), options_.timeout_ns);
+  while (any_waits() && !end.passed(monotonic_now_ns())) std::this_thread::sleep_for(kBetweenLooks);
+}
+
 uint32_t Proxy::prepare_batch(const BatchRows& rows, uint32_t ranks) {
   register_stage(rows);
+  if (replaces_batch(rows)) await_posts();
   const auto known =
       std::find_if(batches_.begin(), batches_.end(), [&](const auto& batch) { return batch.second == rows; });
   if (known != batches_.end())
@@ -105,13 +135,22 @@ uint32_t Proxy::prepare_batch(const BatchRows& rows, uint32_t ranks) {
 void Proxy::await_end_of_reads(Remote& remote) {
   if (stage_region_ == nullptr) return;
   const uint64_t end = monotonic_now_ns() + std::min(options_.timeout_ns, kMostSettlingNs);
-  for (const Half& half : remote.halves) {
+  for (Half& half : remote.halves) {
     if (half.post == nullptr) continue;
     (void)functions_.post_cancel(half.post);
     const uint64_t now = monotonic_now_ns();
     if (functions_.post_wait_fenced(half.post, TOWLINE_FENCE_LOCAL, end - std::min(now, end)) != TOWLINE_OK)
-      stage_is_read_ = true;
+      reads_.push_back(std::exchange(half.post, nullptr));
   }
+}
+
+bool Proxy::stage_is_read() {
+  std::erase_if(reads_, [&](towline_post_t* post) {
+    if (functions_.post_wait_fenced(post, TOWLINE_FENCE_LOCAL, 0) != TOWLINE_OK) return false;
+    functions_.post_release(post);
+    return true;
+  });
+  return !reads_.empty();
 }
 
 // ---- The proxy's thread
@@ -129,8 +168,11 @@ towline_plan_t* Proxy::pick_batch(const Remote& remote, uint32_t half, ExchangeM
       static_cast<const uint8_t*>(remote.memory->host()) + options_.layout.used_at(half, 0));
   picks_.clear();
   if (rows.header_bytes != 0) picks_.push_back(in_stage);
-  for (uint32_t i = 0; i < std::min(static_cast<uint32_t>(marked), rows.round_tokens); ++i)
-    if (places[i] < rows.round_tokens) picks_.push_back(first + places[i]);
+  for (uint32_t i = 0; i < std::min(static_cast<uint32_t>(marked), rows.round_tokens); ++i) {
+    // Once: a kernel of a later session may write here.
+    const uint32_t place = __atomic_load_n(&places[i], __ATOMIC_RELAXED);
+    if (place < rows.round_tokens) picks_.push_back(first + place);
+  }
   if (picks_.empty()) picks_.push_back(first);
   message.counts.assign(options_.layout.local, 0);
   message.counts[0] = flag_count(device::load_relaxed(&image(remote).returned[half][options_.rank]));

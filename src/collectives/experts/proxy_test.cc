@@ -33,6 +33,7 @@ struct Post {
   std::vector<uint8_t> notice;
   int32_t outcome = TOWLINE_IN_PROGRESS;
   bool fenced = false;
+  uint32_t fenced_after = 0;  // so many questions; 0: it is said otherwise
   bool cancelled = false;
   bool released = false;
   int32_t released_at = 0;  // its outcome then
@@ -48,6 +49,9 @@ struct World {
   uint32_t health = TOWLINE_HEALTH_ALIVE;
   std::deque<void*> reachable;  // events
   void* asked = nullptr;
+  bool gpu = false;  // a list is of GPU memory
+  uint32_t plans_released = 0;
+  bool released_in_flight = false;  // a plan: its posts are cancelled
 };
 World* world = nullptr;
 
@@ -90,8 +94,9 @@ towline_experts_functions_v1 answers() {
     world->asked = user_data;
     return int32_t{TOWLINE_OK};
   };
-  made.block_list_create = [](towline_agent_t*, towline_peer_t*, const towline_blocks_t*, size_t, size_t,
-                              towline_block_list_t** list) {
+  made.block_list_create = [](towline_agent_t*, towline_peer_t* peer, const towline_blocks_t* blocks, size_t,
+                              size_t, towline_block_list_t** list) {
+    if (peer == nullptr) world->gpu = blocks->kind == TOWLINE_MEMORY_VRAM;
     *list = handle<towline_block_list_t>();
     return int32_t{TOWLINE_OK};
   };
@@ -101,9 +106,15 @@ towline_experts_functions_v1 answers() {
     *plan = handle<towline_plan_t>();
     return int32_t{TOWLINE_OK};
   };
-  made.plan_release = [](towline_plan_t*) {};
+  made.plan_release = [](towline_plan_t*) {
+    const std::lock_guard lock(world->mutex);
+    ++world->plans_released;
+    for (const Post& post : world->posts)
+      world->released_in_flight = world->released_in_flight || !post.released;
+  };
   made.plan_post = [](towline_plan_t*, const towline_post_options_t* how, towline_post_t** post) {
     const std::lock_guard lock(world->mutex);
+    if (world->gpu && how->stream_kind == TOWLINE_STREAM_NONE) return int32_t{TOWLINE_INVALID_ARGUMENT};
     const auto* const picks = static_cast<const uint32_t*>(how->to.indices);
     const auto* const notice = static_cast<const uint8_t*>(how->notice);
     world->posts.push_back({{picks, picks + how->to.count}, {notice, notice + how->notice_bytes}});
@@ -116,7 +127,9 @@ towline_experts_functions_v1 answers() {
   };
   made.post_wait_fenced = [](towline_post_t* post, uint32_t, uint64_t) {
     const std::lock_guard lock(world->mutex);
-    return int32_t{reinterpret_cast<Post*>(post)->fenced ? TOWLINE_OK : TOWLINE_NOT_YET};
+    auto& asked = *reinterpret_cast<Post*>(post);
+    if (asked.fenced_after != 0 && --asked.fenced_after == 0) asked.fenced = true;
+    return int32_t{asked.fenced ? TOWLINE_OK : TOWLINE_NOT_YET};
   };
   made.post_cancel = [](towline_post_t* post) {
     const std::lock_guard lock(world->mutex);
@@ -179,12 +192,12 @@ class ExpertsProxy : public testing::Test {
   }
   ~ExpertsProxy() override { proxy_.reset(); }
 
-  void open(uint64_t timeout_ns) {
+  void open(uint64_t timeout_ns, bool on_host = true) {
     Proxy::Options options;
     options.rank = kMe;
     options.layout = layout_;
     options.segment = reinterpret_cast<uint64_t>(segment_.data());
-    options.on_host = true;
+    options.on_host = on_host;
     options.timeout_ns = timeout_ns;
     proxy_ = std::make_unique<Proxy>(cuda::fake::fake_kernel_device(), answers(), options);
     bases_ = proxy_->connect(kPeer, {{1}, 4096, TOWLINE_MEMORY_DRAM, 0}, 1'000'000);
@@ -441,6 +454,38 @@ TEST_F(ExpertsProxy, WaysOfMoreBatchesThanAreKeptAreMadeAgain) {
   EXPECT_EQ(proxy_->prepare_batch(kRows, 2), proxy_->prepare_batch(kRows, 2));
 }
 
+// Releasing the plan would cancel it.
+TEST_F(ExpertsProxy, AShapeIsReplacedWhenItsBatchWasSent) {
+  open(60'000'000'000);
+  put(1, 0, {4}, kRows);
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  const uint32_t before = world_.plans_released;
+  BatchRows rows = kRows;
+  for (uint32_t i = 0; i < 7; ++i) {
+    rows.row_bytes += 16;
+    EXPECT_FALSE(proxy_->replaces_batch(rows));
+    (void)proxy_->prepare_batch(rows, 2);
+  }
+  EXPECT_EQ(world_.plans_released, before);
+  {
+    const std::lock_guard lock(world_.mutex);
+    world_.posts[0].fenced_after = 20;
+    world_.posts[0].outcome = TOWLINE_OK;
+  }
+  rows.row_bytes += 16;
+  EXPECT_TRUE(proxy_->replaces_batch(rows));
+  (void)proxy_->prepare_batch(rows, 2);
+  EXPECT_EQ(world_.plans_released, before + 1);
+  EXPECT_FALSE(world_.released_in_flight);
+}
+
+// A post refuses it without a word on streams.
+TEST_F(ExpertsProxy, ABatchGoesFromMemoryOfAGpu) {
+  open(1'000'000, false);
+  put(1, 0, {4}, kRows);
+  EXPECT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+}
+
 // The next batch is put where the transfer reads.
 TEST_F(ExpertsProxy, DisconnectEndsWhatReadsTheStage) {
   put(1, 0, {1}, kRows);
@@ -454,11 +499,15 @@ TEST_F(ExpertsProxy, DisconnectEndsWhatReadsTheStage) {
   EXPECT_FALSE(proxy_->stage_is_read());
 }
 
-TEST_F(ExpertsProxy, AStageThatIsStillReadIsKnown) {
+TEST_F(ExpertsProxy, AStageThatIsStillReadIsKnownUntilItIsReadNoMore) {
   put(1, 0, {1}, kRows);
   ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
   proxy_->disconnect(kPeer);
   EXPECT_TRUE(proxy_->stage_is_read());
+  EXPECT_FALSE(world_.posts[0].released);
+  world_.posts[0].fenced = true;
+  EXPECT_FALSE(proxy_->stage_is_read());
+  EXPECT_TRUE(world_.posts[0].released);
 }
 
 // Telling it would wait for a connection, and all other ranks with it.
