@@ -12,6 +12,8 @@
 // A mark is the operation's digest and the block's count of operations, so lines are never emptied.
 #pragma once
 
+#include <stddef.h>
+
 #include "collectives/gpu/marked.h"
 
 namespace towline::collectives::gpu {
@@ -97,9 +99,12 @@ struct Step {
   }
 };
 
-// `anywhere`: what threads load that have no data.
+// What threads load that have no data: a word that nobody writes.
+TOWLINE_DEVICE uint64_t spare_word(const Job& job) {
+  return job.segment[job.rank] + offsetof(Control, reserved);
+}
 template <bool kOdd>
-TOWLINE_DEVICE void load_data(const Piece& piece, uint32_t line, uint64_t anywhere, Words& words) {
+TOWLINE_DEVICE void load_data(const Piece& piece, uint32_t line, uint64_t spare, Words& words) {
   TOWLINE_UNROLL
   for (uint32_t i = 0; i < kLineWords; ++i) {
     const uint32_t word = first_word() + i;
@@ -108,7 +113,7 @@ TOWLINE_DEVICE void load_data(const Piece& piece, uint32_t line, uint64_t anywhe
     if constexpr (kOdd)
       words.word[i] = data ? load8_short(piece.address + at, piece.bytes - at) : 0;
     else
-      words.word[i] = device::load_unit<uint64_t>(data ? piece.address + at : anywhere);
+      words.word[i] = device::load_unit<uint64_t>(data ? piece.address + at : spare);
   }
 }
 template <bool kOdd>
@@ -190,7 +195,7 @@ TOWLINE_DEVICE void give_lines(const Step<kRanks, kOdd>& step, uint32_t most, Pi
   for (uint32_t round = 0; round < rounds.count; ++round) {
     typename S::Cells cells;
     each_cell(step, rounds, round, cells, [&](Words& words, uint32_t peer, uint32_t line) {
-      load_data<kOdd>(piece_for(peer), line, step.job.segment[step.job.rank], words);
+      load_data<kOdd>(piece_for(peer), line, spare_word(step.job), words);
     });
     each_cell(step, rounds, round, cells, [&](const Words& words, uint32_t peer, uint32_t line) {
       if (line < lines_in(piece_for(peer))) put_line(step, peer, line, words);
@@ -283,7 +288,7 @@ TOWLINE_DEVICE void run_lines(const Job& job, Turn& turn) {
     typename S::Cells cells;
     Words own[S::kLines];
     each_line<S>(rounds, round, [&](uint32_t index, uint32_t line) {
-      load_data<kOdd>(given(job.rank), line, job.segment[job.rank], own[index]);
+      load_data<kOdd>(given(job.rank), line, spare_word(job), own[index]);
     });
     if (!take_lines(
             step, turn, rounds, round, [&](uint32_t) { return lines; }, cells))
@@ -331,7 +336,7 @@ TOWLINE_DEVICE void run_lines_two(const Job& job, Turn& turn) {
     typename S::Cells cells;
     Words own[S::kLines];
     each_line<S>(rounds, round, [&](uint32_t index, uint32_t line) {
-      load_data<kOdd>(piece_in(job.in[0], job.rank), line, job.segment[job.rank], own[index]);
+      load_data<kOdd>(piece_in(job.in[0], job.rank), line, spare_word(job), own[index]);
     });
     failed = !take_lines(
         inputs, turn, rounds, round, [&](uint32_t) { return lines; }, cells);
