@@ -1,9 +1,9 @@
-// What a waiting kernel of collectives makes of ranks that are gone.
+// What a waiting kernel of collectives makes of ranks that are gone, or at another operation.
 #include <gtest/gtest.h>
 
 #include <vector>
 
-#include "collectives/gpu/waiting.h"
+#include "collectives/gpu/operations.h"
 
 namespace towline::collectives::gpu {
 namespace {
@@ -24,6 +24,16 @@ class Waiting : public testing::Test {
     for (int i = 0; i < looks * 64; ++i)
       if (give_up(job_, waiter, peer, nullptr, 0)) return true;
     return false;
+  }
+
+  [[nodiscard]] Job job_of(uint32_t rank, uint32_t op, uint64_t count) const {
+    Job job = job_;
+    job.rank = rank;
+    job.peer = 1 - rank;
+    job.mark.op = op;
+    job.mark.count = count;
+    job.digest = digest_of(job.mark);
+    return job;
   }
 
   std::vector<Control> controls_{3};
@@ -68,6 +78,39 @@ TEST_F(Waiting, EndsAtOnceWhenTheHostStopsIt) {
   ASSERT_FALSE(gives_up(waiter, 1, 15));
   EXPECT_TRUE(gives_up(waiter, 1, 1));
   EXPECT_EQ(report_.failure, static_cast<uint32_t>(Failure::kAborted));
+}
+
+// The sender has gone on since.
+TEST_F(Waiting, AMessageThatDisagreesIsNamedAndNotTheOneAfterIt) {
+  for (const uint64_t count : {1, 2}) run_send(job_of(1, TOWLINE_COLLECTIVE_SEND, count));
+  run_receive(job_of(0, TOWLINE_COLLECTIVE_SEND, 3));
+  EXPECT_EQ(report_.failure, static_cast<uint32_t>(Failure::kMismatch));
+  EXPECT_EQ(report_.theirs.count, 1u);
+}
+
+TEST_F(Waiting, ACollectiveThatDisagreesIsNamedAndNotAMessageBesideIt) {
+  Scratch scratch;
+  const Job theirs = job_of(1, TOWLINE_COLLECTIVE_ALL_REDUCE, 7);
+  (void)begin_turn(theirs, 0, 1);
+  run_moving(
+      [&] {
+        Job job = job_of(1, TOWLINE_COLLECTIVE_SEND, 2);
+        job.way = Way::kSend;
+        return job;
+      }(),
+      scratch, 0, 1);
+  disagree_with(job_of(0, TOWLINE_COLLECTIVE_ALL_REDUCE, 3), 1, theirs.digest);
+  EXPECT_EQ(report_.failure, static_cast<uint32_t>(Failure::kMismatch));
+  EXPECT_EQ(report_.theirs.op, TOWLINE_COLLECTIVE_ALL_REDUCE);
+  EXPECT_EQ(report_.theirs.count, 7u);
+}
+
+// A peer that shows a digest and stops before its mark.
+TEST_F(Waiting, ForAMarkEndsWithoutIt) {
+  const Job theirs = job_of(1, TOWLINE_COLLECTIVE_ALL_REDUCE, 7);
+  disagree_with(job_of(0, TOWLINE_COLLECTIVE_ALL_REDUCE, 3), 1, theirs.digest);
+  EXPECT_EQ(report_.failure, static_cast<uint32_t>(Failure::kMismatch));
+  EXPECT_EQ(report_.peer, 1u);
 }
 
 }  // namespace

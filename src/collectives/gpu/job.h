@@ -83,6 +83,25 @@ struct Mark {
   uint32_t reduction;
   int32_t root;
 };
+inline constexpr uint32_t kMarkWords = sizeof(Mark) / sizeof(uint64_t);
+
+// Digests everything but the number. Never 0.
+constexpr uint32_t digest_of(const Mark& mark) {
+  const uint64_t words[] = {mark.count,
+                            mark.digest,
+                            mark.tag,
+                            mark.op,
+                            mark.datatype,
+                            mark.reduction,
+                            static_cast<uint64_t>(mark.root)};
+  uint64_t digest = 0xcbf29ce484222325;
+  for (const uint64_t word : words) {
+    digest = (digest ^ word) * 0x100000001b3;
+    digest ^= digest >> 29;
+  }
+  const auto folded = static_cast<uint32_t>(digest ^ digest >> 32);
+  return folded == 0 ? 1 : folded;
+}
 
 enum class Failure : uint32_t {
   kNone = 0,
@@ -121,7 +140,8 @@ struct Control {
   uint64_t telling;  // the first to write `told`
   uint64_t reserved[5];
   Report told;
-  Mark current;
+  uint64_t current
+      [kMarkWords];  // the mark of the collective in progress; other ranks read it at any time (current_of)
   uint64_t left[kMaxRanks];  // by the rank that left
   // Messages: chunks that came, by their sender; chunks that were taken, by their receiver; own counts of both.
   uint64_t filled[kMaxRanks];
@@ -129,6 +149,7 @@ struct Control {
   uint64_t sent[kMaxRanks];
   uint64_t received[kMaxRanks];
   uint64_t ring_digest[kMaxRanks][kRing];  // by the sender: of the message that a chunk belongs to
+  Mark ring_mark[kMaxRanks][kRing];        // likewise, in the sender's own segment: the mark
   uint32_t epoch[kMaxBlocks];              // of signals
   uint32_t marked[kMaxBlocks];             // operations with marked stores
   // By the rank and block that signal: epoch and digest of the operation.

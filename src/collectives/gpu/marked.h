@@ -70,7 +70,7 @@ TOWLINE_DEVICE bool take_marked(const Job& job, const Turn& turn, uint32_t marke
         missing &= ~(1u << peer);
         store_marked(marked_slot(job, job.rank, peer, marked, block, slot), 0, 0);
       } else if ((a != 0 && a != job.digest) || (b != 0 && b != job.digest)) {
-        fail_with(job, Failure::kMismatch, peer, 0, 0);
+        disagree_with(job, peer, a != 0 && a != job.digest ? a : b);
         return false;
       } else {
         waited = peer;

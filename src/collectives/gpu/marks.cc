@@ -24,23 +24,6 @@ Header header_of(const Mark& mark) {
 
 }  // namespace
 
-uint32_t digest_of(const Mark& mark) {
-  const uint64_t words[] = {mark.count,
-                            mark.digest,
-                            mark.tag,
-                            mark.op,
-                            mark.datatype,
-                            mark.reduction,
-                            static_cast<uint64_t>(mark.root)};
-  uint64_t digest = 0xcbf29ce484222325;
-  for (const uint64_t word : words) {
-    digest = (digest ^ word) * 0x100000001b3;
-    digest ^= digest >> 29;
-  }
-  const auto folded = static_cast<uint32_t>(digest ^ digest >> 32);
-  return folded == 0 ? 1 : folded;
-}
-
 uint64_t norm_tag(uint64_t width, float epsilon) {
   return static_cast<uint64_t>(std::bit_cast<uint32_t>(epsilon)) << 32 | static_cast<uint32_t>(width);
 }

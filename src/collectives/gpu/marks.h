@@ -8,8 +8,6 @@
 
 namespace towline::collectives::gpu {
 
-// Digests everything but the number. Never 0.
-uint32_t digest_of(const Mark& mark);
 // The tag of an all_reduce with RMSNorm; never 0.
 uint64_t norm_tag(uint64_t width, float epsilon);
 // For people.

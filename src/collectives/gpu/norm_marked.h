@@ -105,16 +105,20 @@ struct MarkedRow {
     for (;;) {
       uint32_t missing = job.size;
       uint32_t wrong = job.size;
+      uint32_t digest = 0;
       each([&](uint64_t& value, uint32_t peer, uint64_t from) {
         uint32_t marks[2];
         load_marked(from, value, marks);
         if (marks[0] != job.digest || marks[1] != job.digest) missing = peer;
-        if ((marks[0] != 0 && marks[0] != job.digest) || (marks[1] != 0 && marks[1] != job.digest))
+        for (const uint32_t mark : marks) {
+          if (mark == 0 || mark == job.digest) continue;
           wrong = peer;
+          digest = mark;
+        }
       });
       if (missing == job.size) break;
       if (wrong != job.size) {
-        fail_with(job, Failure::kMismatch, wrong, 0, 0);
+        disagree_with(job, wrong, digest);
         return false;
       }
       if (give_up(job, waiter, missing, &control_of(job, job.rank).signal[missing][turn.block], turn.epoch))

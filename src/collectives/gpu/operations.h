@@ -164,6 +164,7 @@ TOWLINE_DEVICE void run_send(const Job& job) {
     device::copy(ring_slot(job, job.peer, job.rank, sent), job.in[0] + at, rest(job.bytes, at, kChunk));
     device::sync();
     if (device::thread() == 0) {
+      me.ring_mark[job.peer][sent % kRing] = job.mark;
       device::store_relaxed(&there.ring_digest[job.rank][sent % kRing], job.digest);
       device::store_release(&there.filled[job.rank], sent + 1);
     }
@@ -180,7 +181,8 @@ TOWLINE_DEVICE void run_receive(const Job& job) {
   for (uint64_t at = 0; at == 0 || at < job.bytes; at += kChunk) {
     if (!reach(job, &me.filled[job.peer], received + 1)) return;
     if (device::load_relaxed(&me.ring_digest[job.peer][received % kRing]) != job.digest) {
-      if (device::thread() == 0) fail_with(job, Failure::kMismatch, job.peer, 0, 0);
+      if (device::thread() == 0)
+        fail_with(job, Failure::kMismatch, job.peer, 0, 0, &there.ring_mark[job.rank][received % kRing]);
       return;
     }
     device::copy(job.out[0] + at, ring_slot(job, job.rank, job.peer, received), rest(job.bytes, at, kChunk));
@@ -269,10 +271,8 @@ TOWLINE_DEVICE void run_moving(const Job& job, Scratch& scratch, uint32_t block,
   if (job.way == Way::kSignal) return run_signal(job);
   if (job.way == Way::kAwait) return run_await(job);
   if (job.way == Way::kPost) return run_post(job);
-  if (job.way == Way::kSend || job.way == Way::kReceive) {
-    if (device::thread() == 0) control_of(job, job.rank).current = job.mark;
-    return job.way == Way::kSend ? run_send(job) : run_receive(job);
-  }
+  if (job.way == Way::kSend) return run_send(job);
+  if (job.way == Way::kReceive) return run_receive(job);
   Turn turn = begin_turn(job, block, blocks);
   if (job.way == Way::kBarrier)
     (void)meet(job, turn);

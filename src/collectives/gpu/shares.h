@@ -52,7 +52,12 @@ TOWLINE_DEVICE Share share_of(uint64_t bytes, uint32_t index, uint32_t parts) {
 TOWLINE_DEVICE Turn begin_turn(const Job& job, uint32_t block, uint32_t blocks) {
   await_those_ahead();
   Control& me = control_of(job, job.rank);
-  if (block == 0 && device::thread() == 0) me.current = job.mark;
+  if (block == 0 && device::thread() == 0) {
+    show_what_was(job);
+    uint64_t words[kMarkWords];
+    memcpy(words, &job.mark, sizeof words);
+    for (uint32_t i = 0; i < kMarkWords; ++i) device::store_relaxed(&me.current[i], words[i]);
+  }
   return {block, blocks, me.epoch[block]};
 }
 TOWLINE_DEVICE void end_turn(const Job& job, const Turn& turn) {

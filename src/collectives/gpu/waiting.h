@@ -5,6 +5,10 @@
 #pragma once
 
 #include <stdlib.h>
+#include <string.h>
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#endif
 
 #include "collectives/gpu/job.h"
 
@@ -13,6 +17,8 @@ namespace towline::collectives::gpu {
 TOWLINE_DEVICE Control& control_of(const Job& job, uint32_t rank) {
   return *reinterpret_cast<Control*>(job.segment[rank]);
 }
+
+inline constexpr uint32_t kLooksAtMark = 1000;
 
 // The host reads the state at any time, and the rest only after it.
 TOWLINE_DEVICE void give_report(uint64_t to, const Report& report) {
@@ -27,9 +33,9 @@ TOWLINE_DEVICE void give_report(uint64_t to, const Report& report) {
   device::store_release(&given->state, 1);
 }
 
-// One thread.
+// `theirs`: the operation of a peer that disagrees. One thread.
 TOWLINE_DEVICE_CALL void fail_with(const Job& job, Failure failure, uint32_t peer, uint64_t sent,
-                                   uint64_t expected) {
+                                   uint64_t expected, const Mark* theirs = nullptr) {
   Control& me = control_of(job, job.rank);
   if (!device::claim(&me.claimed)) return;
   Report report = {};
@@ -39,7 +45,7 @@ TOWLINE_DEVICE_CALL void fail_with(const Job& job, Failure failure, uint32_t pee
   report.sent = sent;
   report.expected = expected;
   report.mine = job.mark;
-  if (failure == Failure::kMismatch) report.theirs = control_of(job, peer).current;
+  if (theirs != nullptr) report.theirs = *theirs;
   for (uint32_t other = 0; other < job.size; ++other) {
     Control& there = control_of(job, other);
     if (other == job.rank || !device::claim(&there.telling)) continue;
@@ -50,6 +56,21 @@ TOWLINE_DEVICE_CALL void fail_with(const Job& job, Failure failure, uint32_t pee
   }
   give_report(job.report[job.rank], report);
   device::store_release(&me.broken, 1);
+}
+
+// `peer` is at another collective: its signal or data has shown this digest. Either may arrive before the mark does, or while the
+// mark is written, so this looks until the mark fits, though not for ever. One thread.
+TOWLINE_DEVICE_CALL void disagree_with(const Job& job, uint32_t peer, uint32_t digest) {
+  const Control& there = control_of(job, peer);
+  Mark mark = {};
+  for (uint32_t looks = 0; looks < kLooksAtMark; ++looks) {
+    uint64_t words[kMarkWords];
+    for (uint32_t i = 0; i < kMarkWords; ++i) words[i] = device::load_relaxed(&there.current[i]);
+    memcpy(&mark, words, sizeof mark);
+    if (mark.number == job.mark.number && digest_of(mark) == digest) break;
+    device::pause();
+  }
+  fail_with(job, Failure::kMismatch, peer, 0, 0, &mark);
 }
 
 // True: the communicator is broken. One thread.
@@ -71,15 +92,18 @@ struct Waiter {
 TOWLINE_DEVICE_CALL bool look_around(const Job& job, Waiter& waiter, uint32_t peer, const uint64_t* signal,
                                      uint32_t epoch) {
   if (check_broken(job)) return true;
-  Failure failure = Failure::kNone;
   if (signal != nullptr) {
     const uint64_t word = device::load_relaxed(signal);
-    if (static_cast<uint32_t>(word >> 32) == epoch && static_cast<uint32_t>(word) != job.digest)
-      failure = Failure::kMismatch;
+    const auto digest = static_cast<uint32_t>(word);
+    if (static_cast<uint32_t>(word >> 32) == epoch && digest != job.digest) {
+      disagree_with(job, peer, digest);
+      return true;
+    }
   }
+  Failure failure = Failure::kNone;
   const uint64_t now = device::now_ns();
   if (waiter.began == 0) waiter.began = now;
-  if (failure == Failure::kNone && now - waiter.began >= job.timeout_ns) failure = Failure::kTimedOut;
+  if (now - waiter.began >= job.timeout_ns) failure = Failure::kTimedOut;
   if (failure == Failure::kNone && ((waiter.turns & 1023) == 0 || waiter.gone != 0)) {
     if (device::load_acquire(&control_of(job, job.rank).left[peer]) != 0) failure = Failure::kLeft;
     const auto* const orders = reinterpret_cast<const Orders*>(job.orders);
@@ -126,6 +150,27 @@ struct Turn {
   uint32_t blocks;
   uint32_t epoch;
 };
+
+// What a rank's memory held when its operation began is seen by the ranks that see a store of the operation. On a GPU this needs nothing of
+// the rank that stores, and a fence of those that see; on processors one of both. ThreadSanitizer knows no fences.
+TOWLINE_DEVICE void show_what_was(const Job& job) {
+#if !defined(__CUDACC__)
+  device::fence();
+#endif
+#if defined(__SANITIZE_THREAD__)
+  __tsan_release(&control_of(job, job.rank));
+#endif
+}
+TOWLINE_DEVICE void see_what_was(const Job& job, uint32_t peer) {
+  // This multiprocessor may have old contents of other ranks' memory in its cache.
+  if (job.together != 0)
+    device::fence_here();
+  else
+    device::fence();
+#if defined(__SANITIZE_THREAD__)
+  __tsan_acquire(&control_of(job, peer));
+#endif
+}
 
 // ---- Words that arrive together with their marks
 
@@ -184,7 +229,7 @@ TOWLINE_DEVICE bool await_signal(const Job& job, const Turn& turn, uint32_t peer
         job.together != 0 ? device::load_acquire_here(signal) : device::load_acquire(signal);
     const auto ahead = static_cast<int32_t>(static_cast<uint32_t>(seen >> 32) - turn.epoch);
     if (ahead == 0 && static_cast<uint32_t>(seen) != job.digest) {
-      fail_with(job, Failure::kMismatch, peer, 0, 0);
+      disagree_with(job, peer, static_cast<uint32_t>(seen));
       return true;
     }
     if (ahead >= 0) return false;
@@ -234,11 +279,7 @@ TOWLINE_DEVICE bool swap(const Job& job, Turn& turn, uint64_t* const (&got)[kWor
       // Other marks: too early, or another operation, which its signal tells.
       if ((failed = give_up(job, waiter, peer, &me.signal[peer][turn.block], epoch))) break;
     }
-    // This multiprocessor may have old contents of other ranks' memory in its cache.
-    if (job.together != 0)
-      device::fence_here();
-    else
-      device::fence();
+    see_what_was(job, peer);
   }
   return !device::sync_any(failed);
 }
