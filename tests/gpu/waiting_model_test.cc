@@ -1,8 +1,11 @@
 // What a waiting kernel of collectives makes of ranks that are gone, or at another operation.
 #include <gtest/gtest.h>
 
+#include <string.h>
+
 #include <vector>
 
+#include "collectives/gpu/marks.h"
 #include "collectives/gpu/operations.h"
 
 namespace towline::collectives::gpu {
@@ -111,6 +114,38 @@ TEST_F(Waiting, ForAMarkEndsWithoutIt) {
   disagree_with(job_of(0, TOWLINE_COLLECTIVE_ALL_REDUCE, 3), 1, theirs.digest);
   EXPECT_EQ(report_.failure, static_cast<uint32_t>(Failure::kMismatch));
   EXPECT_EQ(report_.peer, 1u);
+  EXPECT_EQ(text_of(report_.theirs), "another operation");
+}
+
+// The peer has gone on since: its mark is whole, but that of a later collective.
+TEST_F(Waiting, ALaterCollectiveIsNotNamed) {
+  const Job theirs = job_of(1, TOWLINE_COLLECTIVE_ALL_REDUCE, 7);
+  Job later = job_of(1, TOWLINE_COLLECTIVE_ALL_REDUCE, 8);
+  later.mark.number = 1;
+  (void)begin_turn(later, 0, 1);
+  disagree_with(job_of(0, TOWLINE_COLLECTIVE_ALL_REDUCE, 3), 1, theirs.digest);
+  EXPECT_EQ(text_of(report_.theirs), "another operation");
+}
+
+// The same call, made once more: only its number differs.
+TEST_F(Waiting, ALaterCollectiveThatWasCalledAlikeIsNotNamed) {
+  const Job theirs = job_of(1, TOWLINE_COLLECTIVE_ALL_REDUCE, 7);
+  Job later = theirs;
+  later.mark.number = 1;
+  (void)begin_turn(later, 0, 1);
+  disagree_with(job_of(0, TOWLINE_COLLECTIVE_ALL_REDUCE, 3), 1, theirs.digest);
+  EXPECT_EQ(text_of(report_.theirs), "another operation");
+}
+
+TEST_F(Waiting, ReadsAMarkAsItWasWritten) {
+  const Mark mark = {
+      .number = 1, .count = 2, .digest = 3, .tag = 4, .op = 5, .datatype = 6, .reduction = 7, .root = -8};
+  uint64_t words[kMarkWords];
+  store_mark(words, mark);
+  EXPECT_EQ(memcmp(words, &mark, sizeof mark), 0);
+  Mark read = {};
+  load_mark(words, read);
+  EXPECT_EQ(memcmp(&read, &mark, sizeof mark), 0);
 }
 
 }  // namespace

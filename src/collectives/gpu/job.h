@@ -84,6 +84,7 @@ struct Mark {
   int32_t root;
 };
 inline constexpr uint32_t kMarkWords = sizeof(Mark) / sizeof(uint64_t);
+inline constexpr uint32_t kUnknownOp = UINT32_MAX;  // of a peer's mark that could not be read
 
 // Digests everything but the number. Never 0.
 constexpr uint32_t digest_of(const Mark& mark) {
@@ -140,9 +141,8 @@ struct Control {
   uint64_t telling;  // the first to write `told`
   uint64_t reserved[5];
   Report told;
-  uint64_t current
-      [kMarkWords];  // the mark of the collective in progress; other ranks read it at any time (current_of)
-  uint64_t left[kMaxRanks];  // by the rank that left
+  uint64_t current[kMarkWords];  // the mark of the collective in progress; others read it at any time
+  uint64_t left[kMaxRanks];      // by the rank that left
   // Messages: chunks that came, by their sender; chunks that were taken, by their receiver; own counts of both.
   uint64_t filled[kMaxRanks];
   uint64_t drained[kMaxRanks];

@@ -64,13 +64,11 @@ TOWLINE_DEVICE bool take_marked(const Job& job, const Turn& turn, uint32_t marke
     TOWLINE_UNROLL
     for (uint32_t peer = 0; peer < kMarkedRanks; ++peer) {
       if ((missing >> peer & 1) == 0) continue;
-      const uint32_t a = marks[peer][0];
-      const uint32_t b = marks[peer][1];
-      if (a == job.digest && b == job.digest) {
+      if (marks[peer][0] == job.digest && marks[peer][1] == job.digest) {
         missing &= ~(1u << peer);
         store_marked(marked_slot(job, job.rank, peer, marked, block, slot), 0, 0);
-      } else if ((a != 0 && a != job.digest) || (b != 0 && b != job.digest)) {
-        disagree_with(job, peer, a != 0 && a != job.digest ? a : b);
+      } else if (const uint32_t other = other_digest(marks[peer], job.digest); other != 0) {
+        disagree_with(job, peer, other);
         return false;
       } else {
         waited = peer;

@@ -29,6 +29,7 @@ uint64_t norm_tag(uint64_t width, float epsilon) {
 }
 
 std::string text_of(const Mark& mark) {
+  if (mark.op == kUnknownOp) return "another operation";
   const Header header = header_of(mark);
   if (mark.op == TOWLINE_COLLECTIVE_ALL_REDUCE && mark.tag != 0)
     return fmt::format(

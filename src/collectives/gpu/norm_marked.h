@@ -105,20 +105,23 @@ struct MarkedRow {
     for (;;) {
       uint32_t missing = job.size;
       uint32_t wrong = job.size;
-      uint32_t digest = 0;
       each([&](uint64_t& value, uint32_t peer, uint64_t from) {
         uint32_t marks[2];
         load_marked(from, value, marks);
         if (marks[0] != job.digest || marks[1] != job.digest) missing = peer;
-        for (const uint32_t mark : marks) {
-          if (mark == 0 || mark == job.digest) continue;
-          wrong = peer;
-          digest = mark;
-        }
+        if (other_digest(marks, job.digest) != 0) wrong = peer;
       });
       if (missing == job.size) break;
       if (wrong != job.size) {
-        disagree_with(job, wrong, digest);
+        uint32_t other = 0;  // looked for again, since a thread that waits has no register to spare
+        each([&](uint64_t, uint32_t peer, uint64_t from) {
+          if (peer != wrong || other != 0) return;
+          uint64_t value;
+          uint32_t marks[2];
+          load_marked(from, value, marks);
+          other = other_digest(marks, job.digest);
+        });
+        disagree_with(job, wrong, other);
         return false;
       }
       if (give_up(job, waiter, missing, &control_of(job, job.rank).signal[missing][turn.block], turn.epoch))

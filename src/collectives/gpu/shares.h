@@ -54,9 +54,7 @@ TOWLINE_DEVICE Turn begin_turn(const Job& job, uint32_t block, uint32_t blocks) 
   Control& me = control_of(job, job.rank);
   if (block == 0 && device::thread() == 0) {
     show_what_was(job);
-    uint64_t words[kMarkWords];
-    memcpy(words, &job.mark, sizeof words);
-    for (uint32_t i = 0; i < kMarkWords; ++i) device::store_relaxed(&me.current[i], words[i]);
+    store_mark(me.current, job.mark);
   }
   return {block, blocks, me.epoch[block]};
 }

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <stdlib.h>
-#include <string.h>
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
 #endif
@@ -31,6 +30,28 @@ TOWLINE_DEVICE void give_report(uint64_t to, const Report& report) {
   given->mine = report.mine;
   given->theirs = report.theirs;
   device::store_release(&given->state, 1);
+}
+
+// The words of a mark that others read while it is written. Each is stored and loaded whole.
+TOWLINE_DEVICE void store_mark(uint64_t* words, const Mark& mark) {
+  device::store_relaxed(words, mark.number);
+  device::store_relaxed(words + 1, mark.count);
+  device::store_relaxed(words + 2, mark.digest);
+  device::store_relaxed(words + 3, mark.tag);
+  device::store_relaxed(words + 4, uint64_t{mark.datatype} << 32 | mark.op);
+  device::store_relaxed(words + 5, uint64_t{static_cast<uint32_t>(mark.root)} << 32 | mark.reduction);
+}
+TOWLINE_DEVICE void load_mark(const uint64_t* words, Mark& mark) {
+  mark.number = device::load_relaxed(words);
+  mark.count = device::load_relaxed(words + 1);
+  mark.digest = device::load_relaxed(words + 2);
+  mark.tag = device::load_relaxed(words + 3);
+  const uint64_t kind = device::load_relaxed(words + 4);
+  mark.op = static_cast<uint32_t>(kind);
+  mark.datatype = static_cast<uint32_t>(kind >> 32);
+  const uint64_t detail = device::load_relaxed(words + 5);
+  mark.reduction = static_cast<uint32_t>(detail);
+  mark.root = static_cast<int32_t>(detail >> 32);
 }
 
 // `theirs`: the operation of a peer that disagrees. One thread.
@@ -59,18 +80,18 @@ TOWLINE_DEVICE_CALL void fail_with(const Job& job, Failure failure, uint32_t pee
 }
 
 // `peer` is at another collective: its signal or data has shown this digest. Either may arrive before the mark does, or while the
-// mark is written, so this looks until the mark fits, though not for ever. One thread.
+// mark is written, so this looks until the mark fits, though not for ever. A mark that does not fit is not reported: it may be half
+// written, or that of a later collective. One thread.
 TOWLINE_DEVICE_CALL void disagree_with(const Job& job, uint32_t peer, uint32_t digest) {
-  const Control& there = control_of(job, peer);
-  Mark mark = {};
-  for (uint32_t looks = 0; looks < kLooksAtMark; ++looks) {
-    uint64_t words[kMarkWords];
-    for (uint32_t i = 0; i < kMarkWords; ++i) words[i] = device::load_relaxed(&there.current[i]);
-    memcpy(&mark, words, sizeof mark);
-    if (mark.number == job.mark.number && digest_of(mark) == digest) break;
+  Mark theirs;
+  bool fits = false;
+  for (uint32_t looks = 0; looks < kLooksAtMark && !fits; ++looks) {
     device::pause();
+    load_mark(control_of(job, peer).current, theirs);
+    fits = theirs.number == job.mark.number && digest_of(theirs) == digest;
   }
-  fail_with(job, Failure::kMismatch, peer, 0, 0, &mark);
+  if (!fits) theirs.op = kUnknownOp;
+  fail_with(job, Failure::kMismatch, peer, 0, 0, &theirs);
 }
 
 // True: the communicator is broken. One thread.
@@ -153,7 +174,7 @@ struct Turn {
 
 // What a rank's memory held when its operation began is seen by the ranks that see a store of the operation. On a GPU this needs nothing of
 // the rank that stores, and a fence of those that see; on processors one of both. ThreadSanitizer knows no fences.
-TOWLINE_DEVICE void show_what_was(const Job& job) {
+TOWLINE_DEVICE void show_what_was([[maybe_unused]] const Job& job) {
 #if !defined(__CUDACC__)
   device::fence();
 #endif
@@ -161,7 +182,7 @@ TOWLINE_DEVICE void show_what_was(const Job& job) {
   __tsan_release(&control_of(job, job.rank));
 #endif
 }
-TOWLINE_DEVICE void see_what_was(const Job& job, uint32_t peer) {
+TOWLINE_DEVICE void see_what_was(const Job& job, [[maybe_unused]] uint32_t peer) {
   // This multiprocessor may have old contents of other ranks' memory in its cache.
   if (job.together != 0)
     device::fence_here();
@@ -206,6 +227,11 @@ inline void load_marked(uint64_t address, uint64_t& data, uint32_t (&marks)[2]) 
   data = high << 32 | static_cast<uint32_t>(low);
 }
 #endif
+
+// The marks may have come apart. 0: neither is another operation's.
+TOWLINE_DEVICE uint32_t other_digest(const uint32_t (&marks)[2], uint32_t digest) {
+  return marks[0] != 0 && marks[0] != digest ? marks[0] : marks[1] == digest ? 0 : marks[1];
+}
 
 // ---- Meeting
 
