@@ -11,7 +11,7 @@
 
 namespace bench {
 
-// Ends the process with 77, as a skipped test, where there is none.
+// Without a driver the process exits with 77, which ctest counts as a skip.
 inline void* driver_library() {
   static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
   if (library == nullptr) {

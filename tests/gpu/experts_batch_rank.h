@@ -100,7 +100,7 @@ inline std::vector<Part> random_parts(const BatchShape& shape, uint64_t seed) {
   return all;
 }
 
-// What a rank gets.
+// The outputs of a dispatch at one rank.
 struct Gets {
   std::vector<uint16_t> x;
   std::vector<uint32_t> scales;

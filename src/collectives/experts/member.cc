@@ -7,6 +7,7 @@
 #include "base/config/config.h"
 #include "base/error.h"
 #include "base/os/host_identity.h"
+#include "base/os/socket_address.h"
 #include "collectives/experts/taken.h"
 
 namespace towline::collectives::experts {
@@ -54,10 +55,12 @@ Command command_of(uint32_t op) {
 std::string listen_of(const Config& config, uint32_t rank) {
   if (!config.find("listen")) return "*:0";
   std::string hosts;
-  for (const std::string& endpoint : config.get_list("listen")) {
-    const size_t port = endpoint.rfind(':');
-    if (port == std::string::npos || endpoint.starts_with("unix:")) continue;
-    hosts += (hosts.empty() ? "" : ",") + endpoint.substr(0, port) + ":0";
+  for (const std::string& text : config.get_list("listen")) {
+    if (text == "none") continue;
+    Endpoint endpoint = parse_endpoint(text, 0);
+    if (endpoint.is_unix) continue;
+    endpoint.port = 0;
+    hosts += (hosts.empty() ? "" : ",") + endpoint.text();
   }
   if (hosts.empty())
     fail(Status::kInvalidArgument,

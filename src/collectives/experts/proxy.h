@@ -5,8 +5,8 @@
 //
 //   kernel -> image (slots, used, counts, ready) -> proxy -> one post, and its notice -> proxy -> words -> kernel
 //
-// Of a batch (proxy_batch.cc) the kernels give the places of rows in this rank's stage. The post takes them from there to the mirror of
-// the stage in the rank's memory.
+// In a batch (proxy_batch.cc) the image lists the places of rows in this rank's stage, and the post copies those rows to the mirror of the
+// stage in the other rank's memory.
 //
 // Order, which all of this rests on:
 //

@@ -20,7 +20,7 @@ namespace {
 
 constexpr uint32_t kHalves = 2;
 constexpr auto kBetweenLooks = std::chrono::microseconds(50);
-// Of a plan: the headers of both halves come first.
+// The number of a plan's first block of rows: the headers of both halves come first.
 uint32_t rows_from(const BatchRows& rows) { return rows.header_bytes != 0 ? kHalves : 0; }
 
 towline_blocks_t blocks_of(uint64_t address, uint64_t length, uint64_t count, uint64_t half_bytes,
@@ -131,7 +131,7 @@ uint32_t Proxy::prepare_batch(const BatchRows& rows, uint32_t ranks) {
   return number;
 }
 
-// Of a rank that is no longer the proxy's.
+// `remote` was taken out of `remotes_`. Cancels its posts and waits until they no longer read the stage; those that still may go to `reads_`.
 void Proxy::await_end_of_reads(Remote& remote) {
   if (stage_region_ == nullptr) return;
   const uint64_t end = monotonic_now_ns() + std::min(options_.timeout_ns, kMostSettlingNs);

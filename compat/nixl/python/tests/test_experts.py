@@ -487,8 +487,9 @@ def test_a_rank_listens_only_if_one_of_another_host_is_there(gpu, a_host):
     run(2, body, a_host=a_host, meets=meets)
 
 
-def test_ranks_listen_where_the_setting_says(gpu, monkeypatch):
-    monkeypatch.setenv("TOWLINE_LISTEN", "127.0.0.2:7000")
+@pytest.mark.parametrize("setting", ["127.0.0.2:7000", "127.0.0.2"])  # a port is left out where none is wanted
+def test_ranks_listen_where_the_setting_says(gpu, monkeypatch, setting):
+    monkeypatch.setenv("TOWLINE_LISTEN", setting)
     before, addresses = [], []
 
     def body(rank):
