@@ -32,10 +32,9 @@ UcxLibrary::UcxLibrary() {
   status_string_ = services_.symbol<decltype(status_string_)>("ucs_status_string");
   version_ = library_.symbol<const char* (*)()>("ucp_get_version_string")();
   unsigned major = 0;
-  unsigned minor = 0;
   unsigned release = 0;
-  library_.symbol<void (*)(unsigned*, unsigned*, unsigned*)>("ucp_get_version")(&major, &minor, &release);
-  if (major != 1 || minor < 13)
+  library_.symbol<void (*)(unsigned*, unsigned*, unsigned*)>("ucp_get_version")(&major, &minor_, &release);
+  if (major != 1 || minor_ < 13)
     fail(Status::kUnsupported, "UCX {} is installed; versions from 1.13 on, below 2, can be used", version_);
   // Crashes are the application's own affair. UCX would print its own report of them.
   if (const auto leave_signals = services_.find_symbol<void (*)()>("ucs_debug_disable_signals"))
@@ -83,15 +82,25 @@ std::string with_commas(std::string text) {
   return text;
 }
 
-// For UCX's shared memory: a message of kChunkBytes and its header go in one segment. In UCX's own ones of 8 KiB it would be
+// For UCX's shared memory: a message of kUcxChunkBytes and its header go in one segment. In UCX's own ones of 8 KiB it would be
 // taken apart, put together again by a copy, and copied to its place. There are fewer of them, so that a connection takes little
 // more memory than with those: the queue has half of UCX 1.22's messages, which is enough for pages of 4 KiB.
 constexpr std::pair<const char*, const char*> kSharedMemory[] = {
     {"MM_SEG_SIZE", "36k"}, {"MM_RX_BUFS_GROW", "112"}, {"MM_FIFO_SIZE", "128"}};
 
-// Where tcp may be among them: a message of kChunkBytes is sent from where it lies. UCX 1.22 would copy it into segments of 8 KiB, a system call
+// Where tcp may be among them: a message of kUcxChunkBytes is sent from where it lies. UCX 1.22 would copy it into segments of 8 KiB, a system call
 // each, and put it together again: a third of the speed.
 constexpr std::pair<const char*, const char*> kTcp[] = {{"ZCOPY_THRESH", "8k"}};
+
+// For tcp alone: a message of kUcxLargeChunkBytes and its headers go into one buffer of the receiver, and so with one system
+// call. UCX's own buffers have 64 KiB. It makes 8 of them at a time for each connection, which uses one or two.
+constexpr std::pair<const char*, const char*> kLargeTcp[] = {{"RX_SEG_SIZE", "1028k"}, {"RX_BUFS_GROW", "2"}};
+constexpr unsigned kPrefixFrom = 17;  // the minor version from which on their names begin with TCP_
+
+// UCX writes a message that is larger than the receiver's buffer past its end, so this must be sure of the buffer's size.
+bool may_take_large(const UcxOptions& options) {
+  return options.transports == "tcp" && options.variables.find("RX_SEG_SIZE") == std::string::npos;
+}
 
 // The value for UCX_TLS. UCX's own names for shared memory stand for those transports too.
 std::string transports_of(const std::string& wanted) {
@@ -265,12 +274,17 @@ class UcxDomain final : public Domain, private UcxOwner {
     if (status == UCS_OK && !options.devices.empty())
       status = ucx_.ucp_config_modify(config, "NET_DEVICES", with_commas(options.devices).c_str());
     if (connection_.by_messages) {
-      const auto set = [&](const auto& variables) {
-        for (const auto& [name, value] : variables) (void)ucx_.ucp_config_modify(config, name, value);
+      const auto set = [&](const auto& variables, const std::string& prefix = {}) {
+        bool taken = true;
+        for (const auto& [name, value] : variables)
+          taken &= ucx_.ucp_config_modify(config, (prefix + name).c_str(), value) == UCS_OK;
+        return taken;
       };
       // UCX warns of settings for transports that it does not open.
-      if (may_use(options.transports, {"auto", "shm", "sm", "mm", "posix", "sysv"})) set(kSharedMemory);
-      if (may_use(options.transports, {"auto", "tcp"})) set(kTcp);
+      if (may_use(options.transports, {"auto", "shm", "sm", "mm", "posix", "sysv"})) (void)set(kSharedMemory);
+      if (may_use(options.transports, {"auto", "tcp"})) (void)set(kTcp);
+      if (may_take_large(options))
+        connection_.takes_large = set(kLargeTcp, ucx_.minor() < kPrefixFrom ? "" : "TCP_");
     }
     if (const std::string wrong = set_variables(config, options.variables); !wrong.empty()) {
       ucx_.ucp_config_release(config);
@@ -308,8 +322,7 @@ class UcxDomain final : public Domain, private UcxOwner {
 
   UcxLibrary& ucx_;
   const Id id_;
-  const UcxConnection::Options
-      connection_;  // shared memory tells no failures: the engine notices by its own means
+  UcxConnection::Options connection_;  // shared memory tells no failures: the engine notices by its own means
   DomainTraits traits_;
   ucp_context_h context_ = nullptr;
   UniqueFd wait_;

@@ -18,8 +18,22 @@ namespace {
 constexpr std::size_t kMaxKeys = 4096;
 constexpr uint64_t kCloseNs = 200 * kMillisecondNs;
 constexpr int kTurns = 8;
-// Behind UCX's address, which knows its own length: this end takes several reads in one message, and answers to several in one.
-constexpr std::string_view kReadsTogether = "towline ucx reads 1";
+// What an end takes, behind UCX's address, which knows its own length. Ends of older versions look for the last one only.
+constexpr std::string_view kLargeMessages = "towline ucx large 1";  // of kUcxLargeChunkBytes
+constexpr std::string_view kReadsTogether =
+    "towline ucx reads 1";  // several reads, or answers, in one message
+
+void append_if_it_fits(std::vector<uint8_t>& end, std::string_view what, std::size_t most) {
+  if (end.size() + what.size() <= most) end.insert(end.end(), what.begin(), what.end());
+}
+
+// Whether `end` ends so. Removes it.
+bool take_from(std::span<const uint8_t>& end, std::string_view what) noexcept {
+  if (end.size() <= what.size() || !std::equal(what.begin(), what.end(), end.end() - what.size()))
+    return false;
+  end = end.first(end.size() - what.size());
+  return true;
+}
 
 void throw_if(ucs_status_t status, const char* call) {
   if (status != UCS_OK) fail(Status::kIo, "UCX: {}: {}", call, UcxLibrary::get().error_text(status));
@@ -67,17 +81,17 @@ std::vector<uint8_t> UcxConnection::address() const {
     fail(Status::kLimitExceeded,
          "UCX's address of a worker has {} bytes, and {} are possible: name fewer transports or devices",
          copy.size(), kMaxEndpointBytes);
-  if (copy.size() + kReadsTogether.size() <= kMaxEndpointBytes)
-    copy.insert(copy.end(), kReadsTogether.begin(), kReadsTogether.end());
+  if (options_.takes_large)
+    append_if_it_fits(copy, kLargeMessages, kMaxEndpointBytes - kReadsTogether.size());
+  append_if_it_fits(copy, kReadsTogether, kMaxEndpointBytes);
   return copy;
 }
 
 void UcxConnection::connect(std::span<const uint8_t> other_end) {
   // UCX reads an address without knowing its size: what is too short to be one must not get there.
   if (other_end.size() < 16) fail(Status::kProtocol, "{} bytes are no address of UCX", other_end.size());
-  reads_together_ =
-      other_end.size() > kReadsTogether.size() &&
-      std::equal(kReadsTogether.begin(), kReadsTogether.end(), other_end.end() - kReadsTogether.size());
+  reads_together_ = take_from(other_end, kReadsTogether);
+  if (take_from(other_end, kLargeMessages) && options_.takes_large) chunk_bytes_ = kUcxLargeChunkBytes;
   std::vector<uint8_t> padded{other_end.begin(), other_end.end()};
   padded.resize(kMaxEndpointBytes + 256);
   ucp_ep_params_t parameters{};
@@ -195,10 +209,10 @@ void UcxConnection::issue_by_messages(const WorkRequest& request, Entry& entry) 
     return reads_together_ ? ask(header) : send(header);
   }
   header.kind = Kind::kWrite;
-  for (uint64_t at = 0; at < request.length; at += kChunkBytes) {
+  for (uint64_t at = 0; at < request.length; at += chunk_bytes_) {
     header.number = ++numbered_;
     header.place = request.remote + at;
-    header.length = static_cast<uint32_t>(std::min<uint64_t>(kChunkBytes, request.length - at));
+    header.length = static_cast<uint32_t>(std::min<uint64_t>(chunk_bytes_, request.length - at));
     send(header, reinterpret_cast<const void*>(request.local + at), header.length);
   }
 }

@@ -23,6 +23,10 @@
 
 namespace towline::fabric {
 
+// Of a write, or of reads, in one message.
+inline constexpr uint64_t kUcxChunkBytes = 32 << 10;
+inline constexpr uint64_t kUcxLargeChunkBytes = 1 << 20;  // between ends that both take large messages
+
 struct UcxRegistered {
   uint64_t address = 0;
   uint64_t bytes = 0;
@@ -46,6 +50,7 @@ class UcxConnection {
   struct Options {
     bool tells_failures = true;  // its transports notice that a peer has died
     bool by_messages = true;     // writes and reads
+    bool takes_large = false;    // its transport receives a message of kUcxLargeChunkBytes in one piece
   };
   // Throws Error.
   UcxConnection(UcxOwner& owner, ucp_context_h context, uint32_t number, const Options& options);
@@ -74,9 +79,8 @@ class UcxConnection {
   static constexpr std::size_t kMaxUnsent = 4096;
   static constexpr std::size_t kMaxBlobBytes = 4096;
   static constexpr uint32_t kMaxServing = 64;
-  static constexpr uint64_t kChunkBytes = 32 << 10;  // of a write, or of reads, in one message
-  static constexpr std::size_t kMaxTogether = 8;     // reads that one message answers
-  static constexpr std::size_t kMaxAskedFor = 16;    // reads that one message asks for
+  static constexpr std::size_t kMaxTogether = 8;   // reads that one message answers
+  static constexpr std::size_t kMaxAskedFor = 16;  // reads that one message asks for
 
   enum class Kind : uint32_t {
     kRecord,
@@ -183,7 +187,8 @@ class UcxConnection {
   ucp_ep_h endpoint_ = nullptr;
   int event_fd_ = -1;
   bool down_ = false;
-  bool reads_together_ = false;      // the peer takes kReads and kReadsData
+  bool reads_together_ = false;  // the peer takes kReads and kReadsData
+  uint64_t chunk_bytes_ = kUcxChunkBytes;
   Outgoing* asking_ = nullptr;       // a kReads that is being filled
   std::deque<WorkRequest> waiting_;  // for a key
   std::deque<Entry> issued_;

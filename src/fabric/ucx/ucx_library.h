@@ -17,6 +17,7 @@ class UcxLibrary {
 
   std::string error_text(ucs_status_t code) const;
   const std::string& version() const noexcept { return version_; }
+  unsigned minor() const noexcept { return minor_; }  // of version 1
 
 #define TOWLINE_UCX_FUNCTIONS(X)    \
   X(ucp_init_version)               \
@@ -57,6 +58,7 @@ class UcxLibrary {
   DynamicLibrary services_;
   const char* (*status_string_)(ucs_status_t) = nullptr;
   std::string version_;
+  unsigned minor_ = 0;
 };
 
 // For the codes that peers and devices give.

@@ -116,7 +116,7 @@ void UcxConnection::serve() {
       continue;
     }
     if (reads_together_ && serve_together()) continue;
-    const auto bytes = static_cast<uint32_t>(std::min<uint64_t>(kChunkBytes, ask.wanted.length - ask.sent));
+    const auto bytes = static_cast<uint32_t>(std::min<uint64_t>(chunk_bytes_, ask.wanted.length - ask.sent));
     send({.number = ask.wanted.number, .place = ask.sent, .length = bytes, .kind = Kind::kReadData},
          reinterpret_cast<const void*>(ask.wanted.place + ask.sent), bytes, ask.wanted.key);
     ask.sent += bytes;
@@ -131,7 +131,7 @@ bool UcxConnection::serve_together() {
   Status why = Status::kOk;
   for (; count < std::min(kMaxTogether, asks_.size()); ++count) {
     const Ask& ask = asks_[count];
-    if (ask.sent != 0 || ask.wanted.key != key || bytes + ask.wanted.length > kChunkBytes) break;
+    if (ask.sent != 0 || ask.wanted.key != key || bytes + ask.wanted.length > kUcxChunkBytes) break;
     if (count != 0 && allowed(ask.wanted, false, why) == nullptr) break;
     bytes += ask.wanted.length;
   }

@@ -1,4 +1,5 @@
-// What a peer sends against the rules, by a peer that speaks UCX itself: its connection ends, and nothing else happens.
+// What the domain `ucx` says to a peer that speaks UCX itself, and what it does where the peer breaks the rules: the connection
+// ends, and nothing else happens.
 #ifdef TOWLINE_HAVE_UCX
 
 #include <gtest/gtest.h>
@@ -6,8 +7,12 @@
 #include <array>
 #include <cstring>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "fabric/rails.h"
 #include "fabric/ucx/ucx_library.h"
 
@@ -70,10 +75,12 @@ Message with_reads(const char* what, const std::vector<Header>& reads) {
 // One end of a connection, driven by the test.
 class Peer {
  public:
-  Peer() {
+  // `takes`: what it says behind its address.
+  explicit Peer(std::string_view takes = {}) : takes{takes} {
     ucp_config_t* config = nullptr;
     check(ucx.ucp_config_read(nullptr, nullptr, &config));
     check(ucx.ucp_config_modify(config, "TLS", "tcp"));
+    check(ucx.ucp_config_modify(config, ucx.minor() < 17 ? "RX_SEG_SIZE" : "TCP_RX_SEG_SIZE", "1028k"));
     ucp_params_t parameters{};
     parameters.field_mask = UCP_PARAM_FIELD_FEATURES;
     parameters.features = UCP_FEATURE_AM;
@@ -84,9 +91,15 @@ class Peer {
     wanted.thread_mode = UCS_THREAD_MODE_SINGLE;
     check(ucx.ucp_worker_create(context, &wanted, &worker));
     ucp_am_handler_param_t handler{};  // without one UCX 1.13 ends the process when a message comes
-    handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB;
+    handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
+                         UCP_AM_HANDLER_PARAM_FIELD_ARG | UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
     handler.id = 1;
-    handler.cb = [](void*, const void*, size_t, void*, size_t, const ucp_am_recv_param_t*) { return UCS_OK; };
+    handler.flags = UCP_AM_FLAG_WHOLE_MSG;
+    handler.arg = this;
+    handler.cb = [](void* self, const void*, size_t, void*, size_t bytes, const ucp_am_recv_param_t*) {
+      static_cast<Peer*>(self)->received.push_back(bytes);
+      return UCS_OK;
+    };
     check(ucx.ucp_worker_set_am_recv_handler(worker, &handler));
   }
   ~Peer() {
@@ -102,6 +115,7 @@ class Peer {
     check(ucx.ucp_worker_get_address(worker, &address, &bytes));
     const auto* begin = reinterpret_cast<const uint8_t*>(address);
     std::vector<uint8_t> copy{begin, begin + bytes};
+    copy.insert(copy.end(), takes.begin(), takes.end());
     ucx.ucp_worker_release_address(worker, address);
     return copy;
   }
@@ -122,13 +136,102 @@ class Peer {
   }
   void progress() { ucx.ucp_worker_progress(worker); }
 
+  std::vector<std::size_t> received;  // the payload of each message
+
  private:
   static void check(ucs_status_t status) { ASSERT_EQ(status, UCS_OK); }
 
+  const std::string takes;
   UcxLibrary& ucx = UcxLibrary::get();
   ucp_context_h context = nullptr;
   ucp_worker_h worker = nullptr;
 };
+
+// As in ucx_connection.cc.
+constexpr std::string_view kReadsOnly = "towline ucx reads 1";
+constexpr std::string_view kLargeAndReads = "towline ucx large 1towline ucx reads 1";
+
+// The payloads of the messages that carry a write of 1 MiB and 1 byte to a peer which takes `takes`.
+std::vector<std::size_t> messages_of_a_write(const std::string& rail_name, std::string_view takes) {
+  constexpr std::size_t kBytes = (1 << 20) + 1;
+  const auto rail = make_rail(rail_name);
+  std::vector<uint8_t> bytes(kBytes);
+  const Registration registration = rail->register_memory({.address = bytes.data(), .bytes = kBytes});
+  Peer peer{takes};
+  (void)rail->open(1, ConnectionEnd::kInitiator);
+  rail->connect(1, peer.address());
+  const WorkRequest write{.cookie = 1,
+                          .local = reinterpret_cast<uint64_t>(bytes.data()),
+                          .remote = 0,
+                          .local_key = registration.local_key,
+                          .remote_key = 1,
+                          .immediate = 0,
+                          .length = kBytes,
+                          .kind = RequestKind::kWrite,
+                          .signalled = true};
+  EXPECT_EQ(rail->post(1, &write, 1), 1u);
+  std::size_t sum = 0;
+  for (const uint64_t end_ns = monotonic_now_ns() + 20 * kSecondNs;
+       sum < kBytes && monotonic_now_ns() < end_ns;) {
+    peer.progress();
+    Completion completion;
+    (void)rail->poll(&completion, 1);
+    sum = 0;
+    for (const std::size_t one : peer.received) sum += one;
+  }
+  EXPECT_EQ(sum, kBytes);
+  rail->stop(1);
+  rail->release(1);
+  return peer.received;
+}
+
+bool ends_with(const std::vector<uint8_t>& end, std::string_view what) {
+  return end.size() > what.size() && std::equal(what.rbegin(), what.rend(), end.rbegin());
+}
+
+TEST(UcxMessages, LargeOnesGoToPeersThatTakeThem) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "UCX has threads of its own, which ThreadSanitizer can't follow";
+#endif
+  EXPECT_EQ(messages_of_a_write("ucx:tcp", kLargeAndReads), (std::vector<std::size_t>{1 << 20, 1}));
+  std::vector<std::size_t> pieces(32, 32 << 10);
+  pieces.push_back(1);
+  EXPECT_EQ(messages_of_a_write("ucx:tcp", kReadsOnly), pieces);
+  EXPECT_EQ(messages_of_a_write("ucx:tcp", {}), pieces);
+}
+
+// Where the user chooses the size of UCX's buffers, a large message could be larger than one.
+TEST(UcxMessages, LargeOnesAreNotAskedForWhereTheUserChoosesTheBuffers) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "UCX has threads of its own, which ThreadSanitizer can't follow";
+#endif
+  EXPECT_TRUE(ends_with(make_rail("ucx:tcp")->open(1, ConnectionEnd::kResponder), kLargeAndReads));
+  const std::string chosen =
+      UcxLibrary::get().minor() < 17 ? "ucx:tcp?RX_SEG_SIZE=64k" : "ucx:tcp?TCP_RX_SEG_SIZE=64k";
+  const auto end = make_rail(chosen)->open(1, ConnectionEnd::kResponder);
+  EXPECT_TRUE(ends_with(end, kReadsOnly));
+  EXPECT_FALSE(ends_with(end, kLargeAndReads));
+  EXPECT_FALSE(ends_with(make_rail("ucx:auto")->open(1, ConnectionEnd::kResponder), kLargeAndReads));
+}
+
+// A peer would write past the end of a buffer that UCX has not made larger. UCX warns of a setting that it did not use.
+TEST(UcxMessages, UcxTakesTheSizeOfItsBuffers) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "UCX has threads of its own, which ThreadSanitizer can't follow";
+#endif
+  const auto printed_by = [](const char* rail) {
+    ::testing::internal::CaptureStdout();
+    std::string refused;
+    try {
+      (void)make_rail(rail)->open(1, ConnectionEnd::kResponder);
+    } catch (const core::Error& error) {
+      refused = error.message();
+    }
+    return ::testing::internal::GetCapturedStdout() + refused;
+  };
+  EXPECT_EQ(printed_by("ucx:tcp").find("RX_SEG_SIZE"), std::string::npos);
+  EXPECT_NE(printed_by("ucx:tcp?NO_RX_SEG_SIZE=1").find("NO_RX_SEG_SIZE"), std::string::npos);
+}
 
 TEST(UcxMessages, WhatIsAgainstTheRulesEndsTheConnection) {
 #if defined(__SANITIZE_THREAD__)

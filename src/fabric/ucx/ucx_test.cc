@@ -86,6 +86,39 @@ TEST_F(UcxDomainTest, WritesAndReadsArriveWhole) {
   EXPECT_TRUE(std::equal(to.begin() + 100, to.end(), from.begin()));
 }
 
+// Up to 1 MiB in one message.
+TEST_F(UcxDomainTest, LargeWritesAndReadsArriveWhole) {
+  constexpr std::size_t kLarge = (2 << 20) + 3;
+  std::vector<uint8_t> source_bytes(kLarge);
+  std::vector<uint8_t> target_bytes(kLarge);
+  for (std::size_t i = 0; i < kLarge; ++i) source_bytes[i] = static_cast<uint8_t>(i * 7 + i / 4096);
+  const Registration here = mine->register_memory({.address = source_bytes.data(), .bytes = kLarge});
+  const Registration there = theirs->register_memory(
+      {.address = target_bytes.data(), .bytes = kLarge, .remote_read = true, .remote_write = true});
+  for (const uint32_t bytes : {1u << 20, (1u << 20) - 1, (1u << 20) + 1, uint32_t{kLarge}}) {
+    for (const RequestKind kind : {RequestKind::kWrite, RequestKind::kRead}) {
+      SCOPED_TRACE(bytes);
+      std::vector<uint8_t>& filled = kind == RequestKind::kWrite ? target_bytes : source_bytes;
+      std::fill(filled.begin(), filled.end(), uint8_t{0});
+      const WorkRequest request{.cookie = 77,
+                                .local = reinterpret_cast<uint64_t>(source_bytes.data()) + kLarge - bytes,
+                                .remote = there.base + kLarge - bytes,
+                                .local_key = here.local_key,
+                                .remote_key = there.remote_key,
+                                .immediate = 0,
+                                .length = bytes,
+                                .kind = kind,
+                                .signalled = true};
+      ASSERT_EQ(mine->post(3, &request, 1), 1u);
+      const auto told = outcome();
+      ASSERT_TRUE(told);
+      ASSERT_EQ(told->status, Status::kOk);
+      EXPECT_TRUE(std::equal(source_bytes.end() - bytes, source_bytes.end(), target_bytes.end() - bytes));
+      for (std::size_t i = 0; i < kLarge; ++i) source_bytes[i] = static_cast<uint8_t>(i * 7 + i / 4096);
+    }
+  }
+}
+
 // Reads of single pages are answered several in a message, longer ones in pieces; both in any order.
 TEST_F(UcxDomainTest, ReadsThatAreAskedForTogetherEachGetTheirBytes) {
   const Registration target = share(true, true);
