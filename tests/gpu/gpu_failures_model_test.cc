@@ -2,8 +2,11 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -64,6 +67,57 @@ TEST_F(CollectivesOnGpuRefuse, AStreamOfAnotherGpuAndGoOn) {
     float first = 0;
     rank.gpu.get(&first, buffer.at(), sizeof first);
     EXPECT_EQ(first, 2.0f);
+  });
+}
+
+// The hook was there for an operation that was refused, and gone when the next one was recorded.
+TEST_F(CollectivesOnGpuRefuse, AnOperationAndItsReplayHookForgetsIt) {
+  run_on_gpus({2, "", kMinuteNs}, false, [](Rank& rank) {
+    Buffer buffer(rank.gpu, kCount * 4);
+    towline_collective_norm_t norm = {};
+    norm.struct_size = sizeof norm;
+    norm.rows = 2;
+    norm.width = kCount / 2;
+    norm.input = norm.output = buffer.at();
+    const towline_collective_t call = reduce_call(buffer, buffer, kCount);
+    FakeStream own(0);
+    FakeStream foreign(1);
+    towline_work_t* work = nullptr;
+    const std::array<std::function<int32_t()>, 3> refused = {
+        [&] { return towline_collective_issue(rank.on_gpu, &call, nullptr, &foreign); },
+        [&] { return towline_collective_issue_beside(rank.on_gpu, &call, nullptr, &foreign, &work); },
+        [&] { return towline_collective_issue_norm(rank.on_gpu, &norm, nullptr, &foreign); }};
+    std::atomic<int> told{0};
+    const auto hooked = [&] {
+      towline_hook_t* hook = nullptr;
+      const auto count = [](void* context, const towline_hook_args_t*) {
+        ++*static_cast<std::atomic<int>*>(context);
+      };
+      EXPECT_EQ(towline_communicator_hook(rank.on_gpu, TOWLINE_HOOK_REPLAY, count, &told, &hook), TOWLINE_OK);
+      return hook;
+    };
+    const auto recorded = [&] {
+      own.record();
+      EXPECT_EQ(towline_collective_issue(rank.on_gpu, &call, nullptr, &own), TOWLINE_OK)
+          << towline_last_error();
+      return std::unique_ptr<const FakeStream::Graph>(own.end_record());
+    };
+    std::vector<std::unique_ptr<const FakeStream::Graph>> graphs;
+    for (const auto& issue : refused) {
+      towline_hook_t* const before = hooked();
+      EXPECT_EQ(issue(), TOWLINE_INVALID_ARGUMENT);
+      towline_hook_remove(before);
+      graphs.push_back(recorded());
+    }
+    towline_hook_t* const hook = hooked();
+    graphs.push_back(recorded());
+    for (const auto& graph : graphs) own.replay(*graph);
+    own.drain();
+    while (told < 2) std::this_thread::yield();
+    EXPECT_EQ(communicator_error(rank.on_gpu), "");
+    meet(rank);
+    towline_hook_remove(hook);
+    EXPECT_EQ(told, 2);  // the beginning and the end of the last one
   });
 }
 

@@ -49,7 +49,7 @@ class GpuBackend final : public StreamBackend {
   std::unique_ptr<StreamMessage> issue_beside(const towline_collective_t& call, uint64_t number,
                                               uint64_t timeout_ns, void* stream) override;
   void abort(Status status, const std::string& text) override;
-  // The next operation that is issued is `op_id`: if a graph records it, the host is told of its replays.
+  // The next operation that is issued is `op_id`, also if that fails: if a graph records it, the host is told of its replays.
   void watch_replays(uint64_t op_id) noexcept { watched_ = op_id; }
   [[nodiscard]] std::string describe() const override;
 
@@ -105,8 +105,8 @@ class GpuBackend final : public StreamBackend {
   // `graph`: the one that the stream records, or 0. `seen`: words that count replays.
   void launch(Channel& channel, const Launch& launch, void* stream, uint64_t graph, cuda::Moment* ended,
               const Launch* then = nullptr, const std::optional<Replays::Words>& seen = {});
-  // The words of the operation that is being issued, where its replays are watched. Called once for each.
-  std::optional<Replays::Words> seen_in(uint64_t graph, uint32_t op);
+  // The words of an operation whose replays are watched. `op_id`: what watched_ was when it was issued.
+  std::optional<Replays::Words> seen_in(uint64_t graph, uint64_t op_id, uint32_t op);
   [[nodiscard]] Launch count_up(uint64_t word) const;
   Channel& channel_to(uint32_t peer, bool send);
   void tell(Failure failure) noexcept;
@@ -147,7 +147,7 @@ class GpuBackend final : public StreamBackend {
   std::deque<Lane> lanes_;  // from lane 1 on
   Job base_ = {};
   Call parts_;            // of the operation that is being issued
-  uint64_t watched_ = 0;  // the number of that operation, if its replays are to be told
+  uint64_t watched_ = 0;  // its number, if its replays are to be told. Each issue takes it first of all
   Replays replays_;
   std::unique_ptr<cuda::StreamsAhead> ahead_;  // outlives the channels, whose streams they are
   Channel collectives_;

@@ -1,5 +1,6 @@
 // all_reduce, addition and RMSNorm as one operation of a stream.
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "collectives/calls/norm.h"
@@ -71,6 +72,7 @@ bool GpuBackend::build_norm(const towline_collective_norm_t& norm, uint64_t numb
 
 void GpuBackend::issue_norm(const towline_collective_norm_t& norm, uint64_t number, uint64_t timeout_ns,
                             void* stream) {
+  const uint64_t op_id = std::exchange(watched_, 0);
   const uint64_t graph = graph_of(stream);
   Launch made;
   const bool whole = build_norm(norm, number, timeout_ns, made);
@@ -79,7 +81,7 @@ void GpuBackend::issue_norm(const towline_collective_norm_t& norm, uint64_t numb
     then = made;
     build_rows(norm, then);
   }
-  const auto seen = seen_in(graph, TOWLINE_COLLECTIVE_ALL_REDUCE);
+  const auto seen = seen_in(graph, op_id, TOWLINE_COLLECTIVE_ALL_REDUCE);
   put_in(collectives_, stream, graph, [&](void* in, cuda::Moment* ended) {
     launch(collectives_, made, in, graph, ended, whole ? nullptr : &then, seen);
   });

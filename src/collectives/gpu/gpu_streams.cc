@@ -58,8 +58,7 @@ void GpuBackend::launch(Channel& channel, const Launch& launch, void* stream, ui
   });
 }
 
-std::optional<Replays::Words> GpuBackend::seen_in(uint64_t graph, uint32_t op) {
-  const uint64_t op_id = std::exchange(watched_, 0);
+std::optional<Replays::Words> GpuBackend::seen_in(uint64_t graph, uint64_t op_id, uint32_t op) {
   return op_id != 0 && graph != 0 ? replays_.add(op_id, op) : std::nullopt;
 }
 
@@ -80,21 +79,23 @@ GpuBackend::Channel& GpuBackend::channel_to(uint32_t peer, bool send) {
 }
 
 void GpuBackend::issue(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, void* stream) {
+  const uint64_t op_id = std::exchange(watched_, 0);
   const uint64_t graph = graph_of(stream);
   Launch made;
   Channel& channel = build_any(call, number, timeout_ns, made);
-  const auto seen = seen_in(graph, call.op);
+  const auto seen = seen_in(graph, op_id, call.op);
   put_in(channel, stream, graph,
          [&](void* in, cuda::Moment* ended) { launch(channel, made, in, graph, ended, nullptr, seen); });
 }
 
 std::unique_ptr<StreamMessage> GpuBackend::issue_beside(const towline_collective_t& call, uint64_t number,
                                                         uint64_t timeout_ns, void* stream) {
+  const uint64_t op_id = std::exchange(watched_, 0);
   const uint64_t graph = graph_of(stream);
   Launch made;
   Channel& channel = build_any(call, number, timeout_ns, made);
   void* const own = own_stream(channel, graph != 0);
-  const auto seen = seen_in(graph, call.op);
+  const auto seen = seen_in(graph, op_id, call.op);
   std::unique_ptr<StreamMessage> message = begin_beside(stream, own, graph);
   launch(channel, made, own, graph, message->ended.get(), nullptr, seen);
   return message;
