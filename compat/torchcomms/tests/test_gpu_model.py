@@ -164,21 +164,25 @@ def logged(rank: int, folder: str) -> None:
     gpu.model.record(gpu.current)
     comm.all_reduce(tensor, ReduceOp.SUM, False)
     comm.all_reduce(tensor, ReduceOp.SUM, True).wait()
+    batch, received = comm.batch_op_create(), torch.zeros(5000)
+    batch.send(tensor, 1 - rank)
+    batch.recv(received, 1 - rank)
+    batch.issue(True).wait()
     graph = gpu.model.end_record(gpu.current)
     comm.barrier(False).wait_blocking()
     for _ in range(3):
         gpu.model.replay(graph, gpu.current)
     gpu.model.drain(gpu.current)
-    assert (tensor == SIZE**7).all()
+    assert (tensor == SIZE**7).all() and (received == tensor).all()
     comm.finalize()
     with open(f"{folder}/log{rank}") as file:
         lines = file.read().splitlines()
     issued = [line for line in lines if "|Q|" in line]
-    assert [line.startswith("G") for line in issued] == [False, True, True, False], issued
-    assert len({line.split("|")[0] for line in issued[1:3]}) == 1 and issued[1].split("|")[1] == issued[0].split("|")[0]
-    assert [sum(f"|{event}|" in line for line in lines) for event in "SEW"] == [2 + 6, 2 + 6, 1], lines
+    assert [line.startswith("G") for line in issued] == [False, True, True, True, False], issued
+    assert len({line.split("|")[0] for line in issued[1:4]}) == 1 and issued[1].split("|")[1] == issued[0].split("|")[0]
+    assert [sum(f"|{event}|" in line for line in lines) for event in "SEW"] == [2 + 9, 2 + 9, 1], lines
     graph = issued[1].split("|")[0]
-    numbers = [line.split("|")[1] for line in issued[1:3]]  # of an operation in the stream and one beside it
+    numbers = [line.split("|")[1] for line in issued[1:4]]  # of an operation in the stream, one beside it and a batch
     for number in numbers:
         told = ["|".join(line.split("|")[:4]) for line in lines if line.startswith(f"{graph}|R") and f"|{number}|" in line]
         assert told == [f"{graph}|R{replay}|{number}|{event}" for replay in (1, 2, 3) for event in "SE"], lines

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -78,40 +78,50 @@ def _graph_of(comm: Any) -> int:
 
 
 class _Recorded:
-    """An operation that a graph holds, and how often replays have begun and ended it."""
+    """An operation that a graph holds, and how often replays have begun and ended it. The messages of a batch are one operation."""
 
     def __init__(self, graph: int, number: int) -> None:
         self._graph, self._number = graph, number
-        self._counts = {"S": 0, "E": 0}
+        self._counts: dict[str, dict[int, int]] = {"S": {}, "E": {}}  # by the number of each message
+        self._told = {"S": 0, "E": 0}
 
-    def place(self, event: str) -> str:
-        self._counts[event] += 1
-        return f"G{self._graph}|R{self._counts[event]}|C{self._number}"
+    def holds(self, op_id: int) -> None:
+        for counts in self._counts.values():
+            counts[op_id] = 0
+
+    def happened(self, op_id: int, event: str) -> Iterator[tuple[str, str]]:
+        """Places and events that the log has now: it begins with the first of its messages, and ends with the last."""
+        self._counts[event][op_id] += 1
+        happened = {"S": max(self._counts["S"].values()), "E": min(self._counts["E"].values())}
+        # Replays of one graph do not overlap, but what is told of two messages may.
+        while self._told[next_event := "E" if self._told["S"] > self._told["E"] else "S"] < happened[next_event]:
+            self._told[next_event] += 1
+            yield f"G{self._graph}|R{self._told[next_event]}|C{self._number}", next_event
 
 
 class _Replays:
     """Follows the operations of one communicator that graphs record."""
 
-    def __init__(self, comm: collectives.Communicator, write: Callable[[_Recorded, str], None]) -> None:
-        self.comm, self._write = comm, write
+    def __init__(self, comm: collectives.Communicator, write: Callable[[_Recorded, int, str], None]) -> None:
+        self._write = write
         self._recorded: dict[int, _Recorded] = {}  # by the communicator's own number
         self._now = threading.local()  # what this thread is about to issue
         self._hooks = [comm.hook("replay", self._replayed), comm.hook("pre", self._issued)]
 
-    def expect(self, recorded: _Recorded) -> None:
-        """The next operation of this thread."""
+    def expect(self, recorded: _Recorded | None) -> None:
+        """What this thread issues from now on is this operation, or none that a graph records."""
         self._now.recorded = recorded
 
     def _issued(self, told: dict[str, Any]) -> None:
         recorded = getattr(self._now, "recorded", None)
         if recorded is not None:
+            recorded.holds(told["op_id"])
             self._recorded[told["op_id"]] = recorded
-            self._now.recorded = None
 
     def _replayed(self, told: dict[str, Any]) -> None:
         recorded = self._recorded.get(told["op_id"])
         if recorded is not None:
-            self._write(recorded, "E" if told["status"] == towline.Status.OK else "S")
+            self._write(recorded, told["op_id"], "E" if told["status"] == towline.Status.OK else "S")
 
 
 class clog:  # the name that torchcomms has for it
@@ -132,7 +142,8 @@ class clog:  # the name that torchcomms has for it
         self._open: dict[int, tuple[int, int, int]] = {}  # by the operation's number, until its post hook: signature, work, graph
         self._pending: dict[int, tuple[str, int, list[str]]] = {}  # by work: communicator, signature, what is still to come
         self._comms: list[Any] = []
-        self._replays: dict[Any, _Replays | None] = {}  # by communicator; None: it does not tell of replays
+        # By communicator: the native one, which a reconfiguration replaces, and what follows it (None: it does not tell of replays).
+        self._replays: dict[Any, tuple[collectives.Communicator, _Replays | None]] = {}
         self._base = round(time.time(), 3)
         self._write(f"V|1|base_timestamp={self._base:.3f}")
 
@@ -168,26 +179,31 @@ class clog:  # the name that torchcomms has for it
                 self._pending[work] = (name, number, ["S", "E", "W"] if told.async_op else ["S", "E"])
             place = f"G{graph}|C{number}" if graph != 0 else f"C{number}"
             self._file.write(f"{place}|Q|work_id={work}|{self._now()}\n")
-        if self._lifecycle and graph != 0 and (replays := self._replays_of(comm)) is not None:
-            replays.expect(_Recorded(graph, number))
+        if not self._lifecycle:
+            return
+        recorded = _Recorded(graph, number) if graph != 0 else None
+        replays = self._replays_of(comm) if graph != 0 else self._replays.get(comm, (None, None))[1]
+        if replays is not None:
+            replays.expect(recorded)
 
     def _replays_of(self, comm: Any) -> _Replays | None:
         implementation = comm.get_backend_impl()
         if not isinstance(implementation, Native):
             return None
         native = implementation.use()
-        found = self._replays.get(comm)
-        if comm not in self._replays or (found is not None and found.comm is not native):  # reconfigured
+        followed, found = self._replays.get(comm, (None, None))
+        if followed is not native:
             try:
                 found = _Replays(native, self._replayed)
             except towline.Unsupported:
                 found = None
-            self._replays[comm] = found
+            self._replays[comm] = (native, found)
         return found
 
-    def _replayed(self, recorded: _Recorded, event: str) -> None:
+    def _replayed(self, recorded: _Recorded, op_id: int, event: str) -> None:
         with self._lock:
-            self._file.write(f"{recorded.place(event)}|{event}|{self._now()}\n")
+            for place, line in recorded.happened(op_id, event):
+                self._file.write(f"{place}|{line}|{self._now()}\n")
 
     def _issued(self, comm: Any, op_id: int, told: Any) -> None:
         if hasattr(told, "new_comm"):
