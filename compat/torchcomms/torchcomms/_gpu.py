@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from towline import _torch_gpu, collectives, gpu_memory
+from towline import Status, _torch_gpu, collectives, gpu_memory
 
 from ._backends import Native, is_registered
 from ._ranks import rank_and_size
@@ -62,14 +62,20 @@ class EnqueuedWork:
 
     state = "completed"
 
-    def __init__(self, index: int) -> None:
-        self._index = index
+    def __init__(self, index: int, communicator: collectives.Communicator) -> None:
+        self._index, self._communicator = index, communicator
 
     def wait(self, timeout: float | None = None) -> None:
         pass
 
     def wait_blocking(self) -> None:
+        """RuntimeError: the communicator broke, in this operation or another."""
         _torch_gpu.gpu.synchronize(self._index)
+        if self._communicator.closed:
+            return
+        status, why = self._communicator.error
+        if status != Status.OK:
+            raise RuntimeError(why)
 
 
 class JointWork:
@@ -143,7 +149,7 @@ class _Calls:
             if work is not None:
                 return StreamedWork(index, work)
             _torch_gpu.gpu.settle(index)
-            return EnqueuedWork(index)
+            return EnqueuedWork(index, self._communicator)
 
         setattr(self, name, call)
         return call

@@ -154,7 +154,7 @@ class TorchCommWindow:
         if not self._on_gpu:
             return TorchWork()
         _torch_gpu.gpu.settle(index)
-        return TorchWork(EnqueuedWork(index), timeout, True)
+        return TorchWork(EnqueuedWork(index, self._comm._implementation.use()), timeout, True)
 
     def map_remote_tensor(self, rank: int) -> torch.Tensor:
         self._use()
