@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """scripts/compile-kernels keeps what it compiled, and compiles again when anything that went into it has changed."""
 
+import concurrent.futures
 import os
 import pathlib
 import shutil
@@ -10,7 +11,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# Counts its runs; the image is what it was called with and the header's text.
+# Counts its runs; the image is what it was called with and the header's text. NVCC_MEANWHILE: somebody changes the header then.
 NVCC = """#!/bin/bash
 [[ $1 == --version ]] && { echo "nvcc ${NVCC_VERSION:-1}"; exit; }
 echo run >>"$NVCC_RUNS"
@@ -19,6 +20,7 @@ while (($#)); do
   shift
 done
 echo "$level $(cat "$source" "${source%/*}/sizes.h")" >"$image"
+[[ -z ${NVCC_MEANWHILE:-} ]] || echo "$NVCC_MEANWHILE" >"${source%/*}/sizes.h"
 printf '%s : %s \\\\\\n    %s \\\\\\n    /usr/include/stdio.h\\n' "$target" "$source" "${source%/*}/sizes.h" >"$deps"
 """
 
@@ -72,6 +74,30 @@ class CompileKernels(unittest.TestCase):
         (self.checkout / "kernels.cu").write_text("kernel\n")
         (self.checkout / "sizes.h").write_text("sizes\n")
         self.assertEqual(self.compile(), ("-O3 kernel\nsizes\n", 5), "the first version is kept too")
+
+    def test_what_is_edited_while_it_is_compiled_is_compiled_again(self):
+        self.assertEqual(self.compile(NVCC_MEANWHILE="edited"), ("-O3 kernel\nsizes\n", 1))
+        image, header = (self.checkout / name for name in ("kernels.fatbin", "sizes.h"))
+        self.assertLess(image.stat().st_mtime_ns, header.stat().st_mtime_ns, "Ninja must see that the image is old")
+        self.assertEqual(self.compile(), ("-O3 kernel\nedited\n", 2))
+        self.assertEqual(self.compile(), ("-O3 kernel\nedited\n", 2))
+
+    def test_an_entry_that_another_build_removes_is_compiled(self):
+        self.compile()
+        tools = self.folder / "tools"
+        tools.mkdir()
+        copy = tools / "cp"  # the other one is a moment earlier
+        copy.write_text(f'#!/bin/bash\nrm -f "$XDG_CACHE_HOME"/towline/kernels/*\nexec {shutil.which("cp")} "$@"\n')
+        copy.chmod(0o755)
+        self.assertEqual(self.compile(PATH=f"{tools}:{os.environ['PATH']}"), ("-O3 kernel\nsizes\n", 2))
+
+    def test_builds_at_once_share_the_cache(self):
+        checkouts = [self.make_checkout(f"at-once-{number}") for number in range(8)]
+        with concurrent.futures.ThreadPoolExecutor(len(checkouts)) as pool:
+            images = list(pool.map(lambda checkout: self.compile(checkout=checkout)[0], checkouts))
+        self.assertEqual(set(images), {"-O3 kernel\nsizes\n"})
+        kept = sorted(path.suffix for path in (self.folder / "cache" / "towline" / "kernels").iterdir())
+        self.assertEqual(kept, [".fatbin", ".sums"])
 
     def test_without_the_cache_it_is_compiled(self):
         self.compile()
