@@ -321,14 +321,14 @@ def beside(rank: int, folder: str) -> None:
 
 def late(rank: int, folder: str) -> None:
     """A rank leaves an operation out. The call of the other one only enqueues, and does not raise; whoever waits on the host is told."""
-    comm = make("ncclx", rank, folder, timedelta(seconds=1), abort_process_on_timeout_or_error=False)
+    comm = make("ncclx", rank, folder, abort_process_on_timeout_or_error=False)
     store = torch.distributed.FileStore(f"{folder}/over", SIZE)
     comm.barrier(False).wait_blocking()
     if rank == 0:
         store.wait(["over"])
     else:
         _torch_gpu.gpu.settles = False
-        work = comm.all_reduce(torch.ones(8), ReduceOp.SUM, False)
+        work = comm.all_reduce(torch.ones(8), ReduceOp.SUM, False, timeout=timedelta(milliseconds=300))
         work.wait()
         for again in (work.wait_blocking, comm.barrier(True).wait_blocking, work.wait_blocking):
             with pytest.raises(RuntimeError, match="rank 1 timed out in all_reduce #1 of 8 float32 .*: rank 0 did not come"):
