@@ -108,7 +108,8 @@ typedef struct towline_post_options_t {
 // comes by completion, callback or group.
 TOWLINE_API int32_t towline_plan_post(towline_plan_t* plan, const towline_post_options_t* options,
                                       towline_post_t** post);
-// TOWLINE_IN_PROGRESS or the outcome. Helps to make progress.
+// TOWLINE_IN_PROGRESS or the outcome. Helps to make progress, unless the agent's hosted workers sleep at once (progress.spin = 0us):
+// the poll only looks then, since each would wake a worker to take over from it.
 TOWLINE_API int32_t towline_post_poll(towline_post_t* post);
 // Waits for the outcome; TOWLINE_NOT_YET if `timeout_ns` passes first.
 TOWLINE_API int32_t towline_post_wait(towline_post_t* post, uint64_t timeout_ns);
@@ -154,6 +155,7 @@ TOWLINE_API int32_t towline_group_create(towline_agent_t* agent, const towline_g
 // A member that fails, or is refused for anything but TOWLINE_AGAIN, ends the group with its status: the other members
 // are cancelled, and posts that would join are refused. So no peer gets the notice of an incomplete group.
 TOWLINE_API int32_t towline_group_close(towline_group_t* group);
+// As towline_post_poll.
 TOWLINE_API int32_t towline_group_poll(towline_group_t* group);
 // TOWLINE_NOT_YET, as of a post.
 TOWLINE_API int32_t towline_group_wait(towline_group_t* group, uint64_t timeout_ns);

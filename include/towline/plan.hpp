@@ -137,7 +137,7 @@ class Post {
 
   // False: it was not accepted; last_error() of the thread that posted says why.
   [[nodiscard]] bool accepted() const noexcept { return handle_ != nullptr; }
-  // kInProgress or the outcome, or why it was not accepted. Helps to make progress.
+  // kInProgress or the outcome, or why it was not accepted. Helps to make progress, as towline_post_poll does.
   [[nodiscard]] Status poll() const noexcept {
     return handle_ == nullptr ? refused_ : detail::status(towline_post_poll(handle_));
   }

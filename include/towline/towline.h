@@ -333,7 +333,8 @@ TOWLINE_API int32_t towline_transfer_create(towline_agent_t* agent, towline_bloc
 // TOWLINE_AGAIN: not accepted, because credit or space is missing. Any other error: not accepted, and
 // towline_last_error() says why. Allocates nothing, but for that text.
 TOWLINE_API int32_t towline_transfer_post(towline_transfer_t* transfer);
-// TOWLINE_IN_PROGRESS or the outcome; after a failed one towline_last_error() says what failed. Helps to make progress.
+// TOWLINE_IN_PROGRESS or the outcome; after a failed one towline_last_error() says what failed. Helps to make progress as
+// towline_post_poll does (plan.h).
 TOWLINE_API int32_t towline_transfer_poll(towline_transfer_t* transfer);
 // Waits for the outcome; TOWLINE_NOT_YET if `timeout_ns` passes first.
 TOWLINE_API int32_t towline_transfer_wait(towline_transfer_t* transfer, uint64_t timeout_ns);

@@ -392,7 +392,7 @@ class Transfer {
   // Starts it; allocates nothing. kOk: already done. kInProgress: exactly one outcome follows. kAgain: not
   // accepted, because credit or space is missing. Other errors: not accepted.
   [[nodiscard]] Status post() const noexcept { return detail::status(towline_transfer_post(handle_.get())); }
-  // kInProgress or the outcome. Helps to make progress.
+  // kInProgress or the outcome. Helps to make progress, as towline_post_poll does.
   [[nodiscard]] Status poll() const noexcept { return detail::status(towline_transfer_poll(handle_.get())); }
   // Waits for the outcome; kNotYet if the deadline passes first.
   [[nodiscard]] Status wait(Deadline deadline = kForever) const noexcept {
