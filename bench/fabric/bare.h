@@ -11,6 +11,8 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -36,6 +38,17 @@ inline void must(bool good, const char* what) {
   if (good) return;
   fmt::print(stderr, "{} failed\n", what);
   std::exit(1);
+}
+
+// As fork(). The child is ended with this process: it may never look at its socket again.
+inline pid_t fork_along() {
+  const pid_t parent = getpid();
+  const pid_t child = fork();
+  if (child == 0) {
+    must(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0, "asking to be ended with the parent");
+    if (getppid() != parent) _exit(1);
+  }
+  return child;
 }
 
 // One of the two processes.
@@ -225,7 +238,7 @@ template <class Make>
 int run(const Side& here, const Side& there, int rounds, Make make) {
   int sockets[2];
   must(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets) == 0, "socketpair");
-  const pid_t owner = fork();
+  const pid_t owner = fork_along();
   if (owner == 0) own(sockets[1], there, make);
   close(sockets[1]);
   compare(sockets[0], here, rounds, make);

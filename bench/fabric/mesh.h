@@ -141,7 +141,7 @@ int run_mesh(int argc, char** argv, std::string rail, const char* what) {
   for (uint32_t i = 0; i < processes; ++i) {
     int pair[2];
     must(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0, "socketpair");
-    if (fork() == 0) {
+    if (fork_along() == 0) {
       close(pair[0]);
       for (const int other : sockets) close(other);
       mesh_process<Member>(pair[1], rail, count, i, processes);
