@@ -347,7 +347,7 @@ def test_a_rank_that_does_not_come_is_masked_and_another_takes_its_place(gpu):
         for seed in range(2, 5):
             rank.round(seed)
 
-    run(2, body, timeout_ms=1000)
+    run(2, body, timeout_ms=5000)  # which the rounds before must keep as well
 
 
 def test_an_empty_description_is_that_of_a_rank_that_leaves(gpu):

@@ -324,7 +324,7 @@ def test_a_rank_that_does_not_come_is_named_and_all_go_on(gpu):
         for seed in range(3, 6):
             rank.round(seed)
 
-    run(2, body, timeout_ms=1000)
+    run(2, body, timeout_ms=5000)  # which the rounds before must keep as well
 
 
 @pytest.mark.parametrize("by", ["unmasking", "cleaning", "reconnecting"])
