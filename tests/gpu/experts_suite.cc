@@ -267,6 +267,26 @@ TEST(ExpertsPhases, OrderIsChecked) {
   });
 }
 
+// More than ways to ranks of other hosts are kept, and all of them in the stream at once.
+TEST(ExpertsShapes, ManyAreInTheStreamAtOnce) {
+  Shape shape;
+  shape.max_tokens = 12;
+  run_ranks(shape, [](Rank& rank, Group& group) {
+    const std::vector<Tokens> all =
+        routed_all(group.shape, 1, [](uint32_t number, uint32_t, uint32_t k) { return 2 * k + number; });
+    rank.set(all[rank.number()]);
+    for (int times = 0; times < 3; ++times)
+      for (uint32_t most = 1; most <= group.shape.max_tokens; ++most) {
+        towline_experts_call call = rank.dispatch_call();
+        call.max_tokens = most;
+        ASSERT_EQ(rank.issue(call), TOWLINE_OK) << rank.error();
+      }
+    rank.drain();
+    rank.expect_dispatch(all, group.everyone());
+    EXPECT_EQ(rank.masks(), std::vector<int32_t>(group.shape.ranks, 0));
+  });
+}
+
 // An odd number of exchanges, so that each replay uses the other half first.
 TEST(ExpertsGraphs, ReplaysTakeWhatTheTokensAreThen) {
   Shape shape;
@@ -304,6 +324,44 @@ TEST(ExpertsGraphs, ReplaysTakeWhatTheTokensAreThen) {
       group.meet();
       rank.expect_combine(all[rank.number()], group.everyone());
     }
+    group.meet();
+    gpu.free_graph(graph);
+  });
+}
+
+// More shapes than ranks of other hosts have ways for otherwise; and a rank may come back before the replay.
+TEST(ExpertsGraphs, ReplaysHaveTheirShapesWhateverCameSince) {
+  Shape shape;
+  shape.max_tokens = 24;
+  run_ranks(shape, [](Rank& rank, Group& group) {
+    Platform& gpu = *found_platform();
+    const std::vector<Tokens> all =
+        routed_all(group.shape, 1, [](uint32_t number, uint32_t, uint32_t k) { return 2 * k + number; });
+    rank.set(all[rank.number()]);
+    const auto exchange = [&](uint32_t first) {
+      for (uint32_t most = first; most <= group.shape.max_tokens; most += 2) {
+        towline_experts_call call = rank.dispatch_call();
+        call.max_tokens = most;
+        ASSERT_EQ(rank.issue(call), TOWLINE_OK) << rank.error();
+      }
+    };
+    gpu.record(rank.stream());
+    exchange(2);
+    void* const graph = gpu.end_record(rank.stream());
+    group.meet();
+    exchange(1);
+    rank.drain();
+    group.meet();
+    const uint32_t peer = 1 - rank.number();
+    ASSERT_EQ(rank.disconnect(peer), TOWLINE_OK) << rank.error();
+    ASSERT_EQ(rank.connect(peer, group.descriptions[peer]), TOWLINE_OK) << rank.error();
+    ASSERT_EQ(rank.command(TOWLINE_EXPERTS_UNMASK, peer), TOWLINE_OK) << rank.error();
+    rank.drain();
+    group.meet();
+    gpu.replay(graph, rank.stream());
+    rank.drain();
+    rank.expect_dispatch(all, group.everyone());
+    EXPECT_EQ(rank.masks(), (std::vector<int32_t>{0, 0}));
     group.meet();
     gpu.free_graph(graph);
   });

@@ -332,8 +332,8 @@ void Member::batch(towline_experts_batch& call, void* stream) {
     const Batch& cut = job.batch;
     const BatchRows rows{cut.stage_at,  cut.half_bytes,   cut.rows_at,
                          cut.row_bytes, cut.round_tokens, !is_dispatch(call)};
-    if (!records && proxy_->replaces_batch(rows)) end_work();
-    job.batch.way = proxy_->prepare_batch(rows, call.ranks);
+    if (proxy_->replaces(rows, records)) end_calls();
+    job.batch.way = proxy_->prepare(rows, call.ranks, records);
   }
   use_ = Use::kBatches;
   in_batches_ |= ~uint64_t{0} >> (kMostRanks - call.ranks);

@@ -64,7 +64,7 @@ struct Batch {
   uint32_t experts;  // of a rank
   uint32_t alignment;
   uint32_t received;
-  uint32_t way;  // of rows to ranks of other hosts: Proxy::prepare_batch()
+  uint32_t way;  // of rows to ranks of other hosts: Proxy::prepare()
 
   [[nodiscard]] constexpr uint64_t routes_in_row() const { return payload; }
   [[nodiscard]] constexpr uint64_t weights_in_row(uint32_t routes) const {

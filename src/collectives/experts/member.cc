@@ -130,6 +130,12 @@ void Member::open_to_hosts() {
 // Waits for this member's kernels alone: those of other ranks of the process may be waiting for it. Replays of graphs can't be told
 // from other work.
 void Member::end_work() noexcept {
+  if (recorded_) device_.settle(gpu_);
+  end_calls();
+}
+
+// The same, but for replays.
+void Member::end_calls() noexcept {
   if (!last_tells_all_) device_.settle(gpu_);
   while (last_->state() == cuda::Moment::kBusy) std::this_thread::sleep_for(kLook);
 }
@@ -397,8 +403,11 @@ void Member::exchange(towline_experts_call& call, bool records, void* stream) {
   Job job = job_of(call);
   job.layout = layout_of(call.max_tokens, call.hidden);
   use_ = Use::kExchanges;
-  if (proxy_ != nullptr && (call.phases & TOWLINE_EXPERTS_SEND) != 0)
-    proxy_->prepare(job.layout, call.hidden, call.format, call.ranks);
+  if (proxy_ != nullptr && (call.phases & TOWLINE_EXPERTS_SEND) != 0) {
+    const Slots slots = Slots::of(call.hidden, call.max_tokens, call.format);
+    if (proxy_->replaces(slots, records)) end_calls();
+    proxy_->prepare(slots, call.ranks, records);
+  }
   put_in_stream(records, stream, [&] { run_exchange(call, job, stream); });
 }
 
@@ -448,7 +457,7 @@ void Member::order_after_last(void* stream) {
 }
 
 void Member::record_end(bool records, void* stream) {
-  if (records) last_tells_all_ = false;
+  recorded_ = recorded_ || records;
   if (records) return;
   if (const cuda::Code code = last_->record(stream); code != 0) {
     last_tells_all_ = false;
@@ -458,7 +467,8 @@ void Member::record_end(bool records, void* stream) {
 
 // The first kernels may run. The error that is on its way says more than another one here would.
 void Member::record_end_of_failed(bool records, void* stream) noexcept {
-  if (records || last_->record(stream) != 0) last_tells_all_ = false;
+  recorded_ = recorded_ || records;
+  if (!records && last_->record(stream) != 0) last_tells_all_ = false;
 }
 
 void Member::check_use(Use use) const {

@@ -87,6 +87,7 @@ class Member {
   void batch_round(Job job, const towline_experts_batch& call, uint32_t round, void* stream);
   void await_totals(towline_experts_batch& call);
   void end_work() noexcept;
+  void end_calls() noexcept;
   [[nodiscard]] RemoteBases reach(uint32_t rank, const Description& from, uint64_t timeout_ns);
   void run(Kernel kernel, const Job& job, uint64_t blocks, void* stream);
   void command_now(Command command, uint32_t peer, const RemoteBases& bases = {}, uint32_t peer_tag = 0);
@@ -103,7 +104,8 @@ class Member {
   std::unique_ptr<cuda::OwnStream> stream_;  // of commands that do not wait for the application's
   std::unique_ptr<cuda::Moment> done_;
   std::unique_ptr<cuda::Moment> last_;  // after what was put into the application's streams
-  bool last_tells_all_ = true;          // false: a graph recorded the member, or the GPU refused an event
+  bool last_tells_all_ = true;          // of these; false: the GPU refused an event
+  bool recorded_ = false;               // by a graph, which can be replayed at any time
   std::shared_ptr<cuda::SharedPiece> piece_;
   std::unique_ptr<PieceServer> server_;
   const std::string host_;

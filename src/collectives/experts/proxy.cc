@@ -57,8 +57,7 @@ Proxy::Proxy(cuda::KernelDevice& device, const towline_experts_functions_v1& fun
 }
 
 Proxy::~Proxy() {
-  for (uint32_t rank = 0; rank < kMostRanks; ++rank)
-    if (has(rank)) settle(rank);
+  settle(~uint64_t{0});
   stops_ = true;
   thread_.join();
   for (towline_post_t* const post : reads_) functions_.post_release(post);
@@ -97,26 +96,26 @@ Control& Proxy::image(const Remote& remote) const noexcept {
   return *static_cast<Control*>(remote.memory->host());
 }
 
-towline_plan_t* Proxy::make_plan(const Remote& remote, const Way& way, uint64_t timeout_ns,
+towline_plan_t* Proxy::make_plan(const Remote& remote, const Slots& shape, uint64_t timeout_ns,
                                  int32_t& status) const {
-  const uint64_t slots = uint64_t{options_.layout.local} * way.max_tokens;
+  const uint64_t slots = options_.layout.local * shape.max_tokens;
   // The beginnings of all slots and, where there are such, their rests.
   const auto blocks_at = [&](uint64_t address, uint32_t kind, uint64_t device) {
     std::array<towline_blocks_t, 2> blocks = {};
     for (size_t i = 0; i < blocks.size(); ++i) {
-      blocks[i].address = address + (i == 0 ? 0 : way.used_bytes);
-      blocks[i].length = i == 0 ? way.used_bytes : way.rest_bytes;
+      blocks[i].address = address + (i == 0 ? 0 : shape.used_bytes);
+      blocks[i].length = i == 0 ? shape.used_bytes : shape.rest_bytes;
       blocks[i].kind = kind;
       blocks[i].device = device;
       blocks[i].dimensions = 2;
       blocks[i].count[0] = 2;
       blocks[i].count[1] = slots;
       blocks[i].stride[0] = options_.layout.area_bytes;
-      blocks[i].stride[1] = way.slot_bytes;
+      blocks[i].stride[1] = shape.slot_bytes;
     }
     return blocks;
   };
-  const size_t lists = way.rest_bytes == 0 ? 1 : 2;
+  const size_t lists = shape.rest_bytes == 0 ? 1 : 2;
   const auto here =
       blocks_at(reinterpret_cast<uint64_t>(remote.memory->host()) + staging_at(), TOWLINE_MEMORY_DRAM, 0);
   const auto there = blocks_at(remote.side.slots + uint64_t{2} * options_.rank * options_.layout.area_bytes,
@@ -161,10 +160,12 @@ RemoteBases Proxy::connect(uint32_t rank, const RemoteSide& side, uint64_t timeo
     made->incarnation = functions_.peer_incarnation(made->peer);
     // A plan of whole areas, to connect and to see that there is a way.
     int32_t status = 0;
-    const Way whole{options_.layout.area_bytes / options_.layout.local, 1, kHeaderBytes, 0, nullptr};
+    const Slots whole{options_.layout.area_bytes / options_.layout.local, 1, kHeaderBytes, 0};
     towline_plan_t* const plan = make_plan(*made, whole, timeout_ns, status);
     require(status, "find a way", rank);
     functions_.plan_release(plan);
+    find_recorded_ways(*made, made->ways, slots_);
+    find_recorded_ways(*made, made->batch_ways, batches_);
   } catch (...) {
     drop(std::move(made));
     throw;
@@ -183,9 +184,8 @@ RemoteBases Proxy::connect(uint32_t rank, const RemoteSide& side, uint64_t timeo
 void Proxy::drop(std::unique_ptr<Remote> remote) noexcept {
   for (const Half& half : remote->halves)
     if (half.post != nullptr) functions_.post_release(half.post);
-  for (const Way& way : remote->ways)
-    if (way.plan != nullptr) functions_.plan_release(way.plan);
-  for (const BatchWay& way : remote->batch_ways) functions_.plan_release(way.plan);
+  for (const Way<Slots>& way : remote->ways) functions_.plan_release(way.plan);
+  for (const Way<BatchRows>& way : remote->batch_ways) functions_.plan_release(way.plan);
   if (remote->peer != nullptr) (void)functions_.peer_remove(remote->peer);
   if (remote->region == nullptr) return;
   (void)functions_.region_release(
@@ -204,20 +204,20 @@ bool Proxy::quiet(const Remote& remote) const {
          remote.heard >= remote.words.number;
 }
 
-// Waits for that, a bounded time: the rank may be gone.
-void Proxy::settle(uint32_t rank) {
+// Waits for that, of these ranks (a bit each) together. A bounded time: they may be gone.
+void Proxy::settle(uint64_t ranks) {
+  const auto all_quiet = [&] {
+    const std::lock_guard lock(mutex_);
+    for (uint32_t rank = 0; rank < kMostRanks; ++rank)
+      if ((ranks >> rank & 1) != 0 && has(rank) && !quiet(*remotes_[rank])) return false;
+    return true;
+  };
   const uint64_t end = monotonic_now_ns() + std::min(options_.timeout_ns, kMostSettlingNs);
-  while (monotonic_now_ns() < end) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (quiet(*remotes_[rank])) return;
-    }
-    std::this_thread::sleep_for(kIdle);
-  }
+  while (!all_quiet() && monotonic_now_ns() < end) std::this_thread::sleep_for(kIdle);
 }
 
 void Proxy::disconnect(uint32_t rank) {
-  if (has(rank)) settle(rank);
+  settle(uint64_t{1} << rank);
   std::unique_ptr<Remote> gone;
   {
     const std::lock_guard lock(mutex_);
@@ -226,43 +226,6 @@ void Proxy::disconnect(uint32_t rank) {
   if (gone == nullptr) return;
   await_end_of_reads(*gone);
   drop(std::move(gone));
-}
-
-Proxy::Way Proxy::Way::of(uint64_t hidden, uint64_t max_tokens, uint32_t format) noexcept {
-  const uint64_t slot = Layout::slot_bytes_of(hidden);
-  const uint64_t used = Layout::used_bytes_of(hidden, format);
-  return {slot, max_tokens, used, (format & kLogFmt) != 0 ? slot - used : 0, nullptr};
-}
-
-void Proxy::prepare(const Layout& layout, uint32_t hidden, uint32_t format, uint32_t ranks) {
-  const Way wanted = Way::of(hidden, layout.max_tokens, format);
-  for (uint32_t rank = 0; rank < ranks; ++rank) {
-    Remote* const remote = remotes_[rank].get();
-    if (remote == nullptr) continue;
-    std::vector<Way>& ways = remote->ways;
-    const auto found =
-        std::find_if(ways.begin(), ways.end(), [&](const Way& way) { return way.same_shape(wanted); });
-    if (found != ways.end() && found->plan != nullptr) {
-      if (found + 1 == ways.end()) continue;
-      const std::lock_guard lock(mutex_);
-      std::rotate(found, found + 1, ways.end());
-      continue;
-    }
-    Way made = wanted;
-    int32_t status = 0;
-    made.plan = make_plan(*remote, made, options_.timeout_ns, status);
-    if (made.plan == nullptr) {
-      TOWLINE_LOG(kWarning, "experts: rank {} finds no way to rank {}: {}", options_.rank, rank,
-                  functions_.last_error());
-      continue;
-    }
-    const std::lock_guard lock(mutex_);
-    if (ways.size() == kMostWays) {
-      functions_.plan_release(ways.front().plan);
-      ways.erase(ways.begin());
-    }
-    ways.push_back(made);
-  }
 }
 
 // ---- The proxy's thread
@@ -439,34 +402,34 @@ bool Proxy::send_exchange(Remote& remote, uint32_t half) {
 // The plan of an exchange, and its blocks that are used, at least one: picks_. Null: there is no plan for its shape.
 towline_plan_t* Proxy::pick(const Remote& remote, uint32_t half, ExchangeMessage& message) {
   const uint64_t shape = message.shape;
-  const Way wanted = Way::of(shape_hidden(shape), shape_max_tokens(shape), shape_format(shape));
-  const auto way = std::find_if(remote.ways.rbegin(), remote.ways.rend(),
-                                [&](const Way& each) { return each.same_shape(wanted); });
-  if (way == remote.ways.rend()) return nullptr;
-  pick_slots(remote, half, *way, shape_combines(shape), message.counts);
+  const Slots slots = Slots::of(shape_hidden(shape), shape_max_tokens(shape), shape_format(shape));
+  const auto way = std::find_if(remote.ways.begin(), remote.ways.end(),
+                                [&](const Way<Slots>& each) { return each.shape == slots; });
+  if (way == remote.ways.end()) return nullptr;
+  pick_slots(remote, half, slots, shape_combines(shape), message.counts);
   return way->plan;
 }
 
 // Also how many tokens there are of each expert.
-void Proxy::pick_slots(const Remote& remote, uint32_t half, const Way& way, bool combines,
+void Proxy::pick_slots(const Remote& remote, uint32_t half, const Slots& shape, bool combines,
                        std::vector<uint32_t>& counts) {
   const Layout& layout = options_.layout;
   const auto* const base = static_cast<const uint8_t*>(remote.memory->host());
-  const auto slots = static_cast<uint32_t>(layout.local * way.max_tokens);
+  const auto slots = static_cast<uint32_t>(layout.local * shape.max_tokens);
   const uint32_t first = half * slots;
   picks_.clear();
   for (uint32_t expert = 0; expert < layout.local; ++expert) {
     const uint32_t count = flag_count(device::load_relaxed(
         reinterpret_cast<const uint64_t*>(base + layout.count_at(half, options_.rank, expert))));
     counts.push_back(count);
-    const auto at = static_cast<uint32_t>(expert * way.max_tokens);
-    for (uint32_t i = 0; i < std::min<uint64_t>(count, way.max_tokens); ++i) {
+    const auto at = static_cast<uint32_t>(expert * shape.max_tokens);
+    for (uint32_t i = 0; i < std::min<uint64_t>(count, shape.max_tokens); ++i) {
       const uint32_t used =
           combines ? *reinterpret_cast<const uint32_t*>(base + layout.used_at(half, at + i)) : i;
       const uint32_t slot = used & ~kWholeSlot;
-      if (slot >= way.max_tokens) continue;
+      if (slot >= shape.max_tokens) continue;
       picks_.push_back(first + at + slot);
-      if (way.rest_bytes != 0 && used != slot) picks_.push_back(2 * slots + first + at + slot);
+      if (shape.rest_bytes != 0 && used != slot) picks_.push_back(2 * slots + first + at + slot);
     }
   }
   if (picks_.empty()) picks_.push_back(first);

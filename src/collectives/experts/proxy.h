@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "collectives/experts/job.h"
+#include "collectives/experts/kept_shapes.h"
 #include "collectives/experts/messages.h"
 #include "gpu/kernel_device.h"
 #include "towline/plugin/experts_functions.h"
@@ -47,6 +48,16 @@ struct RemoteBases {
   uint64_t peer;
   uint64_t slots;
   uint64_t from;
+};
+
+// The slots of a small exchange.
+struct Slots {
+  uint64_t slot_bytes = 0;
+  uint64_t max_tokens = 0;
+  uint64_t used_bytes = 0;  // of each slot that is used
+  uint64_t rest_bytes = 0;  // behind these, of one that is marked as whole; 0: there is no such
+  static Slots of(uint64_t hidden, uint64_t max_tokens, uint32_t format) noexcept;
+  bool operator==(const Slots&) const = default;
 };
 
 // Where the rows of a batch lie in both halves of a stage, and its header before them.
@@ -87,37 +98,28 @@ class Proxy {
   // No kernel uses the rank any more.
   void disconnect(uint32_t rank);
   [[nodiscard]] bool has(uint32_t rank) const noexcept { return remotes_[rank] != nullptr; }
-  // Before kernels of an exchange of this shape are launched: finds the ways for its slots. A rank that can't be reached gets nothing
-  // and is masked in time.
-  void prepare(const Layout& layout, uint32_t hidden, uint32_t format, uint32_t ranks);
-  // The same of a batch. Returns the number that its kernels give to Control::marked. Where the shape replaces another one, kernels of
-  // that one have ended; this waits until what they put was sent.
-  [[nodiscard]] uint32_t prepare_batch(const BatchRows& rows, uint32_t ranks);
-  [[nodiscard]] bool replaces_batch(const BatchRows& rows) const noexcept;
+  // Before kernels of an exchange among the first `ranks` are launched: finds the ways for its shape. A rank that can't be reached gets
+  // nothing and is masked in time. Returns the shape's number, which the kernels of a batch give to Control::marked. Where the shape
+  // replaces another one, kernels of that one have ended; this waits until what they put was sent. A graph that records the kernels
+  // replaces none, and its shapes are kept.
+  uint32_t prepare(const Slots& slots, uint32_t ranks, bool records);
+  [[nodiscard]] uint32_t prepare(const BatchRows& rows, uint32_t ranks, bool records);
+  [[nodiscard]] bool replaces(const Slots& slots, bool records) const noexcept {
+    return slots_.replaces(slots, records);
+  }
+  [[nodiscard]] bool replaces(const BatchRows& rows, bool records) const noexcept {
+    return batches_.replaces(rows, records);
+  }
   // A rank was disconnected while a transfer to it read the stage, and the backend can't say yet that it has ended.
   [[nodiscard]] bool stage_is_read();
 
  private:
-  static constexpr size_t kMostWays = 8;  // of a rank: shapes of exchanges
   static constexpr uint64_t kMostSettlingNs = 1'000'000'000;
 
+  template <class Shape>
   struct Way {
-    uint64_t slot_bytes = 0;
-    uint64_t max_tokens = 0;
-    uint64_t used_bytes = 0;  // of each slot that is used
-    uint64_t rest_bytes = 0;  // behind these, of one that is marked as whole; 0: there is no such
-    towline_plan_t* plan = nullptr;
-
-    // For an exchange of this shape.
-    static Way of(uint64_t hidden, uint64_t max_tokens, uint32_t format) noexcept;
-    [[nodiscard]] bool same_shape(const Way& other) const noexcept {
-      return slot_bytes == other.slot_bytes && max_tokens == other.max_tokens &&
-             used_bytes == other.used_bytes;
-    }
-  };
-  struct BatchWay {
-    uint32_t number = 0;
-    BatchRows rows;
+    uint32_t number = 0;  // as KeptShapes has it
+    Shape shape;
     towline_plan_t* plan = nullptr;
   };
   struct Half {
@@ -135,8 +137,8 @@ class Proxy {
     towline_peer_t* peer = nullptr;
     std::string incarnation;
     RemoteSide side;
-    std::vector<Way> ways;  // the last used one is the last
-    std::vector<BatchWay> batch_ways;
+    std::vector<Way<Slots>> ways;
+    std::vector<Way<BatchRows>> batch_ways;
     std::array<Half, 2> halves;
     WordsMessage words;    // as sent last
     uint64_t heard = 0;    // of its numbers, by the rank
@@ -154,18 +156,24 @@ class Proxy {
     return staging_at() + 2 * options_.layout.area_bytes;
   }
   void require(int32_t status, const char* what, uint32_t rank) const;
-  [[nodiscard]] towline_plan_t* make_plan(const Remote& remote, const Way& way, uint64_t timeout_ns,
+  [[nodiscard]] towline_plan_t* make_plan(const Remote& remote, const Slots& slots, uint64_t timeout_ns,
+                                          int32_t& status) const;
+  [[nodiscard]] towline_plan_t* make_plan(const Remote& remote, const BatchRows& rows, uint64_t timeout_ns,
                                           int32_t& status) const;
   [[nodiscard]] towline_plan_t* plan_between(const Remote& remote, std::span<const towline_blocks_t> here,
                                              std::span<const towline_blocks_t> there, uint64_t timeout_ns,
                                              int32_t& status) const;
   void register_stage(const BatchRows& rows);
-  [[nodiscard]] towline_plan_t* make_batch_plan(const Remote& remote, const BatchRows& rows) const;
+  template <class Shape>
+  void find_way(Remote& remote, std::vector<Way<Shape>>& ways, const KeptShapes<Shape>& kept,
+                const typename KeptShapes<Shape>::Kept& wanted);
+  template <class Shape>
+  void find_recorded_ways(Remote& remote, std::vector<Way<Shape>>& ways, const KeptShapes<Shape>& kept);
   void await_posts();
   void await_end_of_reads(Remote& remote);
   [[nodiscard]] Control& image(const Remote& remote) const noexcept;
   [[nodiscard]] bool quiet(const Remote& remote) const;
-  void settle(uint32_t rank);
+  void settle(uint64_t ranks);
   void drop(std::unique_ptr<Remote> remote) noexcept;
 
   // The thread.
@@ -183,7 +191,7 @@ class Proxy {
   int32_t post(Remote& remote, uint32_t half, ExchangeMessage& message, towline_plan_t* plan);
   [[nodiscard]] towline_plan_t* pick(const Remote& remote, uint32_t half, ExchangeMessage& message);
   [[nodiscard]] towline_plan_t* pick_batch(const Remote& remote, uint32_t half, ExchangeMessage& message);
-  void pick_slots(const Remote& remote, uint32_t half, const Way& way, bool combines,
+  void pick_slots(const Remote& remote, uint32_t half, const Slots& slots, bool combines,
                   std::vector<uint32_t>& counts);
   [[nodiscard]] bool pass_on_taken(Remote& remote);
   [[nodiscard]] bool send_words(Remote& remote, uint64_t now_ns);
@@ -196,8 +204,8 @@ class Proxy {
   towline_agent_t* agent_ = nullptr;
   towline_region_t* region_ = nullptr;
   towline_region_t* stage_region_ = nullptr;
-  std::vector<std::pair<uint32_t, BatchRows>> batches_;  // that have a number; the last used one is the last
-  uint32_t last_batch_ = 0;
+  KeptShapes<Slots> slots_;
+  KeptShapes<BatchRows> batches_;
   std::vector<towline_post_t*> reads_;  // of the stage, for ranks that were disconnected
   towline_queue_t* queue_ = nullptr;    // of ranks that can be reached again
   std::mutex mutex_;                    // of `remotes_`; one thread alone changes it

@@ -5,13 +5,10 @@
 // outcome. So a post that may still succeed reads what was put for it. A rank that is disconnected is waited for no longer: before
 // it goes, so does every transfer that reads the stage.
 #include <algorithm>
-#include <chrono>
-#include <thread>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/log.h"
 #include "collectives/experts/pairs.h"
 #include "collectives/experts/proxy.h"
 
@@ -19,7 +16,6 @@ namespace towline::collectives::experts {
 namespace {
 
 constexpr uint32_t kHalves = 2;
-constexpr auto kBetweenLooks = std::chrono::microseconds(50);
 // The number of a plan's first block of rows: the headers of both halves come first.
 uint32_t rows_from(const BatchRows& rows) { return rows.header_bytes != 0 ? kHalves : 0; }
 
@@ -52,7 +48,8 @@ void Proxy::register_stage(const BatchRows& rows) {
           "register the stage", options_.rank);
 }
 
-towline_plan_t* Proxy::make_batch_plan(const Remote& remote, const BatchRows& rows) const {
+towline_plan_t* Proxy::make_plan(const Remote& remote, const BatchRows& rows, uint64_t timeout_ns,
+                                 int32_t& status) const {
   const uint64_t area = options_.layout.area_bytes;
   const uint64_t stage = options_.segment + rows.stage_at;
   const uint64_t mirror = remote.side.slots + kHalves * options_.rank * area;
@@ -66,69 +63,7 @@ towline_plan_t* Proxy::make_batch_plan(const Remote& remote, const BatchRows& ro
   };
   if (rows.header_bytes != 0) add(0, 0, rows.header_bytes, 1);
   add(rows.header_bytes + before, rows.header_bytes, rows.row_bytes, rows.round_tokens);
-  int32_t status = 0;
-  return plan_between(remote, here, there, options_.timeout_ns, status);
-}
-
-bool Proxy::replaces_batch(const BatchRows& rows) const noexcept {
-  return batches_.size() == kMostWays &&
-         std::none_of(batches_.begin(), batches_.end(),
-                      [&](const auto& batch) { return batch.second == rows; });
-}
-
-// Everything that kernels have put is posted, and has ended: a plan that is released cancels its posts.
-void Proxy::await_posts() {
-  const auto waits = [](const Half& half, uint64_t ready) {
-    return half.post != nullptr || half.seen != ready;
-  };
-  const auto any_waits = [&] {
-    const std::lock_guard lock(mutex_);
-    for (const std::unique_ptr<Remote>& remote : remotes_) {
-      if (remote == nullptr || functions_.peer_health(remote->peer) == TOWLINE_HEALTH_LOST) continue;
-      for (uint32_t half = 0; half < kHalves; ++half)
-        if (waits(remote->halves[half], device::load_acquire(&image(*remote).ready[half][options_.rank])))
-          return true;
-    }
-    return false;
-  };
-  const Deadline end = Deadline::after(monotonic_now_ns(), options_.timeout_ns);
-  while (any_waits() && !end.passed(monotonic_now_ns())) std::this_thread::sleep_for(kBetweenLooks);
-}
-
-uint32_t Proxy::prepare_batch(const BatchRows& rows, uint32_t ranks) {
-  register_stage(rows);
-  if (replaces_batch(rows)) await_posts();
-  const auto known =
-      std::find_if(batches_.begin(), batches_.end(), [&](const auto& batch) { return batch.second == rows; });
-  if (known != batches_.end())
-    std::rotate(known, known + 1, batches_.end());
-  else
-    batches_.emplace_back(++last_batch_, rows);
-  if (batches_.size() > kMostWays) batches_.erase(batches_.begin());
-  const uint32_t number = batches_.back().first;
-  for (uint32_t rank = 0; rank < ranks; ++rank) {
-    Remote* const remote = remotes_[rank].get();
-    if (remote == nullptr) continue;
-    std::vector<BatchWay>& ways = remote->batch_ways;
-    if (std::any_of(ways.begin(), ways.end(), [&](const BatchWay& way) { return way.number == number; }))
-      continue;
-    towline_plan_t* const plan = make_batch_plan(*remote, rows);
-    if (plan == nullptr) {
-      TOWLINE_LOG(kWarning, "experts: rank {} finds no way to rank {}: {}", options_.rank, rank,
-                  functions_.last_error());
-      continue;
-    }
-    const std::lock_guard lock(mutex_);
-    std::erase_if(ways, [&](const BatchWay& way) {
-      if (std::any_of(batches_.begin(), batches_.end(),
-                      [&](const auto& batch) { return batch.first == way.number; }))
-        return false;
-      functions_.plan_release(way.plan);
-      return true;
-    });
-    ways.push_back({number, rows, plan});
-  }
-  return number;
+  return plan_between(remote, here, there, timeout_ns, status);
 }
 
 // `remote` was taken out of `remotes_`. Cancels its posts and waits until they no longer read the stage; those that still may go to `reads_`.
@@ -159,9 +94,9 @@ bool Proxy::stage_is_read() {
 towline_plan_t* Proxy::pick_batch(const Remote& remote, uint32_t half, ExchangeMessage& message) {
   const uint64_t marked = device::load_relaxed(&image(remote).marked[half][options_.rank]);
   const auto way = std::find_if(remote.batch_ways.begin(), remote.batch_ways.end(),
-                                [&](const BatchWay& each) { return each.number == marked >> 32; });
+                                [&](const Way<BatchRows>& each) { return each.number == marked >> 32; });
   if (way == remote.batch_ways.end()) return nullptr;
-  const BatchRows& rows = way->rows;
+  const BatchRows& rows = way->shape;
   const uint32_t in_stage = stage_half(message.shape);
   const uint32_t first = rows_from(rows) + in_stage * rows.round_tokens;
   const auto* const places = reinterpret_cast<const uint32_t*>(

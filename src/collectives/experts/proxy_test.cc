@@ -17,6 +17,7 @@ namespace {
 
 constexpr uint32_t kMe = 1;
 constexpr uint32_t kPeer = 0;
+constexpr uint32_t kCapacity = 8;
 constexpr uint32_t kLocal = 2;
 constexpr uint64_t kTokens = 4;
 constexpr uint32_t kHidden = 128;
@@ -181,13 +182,10 @@ class ExpertsProxy : public testing::Test {
  protected:
   ExpertsProxy() {
     world = &world_;
-    layout_.capacity = 2;
+    layout_.capacity = kCapacity;
     layout_.local = kLocal;
     layout_.area_bytes = 4096;
     segment_.resize(layout_.results_at());
-    layout_of_exchange_ = layout_;
-    layout_of_exchange_.max_tokens = kTokens;
-    layout_of_exchange_.slot_bytes = Layout::slot_bytes_of(kHidden);
     open(1'000'000);  // which settling takes as well: nobody answers
   }
   ~ExpertsProxy() override { proxy_.reset(); }
@@ -201,8 +199,8 @@ class ExpertsProxy : public testing::Test {
     options.timeout_ns = timeout_ns;
     proxy_ = std::make_unique<Proxy>(cuda::fake::fake_kernel_device(), answers(), options);
     bases_ = proxy_->connect(kPeer, {{1}, 4096, TOWLINE_MEMORY_DRAM, 0}, 1'000'000);
-    proxy_->prepare(layout_of_exchange_, kHidden, kBfloat16, 2);
-    proxy_->prepare(layout_of_exchange_, kHidden, kLogFmt, 2);
+    proxy_->prepare(Slots::of(kHidden, kTokens, kBfloat16), 2, false);
+    proxy_->prepare(Slots::of(kHidden, kTokens, kLogFmt), 2, false);
   }
 
   // As the last block of a send kernel.
@@ -224,7 +222,7 @@ class ExpertsProxy : public testing::Test {
     for (uint32_t i = 0; i < places.size(); ++i)
       *reinterpret_cast<uint32_t*>(bases_.peer + layout_.used_at(half, i)) = places[i];
     device::store_relaxed(&image.marked[half][kMe],
-                          uint64_t{proxy_->prepare_batch(rows, 2)} << 32 | places.size());
+                          uint64_t{proxy_->prepare(rows, 2, false)} << 32 | places.size());
     device::store_relaxed(&image.shape[half][kMe], kBatchShape | in_stage);
     device::store_relaxed(&image.returned[half][kMe], make_flag(kNonce, number, kBatchTokens));
     device::store_release(&image.ready[half][kMe], make_flag(kNonce, number, 0));
@@ -260,7 +258,6 @@ class ExpertsProxy : public testing::Test {
 
   World world_;
   Layout layout_;
-  Layout layout_of_exchange_;
   std::vector<uint8_t> segment_;
   RemoteBases bases_ = {};
   std::unique_ptr<Proxy> proxy_;
@@ -404,6 +401,77 @@ TEST_F(ExpertsProxy, DisconnectWaitsForTheOutcomeOfWhatWasSent) {
   EXPECT_EQ(world_.posts[0].released_at, TOWLINE_OK);
 }
 
+// Releasing the plan would cancel it.
+TEST_F(ExpertsProxy, AShapeOfSlotsIsReplacedWhenItsExchangeWasSent) {
+  open(60'000'000'000);
+  send(kNonce, 1, false, {1, 1});
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  const uint32_t before = world_.plans_released;
+  uint64_t tokens = kTokens;
+  for (uint32_t i = 0; i < 6; ++i) {
+    EXPECT_FALSE(proxy_->replaces(Slots::of(kHidden, ++tokens, kBfloat16), false));
+    proxy_->prepare(Slots::of(kHidden, tokens, kBfloat16), 2, false);
+  }
+  EXPECT_EQ(world_.plans_released, before);
+  {
+    const std::lock_guard lock(world_.mutex);
+    world_.posts[0].fenced_after = 20;
+    world_.posts[0].outcome = TOWLINE_OK;
+  }
+  const Slots ninth = Slots::of(kHidden, ++tokens, kBfloat16);
+  EXPECT_TRUE(proxy_->replaces(ninth, false));
+  proxy_->prepare(ninth, 2, false);
+  EXPECT_EQ(world_.plans_released, before + 1);
+  EXPECT_FALSE(world_.released_in_flight);
+}
+
+// Its replays need the plan, and what they are for is not known here.
+TEST_F(ExpertsProxy, AShapeThatAGraphHasRecordedStays) {
+  const uint32_t recorded = proxy_->prepare(kRows, 2, true);
+  BatchRows rows = kRows;
+  for (uint32_t i = 0; i < 30; ++i) {
+    rows.row_bytes += 16;
+    EXPECT_FALSE(proxy_->replaces(rows, true));
+    (void)proxy_->prepare(rows, 2, i % 2 == 0);
+  }
+  EXPECT_EQ(proxy_->prepare(kRows, 2, false), recorded);
+  // The rank comes back, and no call is made before the replay.
+  proxy_->disconnect(kPeer);
+  bases_ = proxy_->connect(kPeer, {{1}, 4096, TOWLINE_MEMORY_DRAM, 0}, 1'000'000);
+  auto& image = *reinterpret_cast<Control*>(bases_.peer);
+  device::store_relaxed(&image.marked[1][kMe], uint64_t{recorded} << 32);
+  device::store_relaxed(&image.shape[1][kMe], kBatchShape);
+  device::store_release(&image.ready[1][kMe], make_flag(kNonce, 1, 0));
+  EXPECT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+}
+
+TEST_F(ExpertsProxy, MoreRecordedShapesThanAreKeptAreRefused) {
+  BatchRows rows = kRows;
+  for (size_t i = 0; i < KeptShapes<BatchRows>::kMostRecorded; ++i) {
+    rows.row_bytes += 16;
+    (void)proxy_->prepare(rows, 2, true);
+  }
+  (void)proxy_->prepare(rows, 2, true);
+  rows.row_bytes += 16;
+  EXPECT_THROW((void)proxy_->prepare(rows, 2, true), core::Error);
+  (void)proxy_->prepare(rows, 2, false);
+}
+
+TEST_F(ExpertsProxy, CloseWaitsForAllSilentRanksTogether) {
+  constexpr auto kTimeout = std::chrono::milliseconds(300);
+  open(std::chrono::nanoseconds(kTimeout).count());
+  for (uint32_t rank = 0; rank < kCapacity; ++rank) {
+    if (rank == kMe) continue;
+    if (rank != kPeer) bases_ = proxy_->connect(rank, {{1}, 4096, TOWLINE_MEMORY_DRAM, 0}, 1'000'000);
+    device::store_release(&reinterpret_cast<Control*>(bases_.peer)->opened[kMe], 5);
+  }
+  ASSERT_TRUE(eventually([&] { return world_.told.size() >= kCapacity - 1; }));
+  const auto began = std::chrono::steady_clock::now();
+  proxy_.reset();
+  EXPECT_GE(std::chrono::steady_clock::now() - began, kTimeout);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 4 * kTimeout);
+}
+
 // ---- Batches
 
 TEST_F(ExpertsProxy, TheRowsOfABatchThatAreMarkedGoWithTheHeader) {
@@ -442,16 +510,16 @@ TEST_F(ExpertsProxy, TheFlagOfABatchHasTheTokensOfItsRank) {
 }
 
 TEST_F(ExpertsProxy, WaysOfMoreBatchesThanAreKeptAreMadeAgain) {
-  const uint32_t first = proxy_->prepare_batch(kRows, 2);
+  const uint32_t first = proxy_->prepare(kRows, 2, false);
   for (uint32_t i = 0; i < 20; ++i) {
     BatchRows rows = kRows;
     rows.row_bytes += 16 * (1 + i);
-    EXPECT_NE(proxy_->prepare_batch(rows, 2), first);
+    EXPECT_NE(proxy_->prepare(rows, 2, false), first);
   }
   put(1, 0, {4}, kRows);
   ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
   EXPECT_EQ(world_.posts[0].picks, (std::vector<uint32_t>{0, 2 + 4}));
-  EXPECT_EQ(proxy_->prepare_batch(kRows, 2), proxy_->prepare_batch(kRows, 2));
+  EXPECT_EQ(proxy_->prepare(kRows, 2, false), proxy_->prepare(kRows, 2, false));
 }
 
 // Releasing the plan would cancel it.
@@ -463,8 +531,8 @@ TEST_F(ExpertsProxy, AShapeIsReplacedWhenItsBatchWasSent) {
   BatchRows rows = kRows;
   for (uint32_t i = 0; i < 7; ++i) {
     rows.row_bytes += 16;
-    EXPECT_FALSE(proxy_->replaces_batch(rows));
-    (void)proxy_->prepare_batch(rows, 2);
+    EXPECT_FALSE(proxy_->replaces(rows, false));
+    (void)proxy_->prepare(rows, 2, false);
   }
   EXPECT_EQ(world_.plans_released, before);
   {
@@ -473,8 +541,8 @@ TEST_F(ExpertsProxy, AShapeIsReplacedWhenItsBatchWasSent) {
     world_.posts[0].outcome = TOWLINE_OK;
   }
   rows.row_bytes += 16;
-  EXPECT_TRUE(proxy_->replaces_batch(rows));
-  (void)proxy_->prepare_batch(rows, 2);
+  EXPECT_TRUE(proxy_->replaces(rows, false));
+  (void)proxy_->prepare(rows, 2, false);
   EXPECT_EQ(world_.plans_released, before + 1);
   EXPECT_FALSE(world_.released_in_flight);
 }
