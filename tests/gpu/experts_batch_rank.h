@@ -268,12 +268,20 @@ class BatchRank {
 
   int32_t issue(towline_experts_batch& call) { return table().batch(rank_.member(), &call, rank_.stream()); }
   int32_t dispatch() {
-    towline_experts_batch call = dispatch_call();
-    if (const int32_t status = issue(call); status != TOWLINE_OK) return status;
-    received_ = call.received;
-    most_ = call.max_tokens;
-    call.phases = TOWLINE_EXPERTS_RECEIVE;
-    return issue(call);
+    const int32_t status = send();
+    return status != TOWLINE_OK ? status : receive();
+  }
+  // Its two calls.
+  int32_t send() {
+    sent_ = dispatch_call();
+    if (const int32_t status = issue(sent_); status != TOWLINE_OK) return status;
+    received_ = sent_.received;
+    most_ = sent_.max_tokens;
+    return TOWLINE_OK;
+  }
+  int32_t receive() {
+    sent_.phases = TOWLINE_EXPERTS_RECEIVE;
+    return issue(sent_);
   }
   int32_t repeat() {
     towline_experts_batch call = repeat_call();
@@ -348,6 +356,7 @@ class BatchRank {
   uint32_t count_ = 0;
   uint32_t received_ = 0;
   uint32_t most_ = 0;
+  towline_experts_batch sent_ = {};
   Buffer x_, in_scales_, routes_, weights_, in_rank_, per_expert_, bias_, prefix_, source_, got_, got_scales_,
       got_routes_, got_weights_, results_, combined_, combined_weights_;
   std::vector<int32_t> counted_;

@@ -162,7 +162,8 @@ typedef struct towline_experts_table_v1 {
   int32_t (*batch)(towline_experts* member, towline_experts_batch* call, void* stream);
   // Lets ranks reach this one whose memory can't be mapped: of other hosts, or of another instance of MIG. Makes an agent that listens at
   // `listen`; until then the member listens to processes of this host alone. Does nothing a second time. Of ranks that
-  // exchange batches all are open, or none, before the first one. May be absent.
+  // exchange batches all are open, or none: before any other rank of the host exchanges another batch, all have opened. Waits, at most the
+  // timeout, until none of them reads the last one. May be absent.
   int32_t (*open_to_hosts)(towline_experts* member);
 } towline_experts_table_v1;
 #define TOWLINE_EXPERTS_TABLE_V1_MINIMUM TOWLINE_BYTES_THROUGH(towline_experts_table_v1, memory)

@@ -180,9 +180,10 @@ void Member::check_absent(uint32_t ranks, bool records) {
 // A RECEIVE reads what its SEND left in the stages.
 void Member::check_counted(const towline_experts_batch& call) const {
   if (!counted_)
-    fail(Status::kInvalidArgument,
-         "experts: a RECEIVE comes right after the SEND that counted, and once: no other batch and no "
-         "disconnect may be between them");
+    fail(
+        Status::kInvalidArgument,
+        "experts: a RECEIVE comes right after the SEND that counted, and once: no other batch, no disconnect "
+        "and no opening to other hosts may be between them");
   const towline_experts_batch& sent = *counted_;
   if (call.ranks != sent.ranks || call.tokens != sent.tokens || call.max_tokens != sent.max_tokens ||
       call.received != sent.received || call.token_bytes != sent.token_bytes || call.scales != sent.scales ||
@@ -285,6 +286,29 @@ void Member::batch_round(Job job, const towline_experts_batch& call, uint32_t ro
   job.batch.first = round * job.batch.round_tokens;
   if (round != 0 || call.phases != TOWLINE_EXPERTS_RECEIVE) run_put(job, call, stream);
   if (call.phases != TOWLINE_EXPERTS_SEND) run_rest(job, call, stream);
+}
+
+// Nothing of earlier batches is read any more, here or by ranks of the host.
+void Member::end_batches() {
+  if (recorded_)
+    fail(Status::kUnsupported,
+         "experts: a graph has recorded batches of rank {} within its host, and replays would use its memory "
+         "as "
+         "it was: connect ranks of other hosts before you record, or open another member",
+         rank_);
+  end_work();
+  counted_.reset();
+  command_now(Command::kAwaitReaders, 0, {in_batches_ & ~(uint64_t{1} << rank_), 0, 0});
+  std::string readers;
+  for (uint32_t rank = 0; rank < layout_.capacity; ++rank)
+    if (__atomic_load_n(&report().reads[rank], __ATOMIC_ACQUIRE) != 0)
+      readers += (readers.empty() ? "" : ", ") + std::to_string(rank);
+  if (!readers.empty())
+    fail(Status::kTimedOut,
+         "experts: rank {} cannot be opened to other hosts, since rank {} did not say within {} ms that it "
+         "has "
+         "read the last batch: end the batch there, open it as well, or disconnect it, and try again",
+         rank_, readers, timeout_ns_ / 1'000'000);
 }
 
 void Member::await_totals(towline_experts_batch& call) {

@@ -32,7 +32,8 @@ struct Report {
   static constexpr uint64_t kLate = 1;       // it did not come, or is masked
   static constexpr uint64_t kDifferent = 2;  // it came to another exchange, or with another shape
   uint64_t absent[64];
-  uint64_t ticket;  // of the dispatch whose totals these are
+  uint64_t reads[64];  // of Command::kAwaitReaders: 1 for each rank that may still read
+  uint64_t ticket;     // of the dispatch whose totals these are
   uint64_t received;
   uint64_t most_tokens;  // of any rank
   uint64_t per_expert[kMostBatchExperts];

@@ -139,6 +139,7 @@ enum class Command : uint32_t {
   kQuery = 3,    // writes `masked` to `out`, as int32
   kConnect = 4,  // `x`, `scales` and `out` are its `peer`, `slots` and `from`. It is masked
   kDisconnect = 5,
+  kAwaitReaders = 6,  // until no rank of the mask `x` reads what this one put in batches: Report::reads
 };
 
 struct Job {

@@ -114,14 +114,9 @@ void Member::open_to_hosts() {
     fail(Status::kUnsupported,
          "experts: rank {} was opened without Towline's functions: ranks of other hosts can't reach it",
          rank_);
-  // Its memory would be cut another way while ranks of this host still read it.
-  if (use_ == Use::kBatches)
-    fail(
-        Status::kUnsupported,
-        "experts: rank {} has exchanged batches within its host already: connect ranks of other hosts before "
-        "its first batch, or open another member",
-        rank_);
   const std::string listen = listen_.empty() ? listen_of(Config::from_process(), rank_) : listen_;
+  // Its memory is cut another way from here on.
+  if (use_ == Use::kBatches) end_batches();
   proxy_ = std::make_unique<Proxy>(device_, *functions_,
                                    Proxy::Options{gpu_, rank_, layout_, piece_->address(), device_.on_host(),
                                                   timeout_ns_, listen.c_str()});
@@ -188,7 +183,10 @@ void Member::connect(uint32_t rank, std::span<const uint8_t> description, uint64
          "give all ranks the same sizes",
          rank, from->capacity, from->local, from->piece.length, layout_.capacity, layout_.local,
          segment_bytes());
-  if (!within_reach(*from, device_.gpus()[gpu_], host_)) {
+  const bool reached = within_reach(*from, device_.gpus()[gpu_], host_);
+  // Ranks that exchange batches are all open to other hosts, or none.
+  if (reached && use_ != Use::kExchanges && functions_ && !from->side.metadata.empty()) open_to_hosts();
+  if (!reached) {
     command_now(Command::kConnect, rank, reach(rank, *from, timeout_ns), tag_of(from->piece.key));
     return;
   }
@@ -236,6 +234,7 @@ bool Member::is_connected(uint32_t rank) const noexcept {
 void Member::command_now(Command command, uint32_t peer, const RemoteBases& bases, uint32_t peer_tag) {
   Job job = own_job();
   job.command = command;
+  job.ranks = layout_.capacity;
   job.peer = peer;
   job.peer_tag = peer_tag;
   job.x = bases.peer;

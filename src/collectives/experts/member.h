@@ -86,6 +86,7 @@ class Member {
   void run_rest(const Job& job, const towline_experts_batch& call, void* stream);
   void batch_round(Job job, const towline_experts_batch& call, uint32_t round, void* stream);
   void await_totals(towline_experts_batch& call);
+  void end_batches();
   void end_work() noexcept;
   void end_calls() noexcept;
   [[nodiscard]] RemoteBases reach(uint32_t rank, const Description& from, uint64_t timeout_ns);

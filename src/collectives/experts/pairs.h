@@ -135,6 +135,19 @@ TOWLINE_DEVICE void open_session(const Job& job, Control& me, uint32_t rank) {
   device::store_release(word, nonce);
 }
 
+// The rank has opened the session that this one has opened, too. One thread.
+TOWLINE_DEVICE bool has_opened(const Control& me, uint32_t rank) {
+  const uint64_t nonce = device::load_acquire(&from_peer(me, rank).opened[rank]);
+  return nonce != me.theirs[rank] && nonce >> kTagShift == me.tag[rank];
+}
+
+// How many exchanges of this session the rank has yet to take. One thread.
+TOWLINE_DEVICE uint32_t still_to_take(const Control& me, uint32_t rank) {
+  const uint64_t taken = device::load_acquire(&from_peer(me, rank).taken[rank]);
+  const uint32_t seen = taken >> 32 == me.mine[rank] ? static_cast<uint32_t>(taken) : 0;
+  return static_cast<uint32_t>(me.sent[rank]) - seen;
+}
+
 // May this rank send to that one? Waits until it has opened the session and taken all exchanges but one; a rank that does not is
 // masked. One thread.
 TOWLINE_DEVICE bool await_room(const Job& job, Control& me, uint32_t rank) {
@@ -145,14 +158,7 @@ TOWLINE_DEVICE bool await_room(const Job& job, Control& me, uint32_t rank) {
       give_up_on(me, rank);  // it misses this exchange
       return false;
     }
-    if (me.fresh[rank] != 0) {
-      const uint64_t nonce = device::load_acquire(&from_peer(me, rank).opened[rank]);
-      if (nonce != me.theirs[rank] && nonce >> kTagShift == me.tag[rank]) return true;
-    } else {
-      const uint64_t taken = device::load_acquire(&from_peer(me, rank).taken[rank]);
-      const uint32_t seen = taken >> 32 == me.mine[rank] ? static_cast<uint32_t>(taken) : 0;
-      if (static_cast<uint32_t>(me.sent[rank]) + 1 - seen <= 2) return true;
-    }
+    if (me.fresh[rank] != 0 ? has_opened(me, rank) : still_to_take(me, rank) <= 1) return true;
     if (give_up(job, waiter)) {
       give_up_on(me, rank);
       return false;
@@ -200,6 +206,22 @@ TOWLINE_DEVICE void tell_taken(const Job& job, Control& me) {
   }
 }
 
+// Waits until no rank of the mask can read what this one has put in batches. This rank reads nothing any more, and says so first: a
+// dispatch that failed was not received. A rank that has opened a new session has ended its reads of the one before. All threads.
+TOWLINE_DEVICE void await_end_of_reads(const Job& job, Control& me, uint64_t ranks) {
+  tell_taken(job, me);
+  auto* const reads = reinterpret_cast<Report*>(job.batch.report)->reads;
+  for (uint32_t rank = device::thread(); rank < job.ranks; rank += device::threads()) {
+    Waiter waiter;
+    bool may_read = (ranks >> rank & 1) != 0 && me.peer[rank] != 0;
+    while (may_read) {
+      may_read = me.fresh[rank] != 0 ? !has_opened(me, rank) : still_to_take(me, rank) != 0;
+      if (may_read && give_up(job, waiter)) break;
+    }
+    device::store_release(&reads[rank], may_read ? 1 : 0);
+  }
+}
+
 // The expert that a route names; kNoExpert: none, or one that does not exist.
 TOWLINE_DEVICE uint32_t named_expert(const Job& job, uint32_t token, uint32_t k) {
   const int64_t expert = reinterpret_cast<const int64_t*>(job.topk_idx)[uint64_t{token} * job.topk + k];
@@ -227,6 +249,7 @@ TOWLINE_DEVICE void unmask(const Job& job, Control& me, uint32_t rank) {
 
 TOWLINE_DEVICE void run_command(const Job& job) {
   Control& me = own(job);
+  if (job.command == Command::kAwaitReaders) await_end_of_reads(job, me, job.x);
   for (uint32_t rank = device::thread(); rank < job.layout.capacity; rank += device::threads()) {
     const bool named = rank == job.peer;
     switch (job.command) {
@@ -257,6 +280,8 @@ TOWLINE_DEVICE void run_command(const Job& job) {
         if (!named) break;
         give_up_on(me, rank);
         me.peer[rank] = 0;
+        break;
+      case Command::kAwaitReaders:
         break;
     }
   }

@@ -432,6 +432,28 @@ def test_a_rank_of_another_host_is_replaced(gpu):
     run(2, body, a_host=1)
 
 
+def test_a_rank_is_replaced_by_one_of_another_host(gpu):
+    """Of three of one host that have exchanged batches, and have cut their memory for that."""
+
+    def body(rank):
+        rank.round(0)
+        rank.meeting.wait()
+        if rank.number == 2:
+            store = rank.buffer.tcp_store_group
+            rank.buffer.destroy()
+            rank.meeting.wait()
+            rank.buffer = Rank(2, 3, rank.meeting, BYTES, 60_000, 1, tcp_store_group=store).buffer
+            rank.gpu = rank.buffer._gpu
+        else:
+            rank.buffer.disconnect_ranks([2])
+            rank.meeting.wait()
+        rank.buffer.connect_ranks([other for other in range(3) if other != rank.number])
+        for seed in range(1, 4):
+            rank.round(seed)
+
+    run(3, body, a_host=3)
+
+
 def test_what_does_not_fit_is_refused(gpu):
     def body(rank):
         buffer = rank.buffer
