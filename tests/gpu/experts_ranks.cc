@@ -151,6 +151,11 @@ Tokens random_tokens(const Shape& shape, uint32_t rank, uint64_t seed) {
   return made;
 }
 
+std::vector<Tokens> random_all(const Shape& shape, uint64_t seed) {
+  std::vector<Tokens> all;
+  for (uint32_t rank = 0; rank < shape.ranks; ++rank) all.push_back(random_tokens(shape, rank, seed));
+  return all;
+}
 Received expected_dispatch(const Shape& shape, uint32_t rank, const std::vector<Tokens>& all,
                            const std::vector<bool>& there) {
   Received made;

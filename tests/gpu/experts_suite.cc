@@ -12,11 +12,6 @@ namespace {
 // Of tests in which ranks are late: the others must be in time.
 const uint64_t kShortNs = ranks_a_host() == 0 ? 300'000'000 : 3'000'000'000;
 
-std::vector<Tokens> random_all(const Shape& shape, uint64_t seed) {
-  std::vector<Tokens> all;
-  for (uint32_t rank = 0; rank < shape.ranks; ++rank) all.push_back(random_tokens(shape, rank, seed));
-  return all;
-}
 // With routes of the test's own.
 std::vector<Tokens> routed_all(
     const Shape& shape, uint32_t count,
@@ -583,94 +578,6 @@ TEST(ExpertsLate, MissingResultsAreNotSummed) {
     } else {
       rank.expect_combine(all[1], group.everyone());
     }
-  });
-}
-
-// A rank leaves, and another takes its place: what the first one left behind is nothing to the second.
-TEST(ExpertsMembers, ARankLeavesAndAnotherTakesItsPlace) {
-  Shape shape;
-  shape.ranks = 3;
-  run_ranks(shape, [](Rank& rank, Group& group) {
-    for (uint64_t seed = 1; seed < 4; ++seed) rank.round(random_all(group.shape, seed), group.everyone());
-    group.meet();
-    if (rank.number() != 2) {
-      ASSERT_EQ(rank.disconnect(2), TOWLINE_OK) << rank.error();
-      for (uint64_t seed = 4; seed < 7; ++seed)
-        rank.round(random_all(group.shape, seed), {true, true, false});
-      group.meet();
-      ASSERT_EQ(rank.connect(2, group.descriptions[2]), TOWLINE_OK) << rank.error();
-      // Connected, and masked until now.
-      rank.round(random_all(group.shape, 7), {true, true, false});
-      group.meet();
-      ASSERT_EQ(rank.command(TOWLINE_EXPERTS_UNMASK, 2), TOWLINE_OK) << rank.error();
-      for (uint64_t seed = 10; seed < 14; ++seed) rank.round(random_all(group.shape, seed), group.everyone());
-    } else {
-      Rank other(*found_platform(), group.shape, 2);
-      group.descriptions[2] = other.describe();
-      group.meet();
-      for (uint32_t peer = 0; peer < 2; ++peer) {
-        ASSERT_EQ(other.connect(peer, group.descriptions[peer]), TOWLINE_OK) << other.error();
-        ASSERT_EQ(other.command(TOWLINE_EXPERTS_UNMASK, peer), TOWLINE_OK) << other.error();
-      }
-      // It may come earlier than the others unmask it: it waits.
-      const std::vector<Tokens> all = random_all(group.shape, 10);
-      other.set(all[2]);
-      towline_experts_call dispatch = other.dispatch_call();
-      ASSERT_EQ(other.issue(dispatch), TOWLINE_OK) << other.error();
-      group.meet();
-      other.drain();
-      other.expect_dispatch(all, group.everyone());
-      other.compute();
-      towline_experts_call combine = other.combine_call();
-      ASSERT_EQ(other.issue(combine), TOWLINE_OK) << other.error();
-      other.drain();
-      other.expect_combine(all[2], group.everyone());
-      for (uint64_t seed = 11; seed < 14; ++seed)
-        other.round(random_all(group.shape, seed), group.everyone());
-      group.meet();
-      return;
-    }
-    group.meet();
-  });
-}
-
-// A rank that takes another's place may connect before the others have disconnected that one.
-TEST(ExpertsMembers, ARankComesBeforeTheOneBeforeItIsDisconnected) {
-  run_ranks({}, [](Rank& rank, Group& group) {
-    for (uint64_t seed = 1; seed < 4; ++seed) rank.round(random_all(group.shape, seed), group.everyone());
-    group.meet();
-    if (rank.number() == 0) {
-      group.meet();
-      ASSERT_EQ(rank.disconnect(1), TOWLINE_OK) << rank.error();
-      ASSERT_EQ(rank.connect(1, group.descriptions[1]), TOWLINE_OK) << rank.error();
-      ASSERT_EQ(rank.command(TOWLINE_EXPERTS_UNMASK, 1), TOWLINE_OK) << rank.error();
-      for (uint64_t seed = 4; seed < 8; ++seed) rank.round(random_all(group.shape, seed), group.everyone());
-      EXPECT_EQ(rank.masks(), (std::vector<int32_t>{0, 0}));
-      group.meet();
-      return;
-    }
-    Rank other(*found_platform(), group.shape, 1);
-    group.descriptions[1] = other.describe();
-    ASSERT_EQ(other.connect(0, group.descriptions[0]), TOWLINE_OK) << other.error();
-    ASSERT_EQ(other.command(TOWLINE_EXPERTS_UNMASK, 0), TOWLINE_OK) << other.error();
-    other.drain();
-    group.meet();
-    for (uint64_t seed = 4; seed < 8; ++seed) other.round(random_all(group.shape, seed), group.everyone());
-    group.meet();
-  });
-}
-
-// A rank is disconnected and connected again.
-TEST(ExpertsMembers, TheSameRankComesBack) {
-  run_ranks({}, [](Rank& rank, Group& group) {
-    const uint32_t peer = 1 - rank.number();
-    for (uint64_t seed = 1; seed < 9; ++seed) {
-      rank.round(random_all(group.shape, seed), group.everyone());
-      ASSERT_EQ(rank.disconnect(peer), TOWLINE_OK) << rank.error();
-      ASSERT_EQ(rank.connect(peer, group.descriptions[peer]), TOWLINE_OK) << rank.error();
-      ASSERT_EQ(rank.command(TOWLINE_EXPERTS_UNMASK, peer), TOWLINE_OK) << rank.error();
-    }
-    EXPECT_EQ(rank.masks(), (std::vector<int32_t>{0, 0}));
   });
 }
 

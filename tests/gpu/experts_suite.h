@@ -53,6 +53,7 @@ struct Received {
 };
 
 Tokens random_tokens(const Shape& shape, uint32_t rank, uint64_t seed);
+std::vector<Tokens> random_all(const Shape& shape, uint64_t seed);  // of all ranks
 // As the ranks in `there` see it.
 Received expected_dispatch(const Shape& shape, uint32_t rank, const std::vector<Tokens>& all,
                            const std::vector<bool>& there);

@@ -19,7 +19,9 @@
 // while others go on. Both sides begin at 0 when they open a session. The receiver gives the sender a nonce (`opened`, in
 // the sender's memory), and the sender repeats it in every flag. A nonce is a member's tag and its count of sessions, so that a rank
 // that took another's place is told from it. So a flag of an earlier session, of whatever age, never
-// matches. The first exchange of a session waits for the other side to open it, too. A pair that missed anything (a
+// matches. The first exchange of a session waits for the other side to open it, too. A rank that opens one without having used the one
+// before says so in the nonce: then the other side can't tell the two, and both wait in the first exchange until each has heard the
+// other's nonce. A pair that missed anything (a
 // timeout, an exchange while one masked the other) is `broken`: only a new session, which both open, makes it whole.
 //
 // Ranks of other hosts. A kernel finds two pieces of pinned host memory in the place of what it can't map: an image of the peer's segment, to
@@ -51,9 +53,9 @@ enum Format : uint32_t { kBfloat16 = 0, kFp8 = 1, kRoundScale = 2, kUe8m0 = 4, k
 
 struct Control {
   // Written by the peer of that number.
-  uint64_t opened[kMostRanks];       // the nonce that flags for it repeat
-  uint64_t taken[kMostRanks];        // this rank's nonce << 32 | the exchanges that the peer has taken
-  uint64_t shape[2][kMostRanks];     // of the exchange in that half
+  uint64_t opened[kMostRanks];    // the nonce that flags for it repeat; << 32 this rank's that it has heard
+  uint64_t taken[kMostRanks];     // this rank's nonce << 32 | the exchanges that the peer has taken
+  uint64_t shape[2][kMostRanks];  // of the exchange in that half
   uint64_t returned[2][kMostRanks];  // the flag of a combine
   uint64_t met[kMostRanks];          // this rank's nonce << 32 | barriers that the peer came to
   uint64_t ready[2][kMostRanks];     // in images alone: the exchange in that half is whole

@@ -10,7 +10,8 @@ namespace towline::collectives::experts {
 inline constexpr uint32_t kNoExpert = 0xffffffffu;
 inline constexpr uint32_t kNumberBits = 12;
 inline constexpr uint32_t kTagShift = 16;  // in a nonce, which has 32 bits
-inline constexpr uint64_t kSessionMask = 0xffff;
+inline constexpr uint64_t kSessionMask = 0x7fff;
+inline constexpr uint64_t kSkipped = 0x8000;  // in a nonce: its rank made no use of the session before
 static_assert(32 + kNumberBits + kCountBits == 64);
 
 TOWLINE_DEVICE Control& own(const Job& job) { return *reinterpret_cast<Control*>(job.segment); }
@@ -118,14 +119,20 @@ TOWLINE_DEVICE void give_up_on(Control& me, uint32_t rank) {
 
 // ---- Sessions
 
+// In a word `opened`.
+TOWLINE_DEVICE uint64_t nonce_of(uint64_t opened) { return opened & 0xffffffff; }
+TOWLINE_DEVICE uint64_t heard_of(uint64_t opened) { return opened >> 32; }
+
 // Opens a session with a rank. Its nonce differs from this rank's last one, of which flags may still lie here, and from the one
 // that lies at the peer, which has to see a change. One thread.
 TOWLINE_DEVICE void open_session(const Job& job, Control& me, uint32_t rank) {
   uint64_t* const word = &peer_control(me, rank).opened[job.rank];
-  const uint64_t there = device::load_acquire(word);
+  const uint64_t there = nonce_of(device::load_acquire(word));
   uint64_t session = me.mine[rank] & kSessionMask;
   if (there >> kTagShift == job.tag && (there & kSessionMask) > session) session = there & kSessionMask;
-  const uint64_t nonce = static_cast<uint64_t>(job.tag) << kTagShift | ((session + 1) & kSessionMask);
+  const uint64_t skipped = me.fresh[rank] != 0 ? kSkipped : 0;
+  const uint64_t nonce =
+      static_cast<uint64_t>(job.tag) << kTagShift | skipped | ((session + 1) & kSessionMask);
   me.mine[rank] = nonce;
   me.sent[rank] = 0;
   me.got[rank] = 0;
@@ -135,10 +142,25 @@ TOWLINE_DEVICE void open_session(const Job& job, Control& me, uint32_t rank) {
   device::store_release(word, nonce);
 }
 
-// The rank has opened the session that this one has opened, too. One thread.
+// The rank has opened a session after the one that this one used last. One thread.
+TOWLINE_DEVICE bool has_opened(const Control& me, uint32_t rank, uint64_t opened) {
+  return nonce_of(opened) != me.theirs[rank] && nonce_of(opened) >> kTagShift == me.tag[rank];
+}
 TOWLINE_DEVICE bool has_opened(const Control& me, uint32_t rank) {
-  const uint64_t nonce = device::load_acquire(&from_peer(me, rank).opened[rank]);
-  return nonce != me.theirs[rank] && nonce >> kTagShift == me.tag[rank];
+  return has_opened(me, rank, device::load_acquire(&from_peer(me, rank).opened[rank]));
+}
+
+// The same, and it is the session that belongs to this one's. If one of both has skipped a session, that is known only when each has heard the
+// other's nonce in its first exchange. `told`: the nonce that this thread has said it heard. One thread.
+TOWLINE_DEVICE bool has_met(const Job& job, const Control& me, uint32_t rank, uint64_t& told) {
+  const uint64_t opened = device::load_acquire(&from_peer(me, rank).opened[rank]);
+  if (!has_opened(me, rank, opened)) return false;
+  const uint64_t nonce = nonce_of(opened);
+  if (((nonce | me.mine[rank]) & kSkipped) == 0) return true;
+  if (nonce != told)
+    device::store_release(&peer_control(me, rank).opened[job.rank], me.mine[rank] | nonce << 32);
+  told = nonce;
+  return heard_of(opened) == me.mine[rank];
 }
 
 // How many exchanges of this session the rank has yet to take. One thread.
@@ -153,12 +175,13 @@ TOWLINE_DEVICE uint32_t still_to_take(const Control& me, uint32_t rank) {
 TOWLINE_DEVICE bool await_room(const Job& job, Control& me, uint32_t rank) {
   if (me.peer[rank] == 0) return false;
   Waiter waiter;
+  uint64_t told = 0;
   for (;;) {
     if (is_masked(me, rank) || device::load_relaxed(&me.broken[rank]) != 0) {
       give_up_on(me, rank);  // it misses this exchange
       return false;
     }
-    if (me.fresh[rank] != 0 ? has_opened(me, rank) : still_to_take(me, rank) <= 1) return true;
+    if (me.fresh[rank] != 0 ? has_met(job, me, rank, told) : still_to_take(me, rank) <= 1) return true;
     if (give_up(job, waiter)) {
       give_up_on(me, rank);
       return false;
@@ -169,7 +192,7 @@ TOWLINE_DEVICE bool await_room(const Job& job, Control& me, uint32_t rank) {
 // After await_room(): takes the session's nonce of the other side. One thread.
 TOWLINE_DEVICE void join_session(Control& me, uint32_t rank) {
   if (me.fresh[rank] == 0) return;
-  me.theirs[rank] = device::load_acquire(&from_peer(me, rank).opened[rank]);
+  me.theirs[rank] = nonce_of(device::load_acquire(&from_peer(me, rank).opened[rank]));
   me.fresh[rank] = 0;
 }
 
