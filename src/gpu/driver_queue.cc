@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "gpu/driver_spares.h"
+#include "gpu/driver_streams.h"
 
 namespace towline::cuda {
 
@@ -250,8 +251,9 @@ class DriverQueue final : public CopyQueue {
                                      1, &failed, stream_);
   }
 
-  // First in turn when a multiprocessor becomes free: a copy needs few of them, and others wait for it.
   driver::Stream make_stream(bool after_default) {
+    if (!after_default && green_.context == nullptr)
+      return take_stream(api_, kernels_.context, StreamUse::kCopies);
     int least = 0;
     int greatest = 0;
     driver::Stream stream = nullptr;
@@ -260,8 +262,7 @@ class DriverQueue final : public CopyQueue {
       api_.check(api_.green_stream_create(&stream, green_.context, driver::kStreamNonBlocking, greatest),
                  "cuGreenCtxStreamCreate");
     else
-      api_.check(api_.stream_create_with_priority(
-                     &stream, after_default ? driver::kStreamOrdered : driver::kStreamNonBlocking, greatest),
+      api_.check(api_.stream_create_with_priority(&stream, driver::kStreamOrdered, greatest),
                  "cuStreamCreateWithPriority");
     return stream;
   }
@@ -283,8 +284,11 @@ class DriverQueue final : public CopyQueue {
   void destroy() noexcept {
     for (const driver::Stream stream : {gather_, stream_}) {
       if (stream == nullptr) continue;
-      api_.stream_synchronize(stream);
-      api_.stream_destroy(stream);
+      const Code code = api_.stream_synchronize(stream);
+      if (code == kSuccess && !after_default_ && green_.context == nullptr)
+        keep_stream(kernels_.context, StreamUse::kCopies, stream);
+      else
+        api_.stream_destroy(stream);
     }
     for (const Slot& slot : slots_)
       for (const driver::Event event : {slot.gathered, slot.sent})

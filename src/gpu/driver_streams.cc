@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <utility>
 
 #include "gpu/driver_queue.h"
 
@@ -12,8 +13,9 @@ namespace towline::cuda {
 namespace {
 
 constexpr uint32_t kMostPrepared = 32;
+constexpr uint32_t kCopiesAtOnce = 4;
 
-// A context's. The oldest spare is taken first: streams that are in use together were then made one after another, and the
+// A context's, of one use. The oldest spare is taken first: streams that are in use together were then made one after another, and the
 // driver gives such streams different queues while it has some.
 struct Pool {
   std::deque<driver::Stream> spare;
@@ -23,17 +25,25 @@ struct Pool {
 // They go with the process.
 struct Pools {
   std::mutex mutex;
-  std::map<driver::Context, Pool> of;
+  std::map<std::pair<driver::Context, StreamUse>, Pool> of;
 };
 Pools& pools() {
   static auto& all = *new Pools;
   return all;
 }
 
-driver::Stream make(const driver::Api& api, driver::Context context) {
+driver::Stream make(const driver::Api& api, driver::Context context, StreamUse use) {
   const Current current(api, context);
   driver::Stream stream = nullptr;
-  api.check(api.stream_create(&stream, driver::kStreamNonBlocking), "cuStreamCreate");
+  if (use == StreamUse::kKernels) {
+    api.check(api.stream_create(&stream, driver::kStreamNonBlocking), "cuStreamCreate");
+    return stream;
+  }
+  int least = 0;
+  int greatest = 0;
+  api.check(api.context_get_priorities(&least, &greatest), "cuCtxGetStreamPriorityRange");
+  api.check(api.stream_create_with_priority(&stream, driver::kStreamNonBlocking, greatest),
+            "cuStreamCreateWithPriority");
   return stream;
 }
 
@@ -42,34 +52,37 @@ driver::Stream make(const driver::Api& api, driver::Context context) {
 PreparedStreams::PreparedStreams(const driver::Api& api, driver::Context context, uint32_t count)
     : context_(context), count_(count) {
   const std::lock_guard lock(pools().mutex);
-  Pool& pool = pools().of[context];
+  Pool& pool = pools().of[{context, StreamUse::kKernels}];
   for (; pool.made < std::min(pool.promised + count, kMostPrepared); ++pool.made)
-    pool.spare.push_back(make(api, context));
+    pool.spare.push_back(make(api, context, StreamUse::kKernels));
   pool.promised += count;
 }
 
 PreparedStreams::~PreparedStreams() {
   const std::lock_guard lock(pools().mutex);
-  pools().of[context_].promised -= count_;
+  pools().of[{context_, StreamUse::kKernels}].promised -= count_;
 }
 
-driver::Stream take_stream(const driver::Api& api, driver::Context context) {
+driver::Stream take_stream(const driver::Api& api, driver::Context context, StreamUse use) {
   {
     const std::lock_guard lock(pools().mutex);
-    std::deque<driver::Stream>& spare = pools().of[context].spare;
+    std::deque<driver::Stream>& spare = pools().of[{context, use}].spare;
     if (!spare.empty()) {
       driver::Stream const stream = spare.front();
       spare.pop_front();
       return stream;
     }
   }
-  return make(api, context);
+  driver::Stream const stream = make(api, context, use);
+  if (use == StreamUse::kCopies)
+    for (uint32_t more = 1; more < kCopiesAtOnce; ++more) keep_stream(context, use, make(api, context, use));
+  return stream;
 }
 
-void keep_stream(driver::Context context, driver::Stream stream) noexcept {
+void keep_stream(driver::Context context, StreamUse use, driver::Stream stream) noexcept {
   try {
     const std::lock_guard lock(pools().mutex);
-    pools().of[context].spare.push_back(stream);
+    pools().of[{context, use}].spare.push_back(stream);
   } catch (const std::bad_alloc&) {
     // Nobody gets it any more.
   }

@@ -3,7 +3,8 @@
 // The driver may keep a thread that asks for a stream (cuStreamCreate) until no kernel runs on the GPU, and lets no thread of the process
 // launch anything meanwhile: seen on an H200, driver 580, six times in eight with some twenty streams. A kernel that waits
 // for another rank may need just such a launch. So who will need streams later has them made now, while no kernel of
-// its own waits, and a stream that is let go is kept for the next.
+// its own waits, and a stream that is let go is kept for the next. Those of copies are made several at a time, since nobody can say
+// ahead how many connections there will be.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,10 @@
 
 namespace towline::cuda {
 
-// While it lives, the next `count` calls of take_stream find a stream that is there already; the process makes no more than 32 so,
+// Copies are first in turn when a multiprocessor becomes free: a copy needs few of them, and others wait for it.
+enum class StreamUse : uint8_t { kKernels, kCopies };
+
+// While it lives, the next `count` calls of take_stream for kernels find a stream that is there already; the process makes no more than 32 so,
 // which is how many queues the driver has at most. Any thread. Throws Error.
 class PreparedStreams final : public StreamsAhead {
  public:
@@ -26,8 +30,8 @@ class PreparedStreams final : public StreamsAhead {
 };
 
 // A stream that is not ordered with the default one. Any thread. Throws Error.
-driver::Stream take_stream(const driver::Api& api, driver::Context context);
+driver::Stream take_stream(const driver::Api& api, driver::Context context, StreamUse use);
 // Nothing of it is under way.
-void keep_stream(driver::Context context, driver::Stream stream) noexcept;
+void keep_stream(driver::Context context, StreamUse use, driver::Stream stream) noexcept;
 
 }  // namespace towline::cuda

@@ -154,7 +154,7 @@ class DriverStream final : public OwnStream {
   DriverStream(const Api& api, driver::Context context, driver::GreenContext green)
       : api_(api), context_(context), green_(green != nullptr) {
     if (!green_) {
-      stream_ = take_stream(api_, context_);
+      stream_ = take_stream(api_, context_, StreamUse::kKernels);
       return;
     }
     const Current current(api_, context_);
@@ -170,7 +170,7 @@ class DriverStream final : public OwnStream {
     if (green_ || result != driver::kSuccess)
       api_.stream_destroy(stream_);
     else
-      keep_stream(context_, stream_);
+      keep_stream(context_, StreamUse::kKernels, stream_);
   }
   [[nodiscard]] void* native() const noexcept override { return stream_; }
 

@@ -99,6 +99,17 @@ TEST_F(CudaPlansTest, AnUrgentPostDoesNotComeAfterBulkThatTheGpuWasGiven) {
   bulk_then_urgent(std::vector<uint32_t>{7, 1, 40, 2});
 }
 
+// The driver may wait for kernels that run before it makes a stream, and they may wait for this very post.
+TEST_F(CudaPlansTest, APostAsksTheDriverForNoStream) {
+  const Plan plan = make_plan();
+  gpu("refuse streams", 0);
+  const std::vector<uint32_t> pages = {7, 1, 40, 2};
+  for (const Priority priority : {Priority::latency, Priority::bulk}) {
+    const Post post = plan.post({.from = pages, .to = pages, .priority = priority, .stream = unordered});
+    EXPECT_EQ(post.wait(20s), Status::kOk) << post.error() << last_error();
+  }
+}
+
 // One after the other, a run prepared for either kind serves the other.
 TEST_F(CudaPlansTest, PostsOfOnePlanMayBeUrgentByTurns) {
   const Plan plan = make_plan();

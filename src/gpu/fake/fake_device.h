@@ -77,7 +77,7 @@ class Faults {
   void fill(bool full);         // there is no room to map anything
   void fill_gpu(uint32_t gpu);  // there is no room on this one for a communicator's memory
   [[nodiscard]] bool full(uint32_t gpu);
-  void refuse_streams(uint32_t gpu);  // of communicators, on this one
+  void refuse_streams(uint32_t gpu);  // on this one
   [[nodiscard]] bool streams_refused(uint32_t gpu);
   void refuse_pins(bool refused);  // of host memory off memfds
   [[nodiscard]] bool pins_refused();

@@ -421,6 +421,8 @@ void Connection::take_queue(Prepared& prepared, bool urgent) {
 void Connection::prepare_here(const towline_prepare_args& args, Prepared& prepared) {
   prepared.gpu = choose_gpu(args);
   prepared.queue = queue_of(queue_name(prepared, false)).queue;
+  // Also that of urgent posts: the driver may wait for kernels that run before it makes a stream, and they for such a post.
+  (void)queue_of(queue_name(prepared, true));
   reach_remote(args, prepared);
   std::vector<uint64_t> local_deltas;
   std::string why;

@@ -80,6 +80,8 @@ extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, ui
     faults.refuse_pins(a != 0);
   else if (is("refuse pools"))
     faults.refuse_pools(a != 0);
+  else if (is("refuse streams"))
+    faults.refuse_streams(static_cast<uint32_t>(a));
   else if (is("refuse dma"))
     faults.refuse_dma(a != 0);
   else if (is("pin for reading"))
