@@ -294,8 +294,9 @@ class Device {
   [[nodiscard]] virtual DmaExport export_memory(uint32_t gpu, uint64_t address, uint64_t bytes) = 0;
   // after_default: work on the queue comes after what the application has put on the GPU's default stream
   // before, and what it puts there later comes after that work. Such a queue reserves nothing.
+  // urgent: it never stands behind work of a queue that is not.
   virtual std::unique_ptr<CopyQueue> make_queue(uint32_t gpu, bool after_default,
-                                                const ReserveWish& wish = {}) = 0;
+                                                const ReserveWish& wish = {}, bool urgent = false) = 0;
   // The reservation that a request gets on that GPU. Made once for the process, and kept.
   [[nodiscard]] virtual Reserve reserve(uint32_t gpu, const ReserveWish& wish) = 0;
   [[nodiscard]] virtual StreamState stream_state(uint32_t gpu, void* stream) = 0;  // throws Error

@@ -226,11 +226,12 @@ class Nvidia final : public Device {
     return export_driver_memory(api_, context(gpu).context, gpu, address, bytes);
   }
 
-  std::unique_ptr<CopyQueue> make_queue(uint32_t gpu, bool after_default, const ReserveWish& wish) override {
+  std::unique_ptr<CopyQueue> make_queue(uint32_t gpu, bool after_default, const ReserveWish& wish,
+                                        bool urgent) override {
     const Kernels& kernels = context(gpu);
     Green green;
     if (wish.any() && !after_default) green = find_green(gpu, wish).green;
-    return make_driver_queue(api_, kernels, after_default, green);
+    return make_driver_queue(api_, kernels, after_default, urgent, green);
   }
 
   [[nodiscard]] Reserve reserve(uint32_t gpu, const ReserveWish& wish) override {

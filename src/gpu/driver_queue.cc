@@ -24,11 +24,12 @@ constexpr uint32_t kStagingSlots = 4;
 
 class DriverQueue final : public CopyQueue {
  public:
-  DriverQueue(const Api& api, const Kernels& kernels, bool after_default, const Green& green)
+  DriverQueue(const Api& api, const Kernels& kernels, bool after_default, bool urgent, const Green& green)
       : api_(api),
         kernels_(kernels),
         green_(green),
         after_default_(after_default),
+        use_(urgent ? StreamUse::kUrgentCopies : StreamUse::kCopies),
         flags_(api, kernels.context, kWords * sizeof(uint64_t), "pinned flags"),
         arrivals_(api, kernels.context, kWords * sizeof(uint32_t), "memory for counters") {
     const Current current(api_, kernels_.context);
@@ -252,8 +253,7 @@ class DriverQueue final : public CopyQueue {
   }
 
   driver::Stream make_stream(bool after_default) {
-    if (!after_default && green_.context == nullptr)
-      return take_stream(api_, kernels_.context, StreamUse::kCopies);
+    if (!after_default && green_.context == nullptr) return take_stream(api_, kernels_.context, use_);
     int least = 0;
     int greatest = 0;
     driver::Stream stream = nullptr;
@@ -284,9 +284,9 @@ class DriverQueue final : public CopyQueue {
   void destroy() noexcept {
     for (const driver::Stream stream : {gather_, stream_}) {
       if (stream == nullptr) continue;
-      const Code code = api_.stream_synchronize(stream);
-      if (code == kSuccess && !after_default_ && green_.context == nullptr)
-        keep_stream(kernels_.context, StreamUse::kCopies, stream);
+      api_.stream_synchronize(stream);
+      if (!after_default_ && green_.context == nullptr)
+        keep_stream(kernels_.context, use_, stream);
       else
         api_.stream_destroy(stream);
     }
@@ -301,6 +301,7 @@ class DriverQueue final : public CopyQueue {
   const Kernels kernels_;
   const Green green_;
   const bool after_default_;
+  const StreamUse use_;
   driver::Stream stream_ = nullptr;
   driver::Event reached_ = nullptr;
   driver::Stream gather_ = nullptr;
@@ -336,8 +337,8 @@ void load_kernels(const Api& api, std::span<const unsigned char> image, Kernels&
 }
 
 std::unique_ptr<CopyQueue> make_driver_queue(const Api& api, const Kernels& kernels, bool after_default,
-                                             const Green& green) {
-  return std::make_unique<DriverQueue>(api, kernels, after_default, green);
+                                             bool urgent, const Green& green) {
+  return std::make_unique<DriverQueue>(api, kernels, after_default, urgent, green);
 }
 
 }  // namespace towline::cuda

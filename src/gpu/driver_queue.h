@@ -69,6 +69,6 @@ struct Green {
   uint32_t sms = 0;
 };
 std::unique_ptr<CopyQueue> make_driver_queue(const driver::Api& api, const Kernels& kernels,
-                                             bool after_default, const Green& green);
+                                             bool after_default, bool urgent, const Green& green);
 
 }  // namespace towline::cuda

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <new>
 #include <utility>
+#include <vector>
 
 #include "gpu/driver_queue.h"
 
@@ -13,19 +14,26 @@ namespace towline::cuda {
 namespace {
 
 constexpr uint32_t kMostPrepared = 32;
-constexpr uint32_t kCopiesAtOnce = 4;
+constexpr size_t kMostOfCopies = 8;
+constexpr size_t kMostOfUrgentCopies = 4;
+constexpr size_t kCopiesAtOnce = 4;
 
-// A context's, of one use. The oldest spare is taken first: streams that are in use together were then made one after another, and the
+// A context's, for kernels. The oldest spare is taken first: streams that are in use together were then made one after another, and the
 // driver gives such streams different queues while it has some.
 struct Pool {
   std::deque<driver::Stream> spare;
   uint32_t made = 0;  // for those who asked ahead
   uint32_t promised = 0;
 };
+struct CopyStream {
+  driver::Stream stream;
+  uint32_t users = 0;
+};
 // They go with the process.
 struct Pools {
   std::mutex mutex;
-  std::map<std::pair<driver::Context, StreamUse>, Pool> of;
+  std::map<driver::Context, Pool> of;
+  std::map<std::pair<driver::Context, StreamUse>, std::vector<CopyStream>> of_copies;
 };
 Pools& pools() {
   static auto& all = *new Pools;
@@ -47,12 +55,24 @@ driver::Stream make(const driver::Api& api, driver::Context context, StreamUse u
   return stream;
 }
 
+driver::Stream share(const driver::Api& api, driver::Context context, StreamUse use) {
+  const std::lock_guard lock(pools().mutex);
+  std::vector<CopyStream>& all = pools().of_copies[{context, use}];
+  const auto fewest = [&] { return std::ranges::min_element(all, {}, &CopyStream::users); };
+  const size_t most = use == StreamUse::kCopies ? kMostOfCopies : kMostOfUrgentCopies;
+  if ((all.empty() || fewest()->users != 0) && all.size() < most)
+    for (size_t i = 0; i < kCopiesAtOnce; ++i) all.push_back({make(api, context, use)});
+  const auto found = fewest();
+  ++found->users;
+  return found->stream;
+}
+
 }  // namespace
 
 PreparedStreams::PreparedStreams(const driver::Api& api, driver::Context context, uint32_t count)
     : context_(context), count_(count) {
   const std::lock_guard lock(pools().mutex);
-  Pool& pool = pools().of[{context, StreamUse::kKernels}];
+  Pool& pool = pools().of[context];
   for (; pool.made < std::min(pool.promised + count, kMostPrepared); ++pool.made)
     pool.spare.push_back(make(api, context, StreamUse::kKernels));
   pool.promised += count;
@@ -60,29 +80,29 @@ PreparedStreams::PreparedStreams(const driver::Api& api, driver::Context context
 
 PreparedStreams::~PreparedStreams() {
   const std::lock_guard lock(pools().mutex);
-  pools().of[{context_, StreamUse::kKernels}].promised -= count_;
+  pools().of[context_].promised -= count_;
 }
 
 driver::Stream take_stream(const driver::Api& api, driver::Context context, StreamUse use) {
+  if (use != StreamUse::kKernels) return share(api, context, use);
   {
     const std::lock_guard lock(pools().mutex);
-    std::deque<driver::Stream>& spare = pools().of[{context, use}].spare;
+    std::deque<driver::Stream>& spare = pools().of[context].spare;
     if (!spare.empty()) {
       driver::Stream const stream = spare.front();
       spare.pop_front();
       return stream;
     }
   }
-  driver::Stream const stream = make(api, context, use);
-  if (use == StreamUse::kCopies)
-    for (uint32_t more = 1; more < kCopiesAtOnce; ++more) keep_stream(context, use, make(api, context, use));
-  return stream;
+  return make(api, context, use);
 }
 
 void keep_stream(driver::Context context, StreamUse use, driver::Stream stream) noexcept {
   try {
     const std::lock_guard lock(pools().mutex);
-    pools().of[{context, use}].spare.push_back(stream);
+    if (use == StreamUse::kKernels) return pools().of[context].spare.push_back(stream);
+    for (CopyStream& each : pools().of_copies[{context, use}])
+      if (each.stream == stream) --each.users;
   } catch (const std::bad_alloc&) {
     // Nobody gets it any more.
   }

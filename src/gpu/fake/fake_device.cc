@@ -583,7 +583,8 @@ class FakeDevice final : public Device {
     faults().note_export();
     return {dma_buf_of(range.file->fd()), range.offset + (address - begin)};
   }
-  std::unique_ptr<CopyQueue> make_queue(uint32_t gpu, bool after_default, const ReserveWish& wish) override {
+  std::unique_ptr<CopyQueue> make_queue(uint32_t gpu, bool after_default, const ReserveWish& wish,
+                                        bool) override {
     if (faults().streams_refused(gpu)) fail(Status::kOutOfMemory, "fake GPU: no stream on GPU {}", gpu);
     return std::make_unique<FakeQueue>(gpu, after_default ? 0 : reserve(gpu, wish).sms);
   }

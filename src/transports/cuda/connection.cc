@@ -288,7 +288,8 @@ Connection::OneQueue& Connection::queue_of(const QueueName& name) {
   OneQueue& mine = queues_[name];
   if (mine.queue == nullptr) {
     const Settings& settings = backend_.settings();
-    mine.queue = backend_.device().make_queue(name.gpu, settings.after_default_stream, settings.reserve);
+    mine.queue =
+        backend_.device().make_queue(name.gpu, settings.after_default_stream, settings.reserve, name.urgent);
     mine.free_slots.reserve(CopyQueue::kSlots);
     for (uint32_t slot = CopyQueue::kSlots; slot-- > 0;) mine.free_slots.push_back(slot);
     jobs_.reserve(jobs_.capacity() + CopyQueue::kSlots);

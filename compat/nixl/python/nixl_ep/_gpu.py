@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import warnings
+
+_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+
 
 class _Memory:
     """Bytes on a GPU, for torch.as_tensor."""
@@ -16,6 +21,17 @@ def _tensors_in(made):
             yield from _tensors_in(part)
     elif made is not None:
         yield made
+
+
+def warn_of_few_queues() -> None:
+    """A kernel that stands behind one that waits holds up every stream of its queue, and with it copies that bring what is waited for."""
+    queues = os.environ.get(_QUEUES, "8")
+    if not queues.isdigit() or int(queues) < 32:
+        warnings.warn(
+            f"nixl_ep: this process has {queues} queues for its streams, so tokens of other hosts may come late, or not before the "
+            f"timeout: set {_QUEUES}=32 before CUDA starts",
+            stacklevel=2,
+        )
 
 
 class TorchGpu:
@@ -40,6 +56,9 @@ class TorchGpu:
         from nixl import _bindings
 
         return _bindings._experts_functions()
+
+    def opens_to_hosts(self) -> None:
+        warn_of_few_queues()
 
     def stream(self) -> int:
         import torch

@@ -208,6 +208,7 @@ class Buffer(HighThroughput):
             if not meeting.anyone(bool(new), failure):
                 return
             try:
+                self._gpu.opens_to_hosts()
                 member.open_to_hosts()
             except Exception as error:
                 failure = error

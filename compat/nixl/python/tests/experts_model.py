@@ -44,6 +44,9 @@ class ModelGpu:
         self._library.towline_gpu_model_stream.restype = ctypes.c_void_p
         self._beside = None
 
+    def opens_to_hosts(self) -> None:
+        """Its streams have no queues."""
+
     def table(self):
         from nixl_ep import _library
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import pytest
 
@@ -673,3 +674,14 @@ def test_the_wheel_has_the_library():
     hint, same = map(int, done.stdout.split())
     assert hint > 8 * 32 * 128 * 7168 * 2
     assert hint == same
+
+
+@pytest.mark.parametrize("queues, warns", [(None, True), ("1", True), ("many", True), ("32", False)])
+def test_few_queues_are_warned_of(monkeypatch, queues, warns):
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    if queues is not None:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        nixl_ep._gpu.warn_of_few_queues()
+    assert [str(each.message).startswith(f"nixl_ep: this process has {queues or 8} queues") for each in found] == [True] * warns
