@@ -147,5 +147,53 @@ TEST(ExpertsMembers, ARankComesBackThatMissedTheFirstExchange) {
   });
 }
 
+// A graph of ranks 0 and 1, which were not open to other hosts when they recorded it.
+TEST(ExpertsMembers, ARankOfAnotherHostThatJoinsHasAPartInReplays) {
+  if (ranks_a_host() != 2) return;
+  Shape shape;
+  shape.ranks = 3;
+  run_ranks(shape, [](Rank& opened, Group& group) {
+    Platform& gpu = *found_platform();
+    Rank rank(gpu, group.shape, opened.number(), false);
+    const bool joins = rank.number() == 2;
+    const auto connect = [&](uint32_t peer) {
+      if (peer == rank.number()) return;
+      ASSERT_EQ(rank.connect(peer, group.descriptions[peer]), TOWLINE_OK) << rank.error();
+      ASSERT_EQ(rank.command(TOWLINE_EXPERTS_UNMASK, peer), TOWLINE_OK) << rank.error();
+    };
+    const std::vector<Tokens> all = random_all(group.shape, 3);
+    rank.set(all[rank.number()]);
+    towline_experts_call dispatch = rank.dispatch_call();
+    void* graph = nullptr;
+    group.descriptions[rank.number()] = rank.describe();
+    group.meet();
+    if (!joins) {
+      connect(1 - rank.number());
+      gpu.record(rank.stream());
+      ASSERT_EQ(rank.issue(dispatch), TOWLINE_OK) << rank.error();
+      graph = gpu.end_record(rank.stream());
+      gpu.replay(graph, rank.stream());
+      rank.drain();
+      rank.expect_dispatch(all, {true, true, false});
+    }
+    EXPECT_EQ(table().open_to_hosts(rank.member()), TOWLINE_OK) << rank.error();
+    group.descriptions[rank.number()] = rank.describe();
+    group.meet();
+    for (uint32_t peer = joins ? 0 : 2; peer < 3; ++peer) connect(peer);
+    rank.drain();
+    group.meet();
+    if (joins) {
+      ASSERT_EQ(rank.issue(dispatch), TOWLINE_OK) << rank.error();
+    } else {
+      gpu.replay(graph, rank.stream());
+    }
+    rank.drain();
+    rank.expect_dispatch(all, group.everyone());
+    EXPECT_EQ(rank.masks(), std::vector<int32_t>(3, 0));
+    group.meet();
+    if (!joins) gpu.free_graph(graph);
+  });
+}
+
 }  // namespace
 }  // namespace towline::gpu_test::experts

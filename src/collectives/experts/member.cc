@@ -117,9 +117,10 @@ void Member::open_to_hosts() {
   const std::string listen = listen_.empty() ? listen_of(Config::from_process(), rank_) : listen_;
   // Its memory is cut another way from here on.
   if (use_ == Use::kBatches) end_batches();
-  proxy_ = std::make_unique<Proxy>(device_, *functions_,
-                                   Proxy::Options{gpu_, rank_, layout_, piece_->address(), device_.on_host(),
-                                                  timeout_ns_, listen.c_str()});
+  proxy_ = std::make_unique<Proxy>(
+      device_, *functions_,
+      Proxy::Options{gpu_, rank_, layout_, piece_->address(), device_.on_host(), timeout_ns_, listen.c_str()},
+      recorded_slots_);
 }
 
 // Waits for this member's kernels alone: those of other ranks of the process may be waiting for it. Replays of graphs can't be told
@@ -402,12 +403,20 @@ void Member::exchange(towline_experts_call& call, bool records, void* stream) {
   Job job = job_of(call);
   job.layout = layout_of(call.max_tokens, call.hidden);
   use_ = Use::kExchanges;
-  if (proxy_ != nullptr && (call.phases & TOWLINE_EXPERTS_SEND) != 0) {
-    const Slots slots = Slots::of(call.hidden, call.max_tokens, call.format);
-    if (proxy_->replaces(slots, records)) end_calls();
-    proxy_->prepare(slots, call.ranks, records);
-  }
+  if ((call.phases & TOWLINE_EXPERTS_SEND) != 0) find_ways(call, records);
   put_in_stream(records, stream, [&] { run_exchange(call, job, stream); });
+}
+
+// To ranks of other hosts. Before there can be such, what graphs need is remembered: replays may come after that.
+void Member::find_ways(const towline_experts_call& call, bool records) {
+  const Slots slots = Slots::of(call.hidden, call.max_tokens, call.format);
+  if (proxy_ == nullptr) {
+    if (records && recorded_slots_.all().size() < KeptShapes<Slots>::kMostRecorded)
+      (void)recorded_slots_.use(slots, true);
+    return;
+  }
+  if (proxy_->replaces(slots, records)) end_calls();
+  proxy_->prepare(slots, call.ranks, records);
 }
 
 void Member::run_exchange(towline_experts_call& call, const Job& job, void* stream) {

@@ -64,6 +64,7 @@ class Member {
   void check_order(const towline_experts_call& call) const;
   void check_peer(const towline_experts_call& call) const;
   void exchange(towline_experts_call& call, bool records, void* stream);
+  void find_ways(const towline_experts_call& call, bool records);
   void run_exchange(towline_experts_call& call, const Job& job, void* stream);
   void small(const towline_experts_call& call, bool records, void* stream);
   void check_use(Use use) const;
@@ -112,7 +113,8 @@ class Member {
   const std::string host_;
   const std::string listen_;  // empty: as the setting says
   std::optional<towline_experts_functions_v1> functions_;
-  std::unique_ptr<Proxy> proxy_;  // null before open_to_hosts()
+  std::unique_ptr<Proxy> proxy_;      // null before open_to_hosts()
+  KeptShapes<Slots> recorded_slots_;  // before that
   struct Peer {
     std::shared_ptr<cuda::SharedPiece> piece;
     bool on_this_gpu = false;

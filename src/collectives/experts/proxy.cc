@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -29,11 +30,12 @@ uint64_t up(uint64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 // ---- The application's thread
 
 Proxy::Proxy(cuda::KernelDevice& device, const towline_experts_functions_v1& functions,
-             const Options& options)
+             const Options& options, KeptShapes<Slots> recorded)
     : device_(device),
       functions_(functions),
       options_(options),
-      in_(device.make_words(options.gpu, options.layout.slots_at())) {
+      in_(device.make_words(options.gpu, options.layout.slots_at())),
+      slots_(std::move(recorded)) {
   TOWLINE_INIT(towline_agent_options_t, agent);
   agent.listen = options_.listen;
   agent.default_timeout_ns = std::min(options_.timeout_ns, kMostReachingNs);

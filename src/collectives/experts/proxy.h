@@ -87,8 +87,9 @@ class Proxy {
     }
     [[nodiscard]] uint64_t device() const noexcept { return on_host ? 0 : gpu; }
   };
-  // Throws Error, as everything here. The segment outlives it.
-  Proxy(cuda::KernelDevice& device, const towline_experts_functions_v1& functions, const Options& options);
+  // Throws Error, as everything here. The segment outlives it. `recorded`: by graphs, before there was a proxy.
+  Proxy(cuda::KernelDevice& device, const towline_experts_functions_v1& functions, const Options& options,
+        KeptShapes<Slots> recorded = {});
   Proxy(const Proxy&) = delete;
   Proxy& operator=(const Proxy&) = delete;
   ~Proxy();
