@@ -53,19 +53,21 @@ TEST_P(OrderAny, ReductionsAreRight) {
     const int n = world.size;
     EXPECT_EQ(details(ranks)["order"], "any");
     for (const uint64_t count : {uint64_t{1}, uint64_t{5000}, uint64_t{300'001}, uint64_t{1'500'007}}) {
+      const std::vector<float> in = parts_of(ranks.rank(), count);
+      const std::vector<float> kept = in;
       for (const uint32_t reduction : {TOWLINE_REDUCE_SUM, TOWLINE_REDUCE_AVG}) {
-        const float divisor = reduction == TOWLINE_REDUCE_AVG ? static_cast<float>(n) : 1;
-        const std::vector<float> in = parts_of(ranks.rank(), count);
+        const std::vector<float> expected =
+            sum_of(n, count, reduction == TOWLINE_REDUCE_AVG ? static_cast<float>(n) : 1);
         std::vector<float> out(count);
         auto call = call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, count, in.data(), out.data());
         call.reduction = reduction;
         do_run(ranks, call);
-        EXPECT_TRUE(out == sum_of(n, count, divisor)) << count;
-        EXPECT_TRUE(in == parts_of(ranks.rank(), count)) << "the input changed";
+        EXPECT_TRUE(out == expected) << count;
+        EXPECT_TRUE(in == kept) << "the input changed";
         out = in;
         call.input = call.output = out.data();
         do_run(ranks, call);
-        EXPECT_TRUE(out == sum_of(n, count, divisor)) << count << " in place";
+        EXPECT_TRUE(out == expected) << count << " in place";
       }
     }
     const uint64_t part = 700'001;
