@@ -64,11 +64,12 @@ python: deps ## build the Python packages into build/venv
 format: deps ## format the C and C++ sources
 	@scripts/check-format --fix
 
-lint: deps ## check formatting, structure, and run clang-tidy (slow)
+lint: deps ## check formatting, structure, each header alone, and run clang-tidy (slow)
 	@scripts/install-deps lint
 	@scripts/check-format
 	@scripts/check-structure
 	@cmake --preset dev --log-level=WARNING >/dev/null
+	@cmake --build --preset dev --target check_headers
 	@run-clang-tidy -quiet -p build/dev -j $(JOBS) '$(CURDIR)/(src|tools|bench)/'
 
 bench: ## build the programs that measure (build/release/bench)
