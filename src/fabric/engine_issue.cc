@@ -177,7 +177,7 @@ bool Engine::State::issue(Peer& peer, Transfer& transfer, uint64_t windows) noex
   if (connection == nullptr) return false;
   Rail& rail = rails[connection->rail];
   std::size_t room = std::min<std::size_t>(rail.send_depth - connection->under_way(), rail.room());
-  const std::size_t limit = std::min<std::size_t>(room, rail.chain);
+  const std::size_t limit = std::min<std::size_t>({room, rail.chain, connection->chain});
   const bool first = transfer.issued == 0 && !transfer.retried;
   std::size_t count = fill(transfer, *connection, limit, windows);
   if (count == 0) {
@@ -208,7 +208,12 @@ void Engine::State::post(Connection& connection, std::size_t count) noexcept {
   ++rail.counters.posts;
   rail.counters.requests += posted;
   turn_events += posted;
-  if (posted < count) take_back(connection, count - posted);
+  // Each request that the domain leaves is taken back, and made again in the next turn.
+  if (posted == connection.chain) connection.chain = static_cast<uint32_t>(2 * posted);
+  if (posted < count) {
+    if (posted != 0) connection.chain = static_cast<uint32_t>(posted);
+    take_back(connection, count - posted);
+  }
 }
 
 // The last `count` entries were not posted.

@@ -129,6 +129,7 @@ void Engine::State::prepare(Connection& connection) {
   connection.free_buffers = sends >= 64 ? UINT64_MAX : (uint64_t{1} << sends) - 1;
   connection.head = connection.tail = connection.bytes = 0;
   connection.granted = connection.sent = connection.consumed = connection.told = 0;
+  connection.chain = UINT32_MAX;
   connection.announce_end = true;
   connection.failed_path = false;
   connection.control_wait_ns = first_control_wait_ns();

@@ -142,6 +142,7 @@ struct Connection {
   uint64_t control_wait_ns = 0;
   uint64_t last_progress_ns = 0;
   uint64_t full_at = 0;           // the turn in which the domain took no more
+  uint32_t chain = UINT32_MAX;    // requests that it is expected to take at once
   std::vector<uint8_t> endpoint;  // kConnect's, or kAccept's
   Status why = Status::kOk;
 
