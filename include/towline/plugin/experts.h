@@ -32,8 +32,9 @@ typedef struct towline_experts_options {
   const struct towline_experts_functions_v1* functions;
   // Ranks with another name count as on another host. Null or "": the real host. At most 255 bytes.
   const char* host;
-  const char*
-      listen;  // of the agent (towline_agent_options_t); null: the hosts of the setting `listen`, else "*:0"
+  // Of the agent (towline_agent_options_t). Null: the hosts of the setting `listen`. Without it "127.0.0.1:0" if ranks that connect()
+  // could not map were there and all are on this host, else "*:0".
+  const char* listen;
 } towline_experts_options;
 #define TOWLINE_EXPERTS_OPTIONS_MINIMUM TOWLINE_BYTES_THROUGH(towline_experts_options, timeout_ns)
 

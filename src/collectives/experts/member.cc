@@ -51,7 +51,8 @@ Command command_of(uint32_t op) {
   }
 }
 
-// Where the member's agent listens if its program does not say: at the hosts of the setting `listen`, at ports of its own.
+// Where the member's agent listens if its program does not say, and ranks may be on other hosts: at the hosts of the setting `listen`, at
+// ports of its own.
 std::string listen_of(const Config& config, uint32_t rank) {
   if (!config.find("listen")) return "*:0";
   std::string hosts;
@@ -114,13 +115,17 @@ void Member::open_to_hosts() {
     fail(Status::kUnsupported,
          "experts: rank {} was opened without Towline's functions: ranks of other hosts can't reach it",
          rank_);
-  const std::string listen = listen_.empty() ? listen_of(Config::from_process(), rank_) : listen_;
+  const Config config = Config::from_process();
+  const bool here_alone = listen_.empty() && !config.find("listen") && !elsewhere_.value_or(true);
+  std::string listen = listen_;
+  if (listen.empty()) listen = here_alone ? "127.0.0.1:0" : listen_of(config, rank_);
   // Its memory is cut another way from here on.
   if (use_ == Use::kBatches) end_batches();
   proxy_ = std::make_unique<Proxy>(
       device_, *functions_,
       Proxy::Options{gpu_, rank_, layout_, piece_->address(), device_.on_host(), timeout_ns_, listen.c_str()},
       recorded_slots_);
+  stays_here_ = here_alone;
 }
 
 // Waits for this member's kernels alone: those of other ranks of the process may be waiting for it. Replays of graphs can't be told
@@ -206,6 +211,14 @@ RemoteBases Member::reach(uint32_t rank, const Description& from, uint64_t timeo
          "was "
          "opened without Towline's functions",
          rank, functions_ ? rank : rank_);
+  const bool elsewhere = !from.piece.host.same_network_namespace(read_host_identity());
+  if (elsewhere && stays_here_)
+    fail(
+        Status::kUnsupported,
+        "experts: rank {} is on another host, and rank {} listens at 127.0.0.1 alone, since it knew of ranks "
+        "of this host alone when it opened: set listen (TOWLINE_LISTEN) to an address of this host first",
+        rank, rank_);
+  if (proxy_ == nullptr) elsewhere_ = elsewhere || elsewhere_.value_or(false);
   if (proxy_ == nullptr || from.side.metadata.empty())
     fail(Status::kAgain,
          "experts: the memory of rank {} can't be mapped (another host, or an instance of MIG), and rank {} "

@@ -112,6 +112,9 @@ class Member {
   std::unique_ptr<PieceServer> server_;
   const std::string host_;
   const std::string listen_;  // empty: as the setting says
+  std::optional<bool>
+      elsewhere_;  // before open_to_hosts(): a rank that can't be mapped is on another host; none: there was no such rank
+  bool stays_here_ = false;  // it listens to this host alone
   std::optional<towline_experts_functions_v1> functions_;
   std::unique_ptr<Proxy> proxy_;      // null before open_to_hosts()
   KeptShapes<Slots> recorded_slots_;  // before that

@@ -488,6 +488,47 @@ def test_a_rank_listens_only_if_one_of_another_host_is_there(gpu, a_host):
     run(2, body, a_host=a_host, meets=meets)
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_ranks_listen_to_other_hosts_only_if_some_are_there(gpu, monkeypatch, elsewhere):
+    """Without the setting. Here all are on one host, and its name does not count; a rank of another network says so."""
+    monkeypatch.delenv("TOWLINE_LISTEN", raising=False)
+    network = os.stat("/proc/self/ns/net").st_ino
+    before, addresses = [], []
+
+    def body(rank):
+        addresses.extend(address.split(":")[0] for address in listening() - before[0])
+        rank.meeting.wait()
+
+    def meets(_, store):
+        before.append(listening())
+        return {"tcp_store_group": store}
+
+    if elsewhere:
+        describe = _library.Member.describe
+        other = (network + 1).to_bytes(8, "little")
+        monkeypatch.setattr(_library.Member, "describe", lambda member: describe(member).replace(network.to_bytes(8, "little"), other, 1))
+    run(2, body, a_host=1, meets=meets)
+    assert len(addresses) >= 2 and set(addresses) <= ({"00000000", "0" * 32} if elsewhere else {"0100007F"}), addresses
+
+
+def test_a_rank_that_listens_to_its_host_alone_refuses_one_of_another(gpu, monkeypatch):
+    monkeypatch.delenv("TOWLINE_LISTEN", raising=False)
+    network = os.stat("/proc/self/ns/net").st_ino
+    buffers = [Buffer(rank=rank, explicitly_destroy=True) for rank in range(3)]
+    for rank, buffer in enumerate(buffers):
+        buffer._gpu.host = f"host {rank}"
+        buffer.update_memory_buffers(3, LOCAL, 1 << 20)
+    here, first, late = (buffer._member for buffer in buffers)
+    with pytest.raises(_library.ExpertsError, match="not open to other hosts yet"):
+        here.connect(1, first.describe(), 10**9)
+    here.open_to_hosts()
+    moved = late.describe().replace(network.to_bytes(8, "little"), (network + 1).to_bytes(8, "little"), 1)
+    with pytest.raises(_library.ExpertsError, match="rank 2 is on another host, and rank 0 listens at 127.0.0.1 alone.*TOWLINE_LISTEN"):
+        here.connect(2, moved, 10**9)
+    for buffer in buffers:
+        buffer.destroy()
+
+
 @pytest.mark.parametrize("setting", ["127.0.0.2:7000", "127.0.0.2"])  # a port is left out where none is wanted
 def test_ranks_listen_where_the_setting_says(gpu, monkeypatch, setting):
     monkeypatch.setenv("TOWLINE_LISTEN", setting)
