@@ -4,12 +4,14 @@ JOBS ?= $(shell nproc)
 DEMO_ARGS ?= replay --requests 24
 PREFIX ?= $(CURDIR)/install
 CONFIGURE_ARGS ?=
+CUDA_TARGETS ?=
 VENV := build/venv/bin
+RUN_PYTHON_TESTS := scripts/run-python-tests $(VENV)/python $(addsuffix /tests,bindings/python compat/nixl/python compat/torchcomms compat/pplx_garden)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test forget-reports test-dev test-ci test-rust test-python test-asan-ubsan test-tsan python format lint bench nightly install clean
+.PHONY: help deps build demo test forget-reports test-dev test-ci test-rust test-python test-python-and-build test-asan-ubsan test-tsan python format lint bench nightly install clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -28,7 +30,9 @@ demo: ## build the command line, and replay requests between a prefill and a dec
 	@cmake --build --preset release --target tools/towline/towline
 	build/release/tools/towline/towline $(DEMO_ARGS)
 
-test: forget-reports test-ci test-rust test-python test-asan-ubsan test-tsan ## run the tests, then a part of them under each sanitizer
+# The Python packages take the kernels that the preset ci has compiled.
+test: CUDA_TARGETS = arch=compute_80,code=compute_80;arch=compute_90a,code=sm_90a
+test: forget-reports test-ci test-rust test-python-and-build test-asan-ubsan test-tsan ## run the tests, then a part of them under each sanitizer
 	@scripts/closing-list
 	@echo "make test: all passed"
 
@@ -48,7 +52,16 @@ test-rust: test-ci ## the Rust crate's tests and examples
 	@scripts/run-rust-tests ci
 
 test-python: python ## the Python packages' tests
-	@scripts/run-python-tests $(VENV)/python bindings/python/tests compat/nixl/python/tests compat/torchcomms/tests compat/pplx_garden/tests
+	@$(RUN_PYTHON_TESTS)
+
+# The Python tests take one processor. Meanwhile another compiles for the sanitizers; what it has not come to, and why it failed, is
+# for their own targets.
+test-python-and-build: python
+	@mkdir -p build/reports; CMAKE_BUILD_PARALLEL_LEVEL=1 setsid nice -n 10 sh -c 'for preset in asan-ubsan tsan; do \
+	  cmake --preset $$preset --log-level=WARNING $(CONFIGURE_ARGS) && cmake --build --preset $$preset || exit; done' \
+	  >build/reports/built-beside.log 2>&1 & builds=$$!; \
+	$(RUN_PYTHON_TESTS); status=$$?; \
+	kill -- -$$builds 2>/dev/null; wait; exit $$status
 
 # Both packages compile the library with the same flags in folders equally deep, so that the second takes it from ccache.
 # Only what is shipped is optimised at link time.
@@ -57,6 +70,7 @@ python: deps ## build the Python packages into build/venv
 	  settings="--config-settings=build-dir=$(CURDIR)/build/python/$$(basename $$(dirname $$package))"; \
 	  settings="$$settings --config-settings=cmake.define.CMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF"; \
 	  settings="$$settings --config-settings=cmake.define.CMAKE_UNITY_BUILD=ON"; \
+	  [ -z '$(CUDA_TARGETS)' ] || settings="$$settings --config-settings=cmake.define.TOWLINE_CUDA_TARGETS=$(CUDA_TARGETS)"; \
 	  case $$package in compat/torchcomms|compat/pplx_garden) settings= ;; esac; \
 	  $(VENV)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation $$settings ./$$package || exit 1; \
 	done

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""make demo builds the program that it runs.
+"""make demo builds the program that it runs, and make test compiles kernels once.
 
 makefile_test.py BUILD PROGRAM: a build folder, and where the command line lies in it.
 """
 
+import json
 import os
 import pathlib
 import re
@@ -15,15 +16,31 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD, PROGRAM = (pathlib.Path(argument) for argument in sys.argv[1:])
 
 
+def commands_of(target):
+    """What `make TARGET` would run."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS")}
+    return subprocess.run(
+        ["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True, env=environment
+    ).stdout
+
+
 class MakefileTest(unittest.TestCase):
     def test_demo_builds_what_it_runs(self):
-        environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS")}
-        done = subprocess.run(
-            ["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True, env=environment
-        )
+        commands = commands_of("demo")
         program = str(PROGRAM.relative_to(BUILD))
-        self.assertEqual(re.findall(r"--target (\S+)", done.stdout), [program])
-        self.assertEqual(re.findall(r"^build/release/(\S+)", done.stdout, re.MULTILINE), [program])
+        self.assertEqual(re.findall(r"--target (\S+)", commands), [program])
+        self.assertEqual(re.findall(r"^build/release/(\S+)", commands, re.MULTILINE), [program])
+
+    def test_all_that_make_test_builds_has_the_same_kernels(self):
+        presets = json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"]
+        targets = [preset["cacheVariables"]["TOWLINE_CUDA_TARGETS"] for preset in presets if preset["name"] in ("ci", "sanitizer")]
+        self.assertEqual(len(targets), 2)
+        targets += re.findall(r"define\.TOWLINE_CUDA_TARGETS=([^\s\"]+)", commands_of("test"))
+        self.assertEqual(len(targets), 3)
+        self.assertEqual(len(set(targets)), 1, targets)
+
+    def test_packages_that_are_made_by_hand_have_all_kernels(self):
+        self.assertNotIn("-z 'arch", commands_of("python"))
 
 
 if __name__ == "__main__":
