@@ -147,6 +147,7 @@ towline_plan_t* Proxy::plan_between(const Remote& remote, std::span<const towlin
 }
 
 RemoteBases Proxy::connect(uint32_t rank, const RemoteSide& side, uint64_t timeout_ns) {
+  const Deadline end = Deadline::after(monotonic_now_ns(), timeout_ns);
   auto made = std::make_unique<Remote>();
   made->rank = rank;
   made->side = side;
@@ -166,8 +167,8 @@ RemoteBases Proxy::connect(uint32_t rank, const RemoteSide& side, uint64_t timeo
     towline_plan_t* const plan = make_plan(*made, whole, timeout_ns, status);
     require(status, "find a way", rank);
     functions_.plan_release(plan);
-    find_recorded_ways(*made, made->ways, slots_);
-    find_recorded_ways(*made, made->batch_ways, batches_);
+    find_recorded_ways(*made, made->ways, slots_, end);
+    find_recorded_ways(*made, made->batch_ways, batches_, end);
   } catch (...) {
     drop(std::move(made));
     throw;

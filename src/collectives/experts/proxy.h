@@ -27,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "collectives/experts/job.h"
 #include "collectives/experts/kept_shapes.h"
 #include "collectives/experts/messages.h"
@@ -169,7 +170,8 @@ class Proxy {
   void find_way(Remote& remote, std::vector<Way<Shape>>& ways, const KeptShapes<Shape>& kept,
                 const typename KeptShapes<Shape>::Kept& wanted);
   template <class Shape>
-  void find_recorded_ways(Remote& remote, std::vector<Way<Shape>>& ways, const KeptShapes<Shape>& kept);
+  void find_recorded_ways(const Remote& remote, std::vector<Way<Shape>>& ways, const KeptShapes<Shape>& kept,
+                          Deadline end) const;
   void await_posts();
   void await_end_of_reads(Remote& remote);
   [[nodiscard]] Control& image(const Remote& remote) const noexcept;

@@ -53,6 +53,9 @@ struct World {
   bool gpu = false;  // a list is of GPU memory
   uint32_t plans_released = 0;
   bool released_in_flight = false;  // a plan: its posts are cancelled
+  uint32_t plans_made = 0;
+  uint32_t plans_to_make = UINT32_MAX;  // until none can be made
+  uint64_t longest_ns = 0;              // for which a plan might have waited
 };
 World* world = nullptr;
 
@@ -103,7 +106,11 @@ towline_experts_functions_v1 answers() {
   };
   made.block_list_destroy = [](towline_block_list_t*) {};
   made.plan_create = [](towline_agent_t*, towline_block_list_t*, towline_block_list_t*,
-                        const towline_plan_options_t*, towline_plan_t** plan) {
+                        const towline_plan_options_t* options, towline_plan_t** plan) {
+    const std::lock_guard lock(world->mutex);
+    world->longest_ns = std::max(world->longest_ns, options->timeout_ns);
+    if (world->plans_made == world->plans_to_make) return int32_t{TOWLINE_TIMED_OUT};
+    ++world->plans_made;
     *plan = handle<towline_plan_t>();
     return int32_t{TOWLINE_OK};
   };
@@ -443,6 +450,28 @@ TEST_F(ExpertsProxy, AShapeThatAGraphHasRecordedStays) {
   device::store_relaxed(&image.shape[1][kMe], kBatchShape);
   device::store_release(&image.ready[1][kMe], make_flag(kNonce, 1, 0));
   EXPECT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+}
+
+// Its replays would send nothing to that rank, and say nothing of it.
+TEST_F(ExpertsProxy, ARankWithoutAWayForWhatAGraphHasRecordedIsNotConnected) {
+  constexpr uint64_t kTimeoutNs = 5'000'000'000;
+  open(60'000'000'000);
+  BatchRows rows = kRows;
+  for (uint32_t i = 0; i < 3; ++i) {
+    rows.row_bytes += 16;
+    (void)proxy_->prepare(rows, 2, true);
+  }
+  const uint32_t rank = kPeer + 2;
+  world_.longest_ns = 0;
+  world_.plans_to_make = world_.plans_made + 3;  // the one that connects, and two of three
+  const uint32_t released = world_.plans_released;
+  EXPECT_THROW((void)proxy_->connect(rank, {{1}, 4096, TOWLINE_MEMORY_DRAM, 0}, kTimeoutNs), core::Error);
+  EXPECT_FALSE(proxy_->has(rank));
+  EXPECT_EQ(world_.plans_released, released + 3);
+  EXPECT_LE(world_.longest_ns, kTimeoutNs);
+  world_.plans_to_make = UINT32_MAX;
+  (void)proxy_->connect(rank, {{1}, 4096, TOWLINE_MEMORY_DRAM, 0}, kTimeoutNs);
+  EXPECT_TRUE(proxy_->has(rank));
 }
 
 TEST_F(ExpertsProxy, MoreRecordedShapesThanAreKeptAreRefused) {

@@ -62,14 +62,23 @@ void Proxy::find_way(Remote& remote, std::vector<Way<Shape>>& ways, const KeptSh
   ways.push_back({wanted.number, wanted.shape, plan});
 }
 
-// Replays use them without a call.
+// Of a rank that is being connected. Replays use them without a call, so one that can't be found is told here. Throws Error.
 template <class Shape>
-void Proxy::find_recorded_ways(Remote& remote, std::vector<Way<Shape>>& ways, const KeptShapes<Shape>& kept) {
-  for (const auto& each : kept.all())
-    if (each.recorded) find_way(remote, ways, kept, each);
+void Proxy::find_recorded_ways(const Remote& remote, std::vector<Way<Shape>>& ways,
+                               const KeptShapes<Shape>& kept, Deadline end) const {
+  for (const auto& each : kept.all()) {
+    if (!each.recorded) continue;
+    int32_t status = 0;
+    towline_plan_t* const plan =
+        make_plan(remote, each.shape, std::max<uint64_t>(end.remaining_ns(monotonic_now_ns()), 1), status);
+    require(status, "find a way of what graphs have recorded", remote.rank);
+    ways.push_back({each.number, each.shape, plan});
+  }
 }
-template void Proxy::find_recorded_ways(Remote&, std::vector<Way<Slots>>&, const KeptShapes<Slots>&);
-template void Proxy::find_recorded_ways(Remote&, std::vector<Way<BatchRows>>&, const KeptShapes<BatchRows>&);
+template void Proxy::find_recorded_ways(const Remote&, std::vector<Way<Slots>>&, const KeptShapes<Slots>&,
+                                        Deadline) const;
+template void Proxy::find_recorded_ways(const Remote&, std::vector<Way<BatchRows>>&,
+                                        const KeptShapes<BatchRows>&, Deadline) const;
 
 uint32_t Proxy::prepare(const Slots& slots, uint32_t ranks, bool records) {
   if (replaces(slots, records)) await_posts();
