@@ -195,5 +195,31 @@ TEST(ExpertsMembers, ARankOfAnotherHostThatJoinsHasAPartInReplays) {
   });
 }
 
+// A command may overtake them in another stream.
+TEST(ExpertsMembers, DisconnectWaitsForExchangesThatACommandHasOvertaken) {
+  Shape shape;
+  shape.timeout_ns = 500'000'000;
+  run_ranks(shape, [](Rank& rank, Group& group) {
+    if (rank.number() != 0) return;
+    Platform& gpu = *found_platform();
+    void* const beside = gpu.make_stream();
+    const Buffer masks(gpu, sizeof(int32_t) * group.shape.ranks);
+    rank.set(random_all(group.shape, 1)[0]);
+    towline_experts_call dispatch = rank.dispatch_call();
+    ASSERT_EQ(rank.issue(dispatch), TOWLINE_OK) << rank.error();
+    towline_experts_call query = {};
+    query.struct_size = sizeof query;
+    query.op = TOWLINE_EXPERTS_QUERY;
+    query.out = masks.at();
+    ASSERT_EQ(table().issue(rank.member(), &query, beside), TOWLINE_OK) << rank.error();
+    gpu.drain(beside);
+    ASSERT_EQ(rank.disconnect(1), TOWLINE_OK) << rank.error();
+    // Its kernel has waited for rank 1, which does not come, to the end.
+    EXPECT_GE(rank.waits()[1], static_cast<int64_t>(group.shape.timeout_ns));
+    rank.drain();
+    gpu.free_stream(beside);
+  });
+}
+
 }  // namespace
 }  // namespace towline::gpu_test::experts

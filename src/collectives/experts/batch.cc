@@ -369,7 +369,7 @@ void Member::batch(towline_experts_batch& call, void* stream) {
       call.phases == TOWLINE_EXPERTS_SEND
           ? 1
           : std::max(1u, (call.max_tokens + job.batch.round_tokens - 1) / job.batch.round_tokens);
-  put_in_stream(records, stream, [&] {
+  put_in_stream(records, stream, *last_, [&] {
     // Batches of one member are in order with one another, in whichever streams they are.
     if (!records) order_after_last(stream);
     for (uint32_t round = 0; round < rounds; ++round) batch_round(job, call, round, stream);

@@ -91,6 +91,7 @@ Member::Member(cuda::KernelDevice& device, const cuda::KernelSet& kernels,
   stream_ = device_.make_stream(gpu_);
   done_ = device_.make_moment(gpu_);
   last_ = device_.make_moment(gpu_);
+  last_command_ = device_.make_moment(gpu_);
   piece_ = device_.allocate(gpu_, segment_bytes());
   // Here, as it may wait for kernels that run, and theirs may wait for this rank.
   report_ = device_.make_words(gpu_, sizeof(Report));
@@ -138,7 +139,8 @@ void Member::end_work() noexcept {
 // The same, but for replays.
 void Member::end_calls() noexcept {
   if (!last_tells_all_) device_.settle(gpu_);
-  while (last_->state() == cuda::Moment::kBusy) std::this_thread::sleep_for(kLook);
+  for (cuda::Moment* const last : {last_.get(), last_command_.get()})
+    while (last->state() == cuda::Moment::kBusy) std::this_thread::sleep_for(kLook);
 }
 
 uint64_t Member::bytes_for(uint32_t capacity, uint32_t local, uint32_t max_tokens, uint32_t hidden) noexcept {
@@ -417,7 +419,7 @@ void Member::exchange(towline_experts_call& call, bool records, void* stream) {
   job.layout = layout_of(call.max_tokens, call.hidden);
   use_ = Use::kExchanges;
   if ((call.phases & TOWLINE_EXPERTS_SEND) != 0) find_ways(call, records);
-  put_in_stream(records, stream, [&] { run_exchange(call, job, stream); });
+  put_in_stream(records, stream, *last_, [&] { run_exchange(call, job, stream); });
 }
 
 // To ranks of other hosts. Before there can be such, what graphs need is remembered: replays may come after that.
@@ -477,19 +479,19 @@ void Member::order_after_last(void* stream) {
   }
 }
 
-void Member::record_end(bool records, void* stream) {
+void Member::record_end(bool records, void* stream, cuda::Moment& end) {
   recorded_ = recorded_ || records;
   if (records) return;
-  if (const cuda::Code code = last_->record(stream); code != 0) {
+  if (const cuda::Code code = end.record(stream); code != 0) {
     last_tells_all_ = false;
     fail(Status::kIo, "experts: the GPU refused an event: {}", device_.code_text(code));
   }
 }
 
 // The first kernels may run. The error that is on its way says more than another one here would.
-void Member::record_end_of_failed(bool records, void* stream) noexcept {
+void Member::record_end_of_failed(bool records, void* stream, cuda::Moment& end) noexcept {
   recorded_ = recorded_ || records;
-  if (!records && last_->record(stream) != 0) last_tells_all_ = false;
+  if (!records && end.record(stream) != 0) last_tells_all_ = false;
 }
 
 void Member::check_use(Use use) const {
@@ -510,9 +512,10 @@ void Member::small(const towline_experts_call& call, bool records, void* stream)
   if (call.op == TOWLINE_EXPERTS_QUERY &&
       (call.out == nullptr || job.out % 4 != 0 || !device_.usable(gpu_, job.out)))
     fail(Status::kInvalidArgument, "experts: the mask's place is not aligned memory of GPU {}", gpu_);
-  put_in_stream(records, stream, [&] {
+  const bool amid_exchanges = use_ == Use::kExchanges;
+  put_in_stream(records, stream, amid_exchanges ? *last_command_ : *last_, [&] {
     // It must not change masks amid a batch in another stream, and last_ has to tell of both from now on.
-    if (!records && use_ != Use::kExchanges) order_after_last(stream);
+    if (!records && !amid_exchanges) order_after_last(stream);
     run(barrier ? Kernel::kBarrier : Kernel::kCommand, job, 1, stream);
   });
   unmasked_ = unmasked_ || call.op == TOWLINE_EXPERTS_UNMASK || call.op == TOWLINE_EXPERTS_CLEAN;

@@ -70,10 +70,10 @@ class Member {
   void check_use(Use use) const;
   // Puts kernels into the stream. Throws also if only some of them got there.
   template <class Kernels>
-  void put_in_stream(bool records, void* stream, Kernels kernels);
+  void put_in_stream(bool records, void* stream, cuda::Moment& end, Kernels kernels);
   void order_after_last(void* stream);
-  void record_end(bool records, void* stream);
-  void record_end_of_failed(bool records, void* stream) noexcept;
+  void record_end(bool records, void* stream, cuda::Moment& end);
+  void record_end_of_failed(bool records, void* stream, cuda::Moment& end) noexcept;
   // Of batches: batch.cc.
   void check_batch(const towline_experts_batch& call) const;
   void check_batch_ranks(const towline_experts_batch& call) const;
@@ -106,8 +106,10 @@ class Member {
   std::unique_ptr<cuda::OwnStream> stream_;  // of commands that do not wait for the application's
   std::unique_ptr<cuda::Moment> done_;
   std::unique_ptr<cuda::Moment> last_;  // after what was put into the application's streams
-  bool last_tells_all_ = true;          // of these; false: the GPU refused an event
-  bool recorded_ = false;               // by a graph, which can be replayed at any time
+  // After commands amid exchanges, which may overtake these in another stream.
+  std::unique_ptr<cuda::Moment> last_command_;
+  bool last_tells_all_ = true;  // both; false: the GPU refused an event
+  bool recorded_ = false;       // by a graph, which can be replayed at any time
   std::shared_ptr<cuda::SharedPiece> piece_;
   std::unique_ptr<PieceServer> server_;
   const std::string host_;
@@ -133,14 +135,14 @@ class Member {
 };
 
 template <class Kernels>
-void Member::put_in_stream(bool records, void* stream, Kernels kernels) {
+void Member::put_in_stream(bool records, void* stream, cuda::Moment& end, Kernels kernels) {
   try {
     kernels();
   } catch (...) {
-    record_end_of_failed(records, stream);
+    record_end_of_failed(records, stream, end);
     throw;
   }
-  record_end(records, stream);
+  record_end(records, stream, end);
 }
 
 }  // namespace towline::collectives::experts
