@@ -58,6 +58,15 @@ TEST_F(CudaDetourTest, WhatTurnsOutToHaveNoPathWhenItIsMappedGoesThatWayToo) {
   EXPECT_EQ(std::memcmp(ours.data(), right_memory_.data(), ours.size()), 0);
 }
 
+TEST_F(CudaDetourTest, AStreamThatTheDriverRefusesIsNamedAndGoneAround) {
+  const Transfer push = make_move();
+  gpu("refuse streams", 0);
+  const Transfer pull =
+      left_->transfer(peer_->block_list(pages(right_memory_)), left_->block_list(pages(left_memory_)));
+  EXPECT_NE(pull.route().find("no stream on GPU 0"), std::string::npos) << pull.route();
+  EXPECT_NE(push.route().find("push by"), std::string::npos) << push.route();
+}
+
 TEST_F(CudaDetourTest, ItIsRefusedWhereSettingsSayNever) {
   restart("through_host = \"never\"\n");
   gpu("separate", 1);

@@ -285,17 +285,16 @@ uint32_t Connection::choose_gpu(const towline_prepare_args& args) const {
 }
 
 Connection::OneQueue& Connection::queue_of(const QueueName& name) {
-  OneQueue& mine = queues_[name];
-  if (mine.queue == nullptr) {
-    const Settings& settings = backend_.settings();
-    mine.queue =
-        backend_.device().make_queue(name.gpu, settings.after_default_stream, settings.reserve, name.urgent);
-    mine.free_slots.reserve(CopyQueue::kSlots);
-    for (uint32_t slot = CopyQueue::kSlots; slot-- > 0;) mine.free_slots.push_back(slot);
-    jobs_.reserve(jobs_.capacity() + CopyQueue::kSlots);
-    free_.reserve(free_.capacity() + CopyQueue::kSlots);
-  }
-  return mine;
+  if (const auto found = queues_.find(name); found != queues_.end()) return found->second;
+  const Settings& settings = backend_.settings();
+  OneQueue made;
+  made.queue =
+      backend_.device().make_queue(name.gpu, settings.after_default_stream, settings.reserve, name.urgent);
+  made.free_slots.reserve(CopyQueue::kSlots);
+  for (uint32_t slot = CopyQueue::kSlots; slot-- > 0;) made.free_slots.push_back(slot);
+  jobs_.reserve(jobs_.capacity() + CopyQueue::kSlots);
+  free_.reserve(free_.capacity() + CopyQueue::kSlots);
+  return queues_.emplace(name, std::move(made)).first->second;
 }
 
 void Connection::check_local(const towline_prepare_args& args) const {
