@@ -445,7 +445,7 @@ int32_t Proxy::post(Remote& remote, uint32_t half, ExchangeMessage& message, tow
   how.to = how.from;
   how.notice = notice.data();
   how.notice_bytes = notice.size();
-  how.deadline_ns = monotonic_now_ns() + options_.timeout_ns;
+  how.deadline_ns = Deadline::after(monotonic_now_ns(), options_.timeout_ns).ns();
   how.priority = TOWLINE_PRIORITY_LATENCY;
   how.stream_kind = TOWLINE_STREAM_UNORDERED;  // of the GPU's memory: the kernel has raised its flag
   Half& mine = remote.halves[half];

@@ -56,6 +56,7 @@ struct World {
   uint32_t plans_made = 0;
   uint32_t plans_to_make = UINT32_MAX;  // until none can be made
   uint64_t longest_ns = 0;              // for which a plan might have waited
+  uint64_t deadline_ns = 0;             // of the last post
 };
 World* world = nullptr;
 
@@ -123,6 +124,7 @@ towline_experts_functions_v1 answers() {
   made.plan_post = [](towline_plan_t*, const towline_post_options_t* how, towline_post_t** post) {
     const std::lock_guard lock(world->mutex);
     if (world->gpu && how->stream_kind == TOWLINE_STREAM_NONE) return int32_t{TOWLINE_INVALID_ARGUMENT};
+    world->deadline_ns = how->deadline_ns;
     const auto* const picks = static_cast<const uint32_t*>(how->to.indices);
     const auto* const notice = static_cast<const uint8_t*>(how->notice);
     world->posts.push_back({{picks, picks + how->to.count}, {notice, notice + how->notice_bytes}});
@@ -279,6 +281,16 @@ TEST_F(ExpertsProxy, SlotsThatAreUsedGoInOnePostWithTheirCounts) {
   EXPECT_EQ(message->rank, kMe);
   EXPECT_EQ(message->flag, make_flag(kNonce, 2, 0));
   EXPECT_EQ(message->counts, (std::vector<uint32_t>{3, 1}));
+}
+
+TEST_F(ExpertsProxy, APostHasNoDeadlineWhereTheMemberHasNoTimeout) {
+  open(TOWLINE_FOREVER);
+  send(kNonce, 1, false, {1, 0});
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  const std::lock_guard lock(world_.mutex);
+  EXPECT_EQ(world_.deadline_ns, TOWLINE_FOREVER);
+  world_.posts[0].fenced = true;  // closing waits for it
+  world_.posts[0].outcome = TOWLINE_OK;
 }
 
 TEST_F(ExpertsProxy, SlotsThatComeBackAreThoseOfTheirTokens) {
