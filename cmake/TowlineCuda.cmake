@@ -7,7 +7,8 @@
 find_program(TOWLINE_NVCC nvcc HINTS ${PROJECT_SOURCE_DIR}/build/cuda/nvidia/cu13/bin /usr/local/cuda/bin)
 mark_as_advanced(TOWLINE_NVCC)
 # 8.0 as it is and for later chips to translate; 9.0 with all that Hopper has. `make test` leaves out 8.0's machine code: the
-# assembler takes longer than the compiler, and what it can refuse is seen with 9.0's.
+# assembler takes longer than the compiler. An instruction that 8.0 lacks is refused by that assembler alone: the nightly part
+# `tests` runs it.
 set(TOWLINE_CUDA_TARGETS "arch=compute_80,code=[sm_80,compute_80];arch=compute_90a,code=sm_90a" CACHE STRING "nvcc's -gencode")
 mark_as_advanced(TOWLINE_CUDA_TARGETS)
 
