@@ -60,8 +60,8 @@ test-python-and-build: python
 	@mkdir -p build/reports; CMAKE_BUILD_PARALLEL_LEVEL=1 setsid nice -n 10 sh -c 'for preset in asan-ubsan tsan; do \
 	  cmake --preset $$preset --log-level=WARNING $(CONFIGURE_ARGS) && cmake --build --preset $$preset || exit; done' \
 	  >build/reports/built-beside.log 2>&1 & builds=$$!; \
-	$(RUN_PYTHON_TESTS); status=$$?; \
-	kill -- -$$builds 2>/dev/null; wait; exit $$status
+	trap 'kill -- -$$builds 2>/dev/null; while kill -0 -- -$$builds 2>/dev/null; do sleep 0.1; done' EXIT; \
+	$(RUN_PYTHON_TESTS); exit $$?
 
 # Both packages compile the library with the same flags in folders equally deep, so that the second takes it from ccache.
 # Only what is shipped is optimised at link time.

@@ -16,7 +16,6 @@ namespace {
 constexpr uint32_t kMostPrepared = 32;
 constexpr size_t kMostOfCopies = 8;
 constexpr size_t kMostOfUrgentCopies = 4;
-constexpr size_t kCopiesAtOnce = 4;
 
 // A context's, for kernels. The oldest spare is taken first: streams that are in use together were then made one after another, and the
 // driver gives such streams different queues while it has some.
@@ -58,13 +57,12 @@ driver::Stream make(const driver::Api& api, driver::Context context, StreamUse u
 driver::Stream share(const driver::Api& api, driver::Context context, StreamUse use) {
   const std::lock_guard lock(pools().mutex);
   std::vector<CopyStream>& all = pools().of_copies[{context, use}];
-  const auto fewest = [&] { return std::ranges::min_element(all, {}, &CopyStream::users); };
+  // All at once: later, kernels may run.
   const size_t most = use == StreamUse::kCopies ? kMostOfCopies : kMostOfUrgentCopies;
-  if ((all.empty() || fewest()->users != 0) && all.size() < most)
-    for (size_t i = 0; i < kCopiesAtOnce; ++i) all.push_back({make(api, context, use)});
-  const auto found = fewest();
-  ++found->users;
-  return found->stream;
+  while (all.size() < most) all.push_back({make(api, context, use)});
+  CopyStream& fewest = *std::ranges::min_element(all, {}, &CopyStream::users);
+  ++fewest.users;
+  return fewest.stream;
 }
 
 }  // namespace

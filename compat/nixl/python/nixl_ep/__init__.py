@@ -1,7 +1,7 @@
 """Dispatch and combine of experts' tokens under NIXL's name, among GPUs (docs/experts.md).
 
-Between hosts it has met neither a GPU nor a NIC yet: there it was seen over models of its kernels. Programs import this package
-to learn whether expert parallelism over NIXL is there, so importing works without torch and without GPUs. What is not here raises
+Between hosts it has met a GPU that all ranks shared, and no NIC yet. Programs import this package to learn whether expert
+parallelism over NIXL is there, so importing works without torch and without GPUs. What is not here raises
 ExpertParallelismMissing, which says what to use instead.
 """
 

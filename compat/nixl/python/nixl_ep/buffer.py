@@ -28,7 +28,7 @@ def _address(tensor) -> int | None:
 class Buffer(HighThroughput):
     """A rank's memory for experts' tokens, and the kernels that exchange them with the other ranks.
 
-    Between hosts it has met neither a GPU nor a NIC yet. With `low_latency_mode=False` it exchanges batches for prefill.
+    Between hosts it has met a GPU that all ranks shared, and no NIC yet. With `low_latency_mode=False` it exchanges batches for prefill.
     `disable_ll_nvlink` raises ExpertParallelismMissing. Ranks are threads or processes. Differences from NIXL's: an expert's tokens lie
     in the order of ranks and of their tokens; waits are counted in nanoseconds; hooks are called in the order of their exchanges, and
     no third exchange begins before the first is received.

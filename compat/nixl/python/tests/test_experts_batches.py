@@ -14,7 +14,7 @@ import experts_model  # noqa: E402
 import nixl_ep  # noqa: E402
 from nixl_ep import Buffer, Config, EventOverlap, _library  # noqa: E402
 from nixl_ep.utils import EventHandle  # noqa: E402
-from test_experts import Comm, gpu, run_ranks  # noqa: E402, F401
+from test_experts import Comm, RealGpu, gpu, run_ranks  # noqa: E402, F401
 
 LOCAL, TOKENS, HIDDEN, TOPK, SCALES = 3, 40, 128, 4, 2
 BYTES = 1 << 20
@@ -379,6 +379,9 @@ def test_a_rank_that_is_lost_at_a_communicator_is_named_at_once(gpu, monkeypatch
 
 @pytest.mark.parametrize("ranks, a_host", [(2, 1), (4, 2), (3, 2), (16, 8)])
 def test_ranks_of_two_hosts(gpu, ranks, a_host):
+    if gpu is RealGpu and ranks > 8:
+        pytest.skip("so many ranks of one process have more streams than the driver has queues")
+
     def body(rank):
         for seed in range(4):
             rank.round(seed, biases=seed % 3, async_finish=seed == 3)
