@@ -57,7 +57,7 @@ test-python: python ## the Python packages' tests
 # The Python tests take one processor. Meanwhile another compiles for the sanitizers; what it has not come to, and why it failed, is
 # for their own targets.
 test-python-and-build: python
-	@mkdir -p build/reports; CMAKE_BUILD_PARALLEL_LEVEL=1 setsid nice -n 10 sh -c 'for preset in asan-ubsan tsan; do \
+	@mkdir -p build/reports; CMAKE_BUILD_PARALLEL_LEVEL=1 setsid nice -n 19 sh -c 'for preset in asan-ubsan tsan; do \
 	  cmake --preset $$preset --log-level=WARNING $(CONFIGURE_ARGS) && cmake --build --preset $$preset || exit; done' \
 	  >build/reports/built-beside.log 2>&1 & builds=$$!; \
 	trap 'kill -- -$$builds 2>/dev/null; while kill -0 -- -$$builds 2>/dev/null; do sleep 0.1; done' EXIT; \

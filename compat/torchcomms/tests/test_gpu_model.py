@@ -8,6 +8,7 @@ import pathlib
 import signal
 import sys
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -143,7 +144,11 @@ def hooked(rank: int, folder: str) -> None:
     assert (received == 1).all()
     with pytest.raises(RuntimeError, match="NaN in the input of all_reduce"):
         comm.all_reduce(torch.full((8,), float("nan")), ReduceOp.SUM, False)
-    entries = json.loads(recorder.dump_json())["entries"]
+    end = time.monotonic() + 60
+    while True:  # the end is written down by another thread
+        entries = json.loads(recorder.dump_json())["entries"]
+        if [one["state"] for one in entries[:3]] == ["completed"] * 3 or time.monotonic() > end:
+            break
     assert [one["profiling_name"] for one in entries[:3]] == ["ncclx:all_reduce"] * 2 + ["ncclx:batch_op_issue"]
     assert [one["state"] for one in entries[:3]] == ["completed"] * 3, entries
     comm.finalize()
