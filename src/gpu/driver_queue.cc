@@ -254,10 +254,8 @@ class DriverQueue final : public CopyQueue {
 
   driver::Stream make_stream(bool after_default) {
     if (!after_default && green_.context == nullptr) return take_stream(api_, kernels_.context, use_);
-    int least = 0;
-    int greatest = 0;
+    const int greatest = greatest_priority(api_);
     driver::Stream stream = nullptr;
-    api_.check(api_.context_get_priorities(&least, &greatest), "cuCtxGetStreamPriorityRange");
     if (green_.context != nullptr)
       api_.check(api_.green_stream_create(&stream, green_.context, driver::kStreamNonBlocking, greatest),
                  "cuGreenCtxStreamCreate");

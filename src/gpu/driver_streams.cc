@@ -46,10 +46,7 @@ driver::Stream make(const driver::Api& api, driver::Context context, StreamUse u
     api.check(api.stream_create(&stream, driver::kStreamNonBlocking), "cuStreamCreate");
     return stream;
   }
-  int least = 0;
-  int greatest = 0;
-  api.check(api.context_get_priorities(&least, &greatest), "cuCtxGetStreamPriorityRange");
-  api.check(api.stream_create_with_priority(&stream, driver::kStreamNonBlocking, greatest),
+  api.check(api.stream_create_with_priority(&stream, driver::kStreamNonBlocking, greatest_priority(api)),
             "cuStreamCreateWithPriority");
   return stream;
 }
@@ -79,6 +76,13 @@ PreparedStreams::PreparedStreams(const driver::Api& api, driver::Context context
 PreparedStreams::~PreparedStreams() {
   const std::lock_guard lock(pools().mutex);
   pools().of[context_].promised -= count_;
+}
+
+int greatest_priority(const driver::Api& api) {
+  int least = 0;
+  int greatest = 0;
+  api.check(api.context_get_priorities(&least, &greatest), "cuCtxGetStreamPriorityRange");
+  return greatest;
 }
 
 driver::Stream take_stream(const driver::Api& api, driver::Context context, StreamUse use) {

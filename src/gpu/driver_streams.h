@@ -32,6 +32,8 @@ class PreparedStreams final : public StreamsAhead {
   const uint32_t count_;
 };
 
+// The greatest that streams of the current context can have. Throws Error.
+int greatest_priority(const driver::Api& api);
 // A stream that is not ordered with the default one. Any thread. Throws Error.
 driver::Stream take_stream(const driver::Api& api, driver::Context context, StreamUse use);
 // Nothing that this user has put into it is under way.

@@ -158,10 +158,7 @@ class DriverStream final : public OwnStream {
       return;
     }
     const Current current(api_, context_);
-    int least = 0;
-    int greatest = 0;
-    api_.check(api_.context_get_priorities(&least, &greatest), "cuCtxGetStreamPriorityRange");
-    api_.check(api_.green_stream_create(&stream_, green, driver::kStreamNonBlocking, greatest),
+    api_.check(api_.green_stream_create(&stream_, green, driver::kStreamNonBlocking, greatest_priority(api_)),
                "cuGreenCtxStreamCreate");
   }
   ~DriverStream() override {
