@@ -293,8 +293,7 @@ void Member::end_batches() {
   if (recorded_)
     fail(Status::kUnsupported,
          "experts: a graph has recorded batches of rank {} within its host, and replays would use its memory "
-         "as "
-         "it was: connect ranks of other hosts before you record, or open another member",
+         "as it was: connect ranks of other hosts before you record, or open another member",
          rank_);
   end_work();
   counted_.reset();
@@ -306,8 +305,7 @@ void Member::end_batches() {
   if (!readers.empty())
     fail(Status::kTimedOut,
          "experts: rank {} cannot be opened to other hosts, since rank {} did not say within {} ms that it "
-         "has "
-         "read the last batch: end the batch there, open it as well, or disconnect it, and try again",
+         "has read the last batch: end the batch there, open it as well, or disconnect it, and try again",
          rank_, readers, timeout_ns_ / 1'000'000);
 }
 

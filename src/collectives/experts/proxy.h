@@ -167,6 +167,9 @@ class Proxy {
                                              int32_t& status) const;
   void register_stage(const BatchRows& rows);
   template <class Shape>
+  uint32_t find_ways(std::vector<Way<Shape>> Remote::*ways, KeptShapes<Shape>& kept, const Shape& shape,
+                     uint32_t ranks, bool records);
+  template <class Shape>
   void find_way(Remote& remote, std::vector<Way<Shape>>& ways, const KeptShapes<Shape>& kept,
                 const typename KeptShapes<Shape>::Kept& wanted);
   template <class Shape>

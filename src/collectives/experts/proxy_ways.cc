@@ -80,23 +80,24 @@ template void Proxy::find_recorded_ways(const Remote&, std::vector<Way<Slots>>&,
 template void Proxy::find_recorded_ways(const Remote&, std::vector<Way<BatchRows>>&,
                                         const KeptShapes<BatchRows>&, Deadline) const;
 
-uint32_t Proxy::prepare(const Slots& slots, uint32_t ranks, bool records) {
-  if (replaces(slots, records)) await_posts();
-  const uint32_t number = slots_.use(slots, records);
+template <class Shape>
+uint32_t Proxy::find_ways(std::vector<Way<Shape>> Remote::*ways, KeptShapes<Shape>& kept, const Shape& shape,
+                          uint32_t ranks, bool records) {
+  if (kept.replaces(shape, records)) await_posts();
+  const uint32_t number = kept.use(shape, records);
   for (uint32_t rank = 0; rank < ranks; ++rank)
     if (Remote* const remote = remotes_[rank].get())
-      find_way(*remote, remote->ways, slots_, slots_.all().back());
+      find_way(*remote, remote->*ways, kept, kept.all().back());
   return number;
+}
+
+uint32_t Proxy::prepare(const Slots& slots, uint32_t ranks, bool records) {
+  return find_ways(&Remote::ways, slots_, slots, ranks, records);
 }
 
 uint32_t Proxy::prepare(const BatchRows& rows, uint32_t ranks, bool records) {
   register_stage(rows);
-  if (replaces(rows, records)) await_posts();
-  const uint32_t number = batches_.use(rows, records);
-  for (uint32_t rank = 0; rank < ranks; ++rank)
-    if (Remote* const remote = remotes_[rank].get())
-      find_way(*remote, remote->batch_ways, batches_, batches_.all().back());
-  return number;
+  return find_ways(&Remote::batch_ways, batches_, rows, ranks, records);
 }
 
 }  // namespace towline::collectives::experts
