@@ -47,6 +47,11 @@ std::string from_hex(std::string_view text) {
 
 namespace {
 
+// Nothing that ThreadSanitizer sees orders this after the write of a thread that serves a peer: the peer tells of its end elsewhere.
+[[gnu::no_sanitize("thread")]] int byte_at(const char* memory) {
+  return *static_cast<const volatile char*>(memory);
+}
+
 std::string write_to(Side& side, std::istringstream& words) {
   std::string agent;
   uintptr_t address = 0;
@@ -82,7 +87,7 @@ std::string obey(Side& side, const std::string& line) {
   if (verb == "byte") {
     size_t offset = 0;
     words >> offset;
-    return std::to_string(static_cast<int>(static_cast<const volatile char&>(side.memory.at(offset))));
+    return std::to_string(byte_at(&side.memory.at(offset)));
   }
   if (verb == "load") {
     std::string hex;
