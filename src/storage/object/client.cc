@@ -22,6 +22,7 @@ constexpr uint32_t kAttempts = 6;               // default number of attempts
 constexpr uint64_t kLeastPauseNs = 10'000'000;  // after so many
 constexpr uint64_t kTellEveryNs = 10 * kSecondNs;
 constexpr size_t kMostAhead = 4;                      // requests that are made before there is room for them
+constexpr uint64_t kMostPartsOfARange = 4;            // more would leave the last one alone for long
 constexpr uint64_t kComposedMostNs = 30 * kSecondNs;  // servers take signatures of some minutes ago
 
 http::Options http_options(const Settings& settings, uint32_t clients) {
@@ -266,6 +267,17 @@ void Client::add_feeder(Feeder& feeder) {
 }
 
 void Client::remove_feeder(Feeder& feeder) noexcept { std::erase(feeders_, &feeder); }
+
+// Parts are for requests side by side. Where other objects keep all of them busy, they only cost requests: Azurite worked 0.67 ns
+// a byte for 16 objects of 16 MiB, and 0.89 for their halves.
+uint64_t Client::range_bytes(uint64_t objects, uint32_t own) const noexcept {
+  if (settings().concurrency == 1) return UINT64_MAX;
+  const uint64_t part = settings().part_bytes;
+  const uint64_t all = feeders_.size() + ready_.size() + under_way();
+  if (objects + all < most_under_way_ + uint64_t{own}) return part;
+  const uint64_t left = most_bytes_ > bytes_under_way_ ? most_bytes_ - bytes_under_way_ : 0;
+  return std::clamp(left, part, kMostPartsOfARange * part);
+}
 
 void Client::start(Call& call) {
   call.client_ = this;

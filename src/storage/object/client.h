@@ -181,6 +181,8 @@ class Client {
   void stop(Call& call) noexcept;
   void add_feeder(Feeder& feeder);
   void remove_feeder(Feeder& feeder) noexcept;
+  // How long a range to ask for, for a feeder that is being asked, has `own` requests that have not ended and reads some `objects`.
+  [[nodiscard]] uint64_t range_bytes(uint64_t objects, uint32_t own) const noexcept;
   // Whether the server may have all of this call's request.
   [[nodiscard]] static bool all_sent(const Call& call) noexcept;
   // Whether an answer may come before another attempt is begun.

@@ -18,6 +18,12 @@ constexpr size_t kReaderSegments = 512;
 constexpr long kPreconditionFailed = 412;
 constexpr const char* kReplaced = "the object was replaced while it was read";
 
+// About as many as `bytes` of the plan are of.
+uint64_t objects_within(const Prepared& prepared, uint64_t bytes) {
+  const uint64_t each = prepared.plan->bytes / std::max<uint64_t>(prepared.objects.size(), 1);
+  return std::max<uint64_t>(bytes / std::max<uint64_t>(each, 1), 1);
+}
+
 }  // namespace
 
 Reader::Reader(Client& task_client, Job& job, uint64_t begin, uint64_t end)
@@ -25,6 +31,7 @@ Reader::Reader(Client& task_client, Job& job, uint64_t begin, uint64_t end)
       job_(job),
       cursor_(*job.prepared.plan, begin, end),
       segments_(kReaderSegments),
+      objects_(objects_within(job.prepared, end - begin)),
       position_(begin),
       end_(end) {
   jobs.push_back(&job);
@@ -62,26 +69,30 @@ void Reader::end_if_over() {
 bool Reader::fill() {
   if (next_segment_ < segment_count_) return true;
   next_segment_ = 0;
-  // Parts are for requests side by side.
-  const uint64_t most = client.settings().concurrency == 1 ? UINT64_MAX : client.settings().part_bytes;
-  segment_count_ = cursor_.next(segments_.data(), segments_.size(), most);
+  segment_count_ = cursor_.next(segments_.data(), segments_.size(), UINT64_MAX);
   return segment_count_ != 0;
 }
 
 void Reader::take(Fetch& fetch) {
   fetch.segments.clear();
   fetch.plan_begin = position_;
-  const towline_segment& first = segments_[next_segment_];
-  fetch.offset = first.remote;
+  const uint64_t region = segments_[next_segment_].remote_region;
+  fetch.offset = segments_[next_segment_].remote;
   fetch.bytes = fetch.done = fetch.in_segment = 0;
   fetch.segment = 0;
   fetch.crc = 0;
-  while (next_segment_ < segment_count_) {
-    const towline_segment& next = segments_[next_segment_];
-    if (next.remote_region != first.remote_region || next.remote != fetch.offset + fetch.bytes) break;
+  const uint64_t most = client.range_bytes(objects_, under_way_);
+  while (next_segment_ < segment_count_ && fetch.bytes < most) {
+    towline_segment& next = segments_[next_segment_];
+    if (next.remote_region != region || next.remote != fetch.offset + fetch.bytes) break;
     fetch.segments.push_back(next);
-    fetch.bytes += next.length;
-    ++next_segment_;
+    towline_segment& taken = fetch.segments.back();
+    taken.length = std::min(next.length, most - fetch.bytes);
+    fetch.bytes += taken.length;
+    next.local += taken.length;
+    next.remote += taken.length;
+    next.length -= taken.length;
+    if (next.length == 0) ++next_segment_;
   }
   position_ += fetch.bytes;
 }

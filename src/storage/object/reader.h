@@ -60,7 +60,8 @@ class Reader final : public Task, private Feeder {
   std::vector<towline_segment> segments_;
   size_t next_segment_ = 0;
   size_t segment_count_ = 0;
-  uint64_t position_ = 0;  // in the plan, of what is taken next
+  const uint64_t objects_;  // that it reads, about
+  uint64_t position_ = 0;   // in the plan, of what is taken next
   const uint64_t end_;
   bool stopped_ = false;
   uint32_t under_way_ = 0;

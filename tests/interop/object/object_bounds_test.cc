@@ -1,5 +1,8 @@
-// How many requests are under way at once: no more than the settings say, and for many small objects no fewer.
+// How many requests are under way at once, no more than the settings say, and for many small objects no fewer; and how much each asks for.
+#include <algorithm>
 #include <atomic>
+#include <cinttypes>
+#include <cstdio>
 #include <thread>
 
 #include "fixture.h"
@@ -50,6 +53,60 @@ TEST_F(ObjectBounds, WithAConcurrencyOfOneAnObjectIsReadByOneRequest) {
   ASSERT_EQ(move(Op::read, 0, object, 0, kObject), Status::kOk);
   EXPECT_EQ(first_difference(memory_.data(), kObject, 6), kObject);
   EXPECT_EQ(proxy.seen().size(), 1u);
+}
+
+// Reads objects with one post, and notes how long the ranges were, the shortest first.
+class ObjectRanges : public ObjectBounds {
+ protected:
+  static constexpr uint64_t kPart = kMib;
+
+  void read(size_t objects, uint64_t each, const std::string& settings) {
+    for (size_t i = 0; i < objects; ++i) make_object("ranges/" + std::to_string(i), each, i);
+    Proxy proxy(server_->port());
+    connect(proxy.url(), "part = \"1MiB\"\nleast_part = \"1MiB\"\nthreads = 1\n" + settings);
+    std::vector<Region> regions;
+    std::vector<Blocks> blocks;
+    for (size_t i = 0; i < objects; ++i) {
+      regions.push_back(open("ranges/" + std::to_string(i)));
+      blocks.push_back(regions.back().blocks(0, each));
+    }
+    proxy.forget();
+    const BlockList mine = agent_->block_list(blocks_of(memory_.data(), objects * each, each));
+    ASSERT_EQ(run(directed(*agent_, Op::read, mine, agent_->block_list(blocks), {.timeout = 60s})),
+              Status::kOk);
+    for (size_t i = 0; i < objects; ++i)
+      EXPECT_EQ(first_difference(memory_.data() + i * each, each, i), each) << i;
+    for (const Request& request : proxy.seen()) {
+      uint64_t first = 0;
+      uint64_t last = 0;
+      ASSERT_EQ(std::sscanf(request.headers.at("range").c_str(), "bytes=%" SCNu64 "-%" SCNu64, &first, &last),
+                2);
+      ranges_.push_back(last + 1 - first);
+    }
+    std::ranges::sort(ranges_);
+  }
+
+  std::vector<uint64_t> ranges_;
+};
+
+TEST_F(ObjectRanges, ObjectsThatKeepAllRequestsBusyAreNotCutIntoParts) {
+  read(4, 3 * kPart, "concurrency = 4\n");
+  EXPECT_EQ(ranges_, std::vector<uint64_t>(4, 3 * kPart));
+}
+
+TEST_F(ObjectRanges, FewObjectsAreCutIntoParts) {
+  read(3, 3 * kPart, "concurrency = 4\n");
+  EXPECT_EQ(ranges_, std::vector<uint64_t>(9, kPart));
+}
+
+TEST_F(ObjectRanges, AreNoLongerThanFourParts) {
+  read(2, 9 * kPart, "concurrency = 2\n");
+  EXPECT_EQ(ranges_.back(), 4 * kPart);
+}
+
+TEST_F(ObjectRanges, KeepWithinTheWindow) {
+  read(4, 3 * kPart, "concurrency = 2\nwindow = \"2MiB\"\n");
+  EXPECT_EQ(ranges_.back(), 2 * kPart);
 }
 
 TEST_F(ObjectBounds, ManySmallObjectsOfOnePostHaveAsManyRequestsAsTheSettingsSay) {
