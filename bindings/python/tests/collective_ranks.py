@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import faulthandler
-import multiprocessing
 import os
 import signal
 import traceback
 
 import numpy as np
 
+import forked
 import towline
 from towline import collectives
 
@@ -48,13 +48,12 @@ class Failed(Exception):
 
 class Ranks:
     def __init__(self, size: int, folder: str, serve=serve) -> None:
-        context = multiprocessing.get_context("spawn")
         self.size = size
         self.stuck: str | None = None
         self.pipes, self.processes = [], []
         for rank in range(size):
-            pipe, far_end = context.Pipe()
-            process = context.Process(target=serve, args=(far_end, rank, size, folder), daemon=True)
+            pipe, far_end = forked.context.Pipe()
+            process = forked.process(serve, far_end, rank, size, folder)
             process.start()
             far_end.close()
             self.pipes.append(pipe)

@@ -13,11 +13,9 @@ import time
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: scripts/torch-cpu makes an environment with it")
-
-import gpu_model  # noqa: E402
-import towline  # noqa: E402
-from towline import collectives  # noqa: E402
+import gpu_model
+import towline
+from towline import collectives
 
 pytestmark = pytest.mark.skipif(gpu_model.find() is None, reason="no library of GPU models: build the tests of preset ci")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,15 +13,15 @@ from datetime import timedelta
 
 import pytest
 
+import forked
+
 torch = pytest.importorskip("torch", reason="torch is not installed: scripts/torch-cpu makes an environment with it")
 dist = torch.distributed
 
 LIMIT = 300.0  # of a whole job
 
-# Ranks are processes, since a crash of one must not end the test; forked from one that has imported torch, since that
-# takes longer than all that they do.
-_ranks = multiprocessing.get_context("forkserver")
-_ranks.set_forkserver_preload(["torch.distributed", "towline.torch_distributed", __name__])
+# DistributedDataParallel imports torch._dynamo, which takes as long as torch itself.
+forked.context.set_forkserver_preload(["torch.distributed", "torch._dynamo"])
 
 
 class Rank:
@@ -86,7 +85,7 @@ class Job:
         self.folder = tmp_path
         environment = {"GLOO_SOCKET_IFNAME": "lo", **environment}
         self.ranks = [
-            _ranks.Process(target=_run_rank, args=(textwrap.dedent(program), rank, size, str(tmp_path), environment))
+            forked.process(_run_rank, textwrap.dedent(program), rank, size, str(tmp_path), environment)
             for rank in range(size)
         ]
         for rank in self.ranks:

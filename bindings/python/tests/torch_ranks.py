@@ -27,9 +27,9 @@ def serve(pipe, rank: int, size: int, folder: str) -> None:
 
 def serve_on_model(pipe, rank: int, size: int, folder: str) -> None:
     """The same with every tensor on a GPU, which is made of host memory."""
-    import gpu_model
+    import torch_gpu_model
 
-    gpu_model.install()
+    torch_gpu_model.install()
     serve(pipe, rank, size, folder)
 
 

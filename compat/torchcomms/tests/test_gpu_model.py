@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pathlib
 import signal
@@ -17,7 +16,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed: scripts/tor
 torchcomms = pytest.importorskip("torchcomms", reason="compat/torchcomms is not installed")
 sys.path.insert(0, str(pathlib.Path(__file__).parents[3] / "bindings/python/tests"))
 
+import forked  # noqa: E402
 import gpu_model  # noqa: E402
+import torch_gpu_model  # noqa: E402
 import towline  # noqa: E402
 from towline import _torch_gpu, _torch_group, collectives, gpu_memory  # noqa: E402
 from torchcomms import ReduceOp, hooks  # noqa: E402
@@ -343,7 +344,7 @@ def late(rank: int, folder: str) -> None:
 
 
 def run(what, rank: int, folder: str) -> None:
-    gpu_model.install()
+    torch_gpu_model.install()
     what(rank, folder)
 
 
@@ -351,8 +352,7 @@ def run(what, rank: int, folder: str) -> None:
 def test_ranks(what, tmp_path):
     if what is in_groups and not _torch_group.TAKES_BACKENDS:
         pytest.skip(f"torch {torch.__version__} takes no backend made in Python: 2.15 does")
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=run, args=(what, rank, str(tmp_path)), daemon=True) for rank in range(SIZE)]
+    ranks = [forked.process(run, what, rank, str(tmp_path)) for rank in range(SIZE)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
@@ -361,7 +361,7 @@ def test_ranks(what, tmp_path):
 
 
 def alone(rank: int, folder: str, over) -> None:
-    gpu_model.install()
+    torch_gpu_model.install()
     _torch_gpu.gpu.settles = False
     comm = make("ncclx", rank, folder)
     comm.barrier(False).wait_blocking()
@@ -373,7 +373,7 @@ def alone(rank: int, folder: str, over) -> None:
 
 
 def left(rank: int, folder: str, over) -> None:
-    gpu_model.install()
+    torch_gpu_model.install()
     comm = make("ncclx", rank, folder)
     comm.barrier(False).wait_blocking()
     if rank == 0:
@@ -384,9 +384,8 @@ def left(rank: int, folder: str, over) -> None:
 
 
 def start(what, folder) -> list:
-    context = multiprocessing.get_context("spawn")
-    over, end = context.Pipe(duplex=False)  # readable when the test is over. An event would hang where a process that waits is ended
-    ranks = [context.Process(target=what, args=(rank, str(folder), over), daemon=True) for rank in range(SIZE)]
+    over, end = forked.context.Pipe(duplex=False)  # readable when the test is over. An event would hang where a process that waits is ended
+    ranks = [forked.process(what, rank, str(folder), over) for rank in range(SIZE)]
     for rank in ranks:
         rank.start()
     ranks[1].join(60)
