@@ -16,7 +16,10 @@
 
 namespace towline::fabric {
 
-inline constexpr uint32_t kMaxRails = 16;              // of one engine, and of one peer
+inline constexpr uint32_t kMaxRails = 16;  // of one engine, and of one peer
+// Domains that keep records in buffers of their own take those of every engine: else engines whose rails differ refuse
+// each other.
+inline constexpr uint32_t kLongestRecord = 1024 + 16;
 inline constexpr std::size_t kMaxEndpointBytes = 512;  // what the ends of a connection tell each other
 
 struct DomainTraits {

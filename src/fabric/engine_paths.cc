@@ -285,7 +285,6 @@ void Engine::State::accept(Peer& peer, Connection& connection, const ControlMess
   prepare(connection);
   connection.endpoint = rail.domain->open(connection.number, ConnectionEnd::kResponder);
   connection.state = ConnectionState::kReady;
-  connection.record_limit = std::min(options.record_bytes, message.record_bytes);
   rail.reserved += connection.receives + kCreditSends;
   ++rail.counters.connections;
   for (uint32_t i = 0; i < connection.receives; ++i) post_receive(connection, i);
@@ -322,7 +321,6 @@ void Engine::State::tell_accepted(Peer& peer, uint32_t rail, uint32_t remote_rai
 void Engine::State::on_accept(Connection& connection, const ControlMessage& message) noexcept {
   if (connection.state != ConnectionState::kConnecting) return;
   Peer& peer = *peers[connection.peer];
-  connection.record_limit = std::min(options.record_bytes, message.record_bytes);
   try {
     if (message.credits == 0 || message.record_bytes < options.record_bytes)
       fail(Status::kProtocol, "the peer takes {} records of {} bytes", message.credits, message.record_bytes);

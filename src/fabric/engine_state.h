@@ -127,7 +127,6 @@ struct Connection {
   uint64_t tail = 0;
   uint64_t bytes = 0;  // under way
   // Records: what this side may send, and what it has taken.
-  uint32_t record_limit = 0;
   uint64_t granted = 0;
   uint64_t sent = 0;
   uint64_t consumed = 0;

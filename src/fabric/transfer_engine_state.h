@@ -22,7 +22,8 @@ enum class MessageKind : uint8_t {
   kWithdraw = 5,  // send: it does not come any more, and nothing is written any more
 };
 inline constexpr std::size_t kMessageHeader = 16;  // that records are longer by
-inline constexpr std::size_t kMaxPayload = 512;    // of an announcement
+static_assert(EngineOptions{}.record_bytes + kMessageHeader <= kLongestRecord);
+inline constexpr std::size_t kMaxPayload = 512;  // of an announcement
 
 // Something that has an outcome and, later or at once, a fence.
 struct TransferEngine::Slot {

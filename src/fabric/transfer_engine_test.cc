@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 
 #include "base/error.h"
 #include "base/random.h"
+#include "fabric/rails.h"
 #include "fabric/transfer_engine_fixture.h"
 
 namespace towline::fabric::transfer_engine_test {
@@ -71,6 +73,44 @@ TEST_F(FabricTransferEngine, PagesGoWhereTheIndicesSayAndTheCounterTellsTheRecei
   ASSERT_EQ(one.engine.paged(TransferOp::kRead, peer_, list(one), {}, &number), Status::kInProgress);
   EXPECT_EQ(one.engine.wait(number, kLimitNs), Status::kOk);
   EXPECT_EQ(one.bytes, before);
+}
+
+// docs/fabric.md and towline/fabric.h promise 992 bytes, whatever the rails.
+TEST_F(FabricTransferEngine, AMessageHasUpTo992Bytes) {
+  std::atomic<std::size_t> received{0};
+  TransferEngineOptions hears;
+  hears.on_message = [&](Handle, std::span<const uint8_t> message) { received = message.size(); };
+  Side one;
+  Side two(std::move(hears));
+  meet(one, two);
+  std::vector<uint8_t> text(992, uint8_t{7});
+  TransferOptions options;
+  options.has_message = true;
+  options.message = text;
+  Handle number;
+  ASSERT_EQ(one.engine.signal(peer_, options, &number), Status::kInProgress);
+  EXPECT_EQ(one.engine.wait(number, kLimitNs), Status::kOk);
+  EXPECT_TRUE(testing::eventually([&] { return received == text.size(); })) << received;
+  text.push_back(7);
+  options.message = text;
+  EXPECT_EQ(one.engine.signal(peer_, options, &number), Status::kLimitExceeded);
+}
+
+// Rails have receives of different sizes; what one engine takes must not fall below what the other one asks for.
+TEST_F(FabricTransferEngine, EnginesOfDifferentRailsUseThoseThatBothHave) {
+  const auto rails = [](std::initializer_list<const char*> names) {
+    std::vector<std::unique_ptr<Domain>> made;
+    for (const char* const name : names) made.push_back(make_rail(name));
+    return made;
+  };
+  TransferEngine one(rails({"loopback:both have it"}), {});
+  TransferEngine two(rails({"ofi:tcp;ofi_rxm@127.0.0.1", "loopback:both have it"}), {});
+  TransferOptions options;
+  options.immediate = 1;
+  options.count = 1;
+  Handle number;
+  ASSERT_EQ(one.signal(one.connect(two.address()), options, &number), Status::kInProgress);
+  EXPECT_EQ(one.wait(number, kLimitNs), Status::kOk);
 }
 
 TEST_F(FabricTransferEngine, MessagesArriveAndCallbacksAreCalledOnce) {

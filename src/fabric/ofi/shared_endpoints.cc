@@ -33,7 +33,7 @@ namespace {
 
 constexpr uint32_t kMaxConnections = 2048;
 constexpr uint64_t kNumberMask = 0xffff;  // of a token: the connection's number
-constexpr uint32_t kRecordBytes = 1024;
+constexpr uint32_t kRecordBytes = kLongestRecord;
 // Of an endpoint. rxm keeps what comes beyond them until they are free.
 constexpr std::size_t kReceives = 256;
 constexpr std::size_t kQueueEntries = 4096;  // libfabric's queues of software grow where more complete

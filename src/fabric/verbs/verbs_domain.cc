@@ -21,7 +21,7 @@
 namespace towline::fabric {
 namespace {
 
-constexpr uint32_t kRecordBytes = 1024;  // of a shared receive
+constexpr uint32_t kRecordBytes = kLongestRecord;  // of a shared receive
 constexpr uint32_t kSharedDepth = 2048;
 constexpr uint32_t kMostInline = 128;
 constexpr uint32_t kMostReads = 16;
