@@ -3,6 +3,7 @@
 #include "fabric/ofi/ofi_port.h"
 
 #include <sys/epoll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -11,6 +12,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/os/socket_address.h"
 #include "fabric/ofi/ofi_memory.h"
 #include "fabric/ofi/shm_files.h"
 #include "fabric/topology.h"
@@ -88,7 +90,23 @@ Status ofi_status_of(int error) noexcept {
   }
 }
 
+namespace {
+
+// libfabric takes any address for one of this host's. Its endpoints would then fail one by one.
+void need_own_address(const fi_info& info, const OfiOptions& options) {
+  const auto* const address = static_cast<const sockaddr*>(info.src_addr);
+  if (options.address.empty() || address == nullptr || info.src_addrlen < sizeof *address) return;
+  if (address->sa_family != AF_INET && address->sa_family != AF_INET6) return;
+  const auto any_port = SocketAddress{address, static_cast<socklen_t>(info.src_addrlen)}.with_port(0);
+  const UniqueFd socket{::socket(address->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0)};
+  if (socket && ::bind(socket.get(), any_port.get(), any_port.size()) != 0 && errno == EADDRNOTAVAIL)
+    fail(Status::kNotFound, "ofi {}: {} is no address of this host", options.provider, options.address);
+}
+
+}  // namespace
+
 OfiPort::OfiPort(OfiInfo info, const OfiOptions& options) : info_(std::move(info)) {
+  need_own_address(*info_, options);
   traits_.kind = "ofi:" + options.provider;
   const std::string domain_name = info_->domain_attr->name;
   traits_.name = fmt::format("ofi {} {}", options.provider, domain_name);

@@ -383,6 +383,8 @@ TEST(Ofi, UnknownProvidersAndDevicesAreNamed) {
   };
   EXPECT_NE(message({"no_such_provider", "", ""}).find("no_such_provider"), std::string::npos);
   EXPECT_NE(message({"tcp;ofi_rxm", "eth77", ""}).find("eth77"), std::string::npos);
+  EXPECT_NE(message({"tcp;ofi_rxm", "", "192.0.2.7"}).find("192.0.2.7 is no address of this host"),
+            std::string::npos);
   EXPECT_FALSE(ofi_devices("shm").empty());
 }
 
