@@ -183,7 +183,17 @@ std::vector<FabricRow> fabric_rows(const std::string& from, const std::vector<ui
   return rows;
 }
 
+void need_rails_between_processes(const std::vector<std::string>& rails) {
+  for (const std::string& rail : rails)
+    if (rail.starts_with("loopback:"))
+      throw Failure{fmt::format(
+          "--fabric {}: loopback joins engines of one process, and here are two. Name other rails, "
+          "such as 'ofi:tcp;ofi_rxm@127.0.0.1'",
+          rail)};
+}
+
 void run_fabric_bench(const FabricBenchOptions& options, const CommonOptions& common) {
+  need_rails_between_processes(options.rails);
   Crew crew;
   std::string invitation = options.connect;
   if (invitation.empty()) {

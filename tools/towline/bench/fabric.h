@@ -54,6 +54,9 @@ struct FabricInvitation {
   [[nodiscard]] static FabricInvitation parse(const std::string& text);
 };
 
+// Throws Failure for a rail that reaches engines of its own process only.
+void need_rails_between_processes(const std::vector<std::string>& rails);
+
 void run_fabric_bench(const FabricBenchOptions& options, const CommonOptions& common);
 
 // The two processes.

@@ -183,8 +183,16 @@ class Mover {
 
  private:
   json ask(const char* what, uint64_t bytes, uint64_t seed) {
-    (void)engine_.signal(peer_, {.message = json{{"ask", what}, {"bytes", bytes}, {"seed", seed}}.dump()});
-    const auto answer = inbox_.pop(std::chrono::duration_cast<std::chrono::milliseconds>(kEndsWithin));
+    const towline::FabricTransfer asked =
+        engine_.signal(peer_, {.message = json{{"ask", what}, {"bytes", bytes}, {"seed", seed}}.dump()});
+    const auto end = std::chrono::steady_clock::now() + kEndsWithin;
+    auto answer = inbox_.pop(0ms);
+    for (; !answer && std::chrono::steady_clock::now() < end; answer = inbox_.pop(100ms)) {
+      const towline::Status status = asked.poll();
+      if (towline::is_error(status) && status != towline::Status::kPeerLost)
+        throw Failure{fmt::format("the owner can't be asked over these rails: {}; the log's warnings say why",
+                                  towline::status_text(status))};
+    }
     if (!answer) throw Failure{fmt::format("the owner did not answer '{}' within 60 s", what)};
     if (!answer->lost.empty()) throw Failure{"the owner was lost: " + answer->lost};
     if (!answer->content.is_object() || answer->content.contains("failed"))

@@ -30,6 +30,11 @@ TEST(FabricBench, InvitationsTravelAsText) {
     EXPECT_THROW((void)FabricInvitation::parse(bad), Failure) << bad;
 }
 
+TEST(FabricBench, RailsThatEndAtTheProcessAreRefused) {
+  need_rails_between_processes({"auto", "ofi:tcp;ofi_rxm", "verbs:mlx5_0", "ucx:tcp"});
+  EXPECT_THROW(need_rails_between_processes({"ofi:shm", "loopback:x"}), Failure);
+}
+
 TEST(FabricBench, RowsFitIntoTheSpan) {
   const auto rows = fabric_rows("both", {4096, 1 << 20}, {}, 64 << 20);
   ASSERT_EQ(rows.size(), 9u);
