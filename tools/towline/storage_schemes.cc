@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 #include <vector>
 
 namespace tool {
@@ -31,6 +32,11 @@ const StorageScheme* scheme_of(std::string_view place) {
   const auto schemes = storage_schemes();
   const auto found = std::ranges::find(schemes, scheme_text(place), &StorageScheme::name);
   return found != schemes.end() ? &*found : nullptr;
+}
+
+std::string vendor_code_text(int code) {
+  constexpr int kLeastHttpStatus = 200;
+  return code >= kLeastHttpStatus ? fmt::format("HTTP {}", code) : std::strerror(code);
 }
 
 std::string plugins_for(std::initializer_list<std::string_view> places) {

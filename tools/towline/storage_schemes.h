@@ -22,6 +22,9 @@ struct StorageScheme {
 // Null: a path, or a scheme that is not in the table.
 [[nodiscard]] const StorageScheme* scheme_of(std::string_view place);
 
+// The meaning of a storage failure's vendor code: an errno, or for objects the HTTP status.
+[[nodiscard]] std::string vendor_code_text(int code);
+
 // A line of configuration that loads what serves these places; empty: no plugin is needed.
 [[nodiscard]] std::string plugins_for(std::initializer_list<std::string_view> places);
 

@@ -19,6 +19,13 @@ TEST(StorageSchemes, AreWhatStandsBeforeTheColon) {
   EXPECT_EQ(scheme_text("./s3:x"), "");
 }
 
+TEST(StorageSchemes, CodesOfFailuresAreErrnosOrHttp) {
+  EXPECT_EQ(vendor_code_text(28), "No space left on device");
+  EXPECT_EQ(vendor_code_text(133), "Memory page has hardware error");
+  EXPECT_EQ(vendor_code_text(200), "HTTP 200");  // of an answer that makes no sense
+  EXPECT_EQ(vendor_code_text(503), "HTTP 503");
+}
+
 TEST(StorageSchemes, NameEachPluginOnce) {
   EXPECT_EQ(plugins_for({"s3://a", "az://b"}), "plugins = \"object\"\n");
   EXPECT_EQ(plugins_for({"gds:/a", "file:/b", "s3://c"}), "plugins = \"gds,object\"\n");

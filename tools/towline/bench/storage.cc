@@ -14,6 +14,7 @@
 #include "json_output.h"
 #include "replay/summary.h"
 #include "samples.h"
+#include "storage_schemes.h"
 #include "terminal.h"
 #include "units.h"
 #include "usage.h"
@@ -42,7 +43,7 @@ void fail_if(Status status, const std::string& what, const towline::Transfer& tr
       result.failures().empty()
           ? ""
           : fmt::format(", from block {} of the request on ({})", result.failures()[0].first,
-                        std::strerror(result.failures()[0].vendor_code));
+                        vendor_code_text(result.failures()[0].vendor_code));
   throw Failure{fmt::format("{}: {}{}", what, status_text(status), where)};
 }
 

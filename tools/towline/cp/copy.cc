@@ -36,12 +36,6 @@ constexpr uint64_t kVerifyBytes = uint64_t{8} << 20;
 constexpr size_t kPiecesInFlight = 2;  // one completes while the next is in flight
 constexpr auto kLook = std::chrono::milliseconds{50};
 
-// The meaning of a failure's code: an errno, or for objects the HTTP status.
-std::string code_text(int code) {
-  constexpr int kLeastHttpStatus = 300;
-  return code >= kLeastHttpStatus ? fmt::format("HTTP {}", code) : std::strerror(code);
-}
-
 towline::AgentOptions agent_options(const CopyOptions& options, const Place& source,
                                     const Place& destination) {
   towline::AgentOptions agent;
@@ -310,7 +304,7 @@ void Copier::finish(Journal& journal) {
     const towline::Result result = flight.post.result();
     std::string code;
     for (const auto& range : result.failures()) {
-      if (range.vendor_code != 0) code = fmt::format(" ({})", code_text(range.vendor_code));
+      if (range.vendor_code != 0) code = fmt::format(" ({})", vendor_code_text(range.vendor_code));
     }
     throw Failure{fmt::format("bytes {} to {} of {}, on their way to {}: {}{}; {}",
                               options_.skip + cut_.begin(flight.piece),
