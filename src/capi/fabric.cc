@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "capi/fabric_handles.h"
+#include "capi/fabric_refusals.h"
 #include "fabric/gpu_memory.h"
 #include "fabric/rails.h"
 #include "fabric/topology.h"
@@ -198,11 +199,17 @@ int32_t towline_fabric_single(towline_fabric_t* engine, uint32_t operation, towl
   return capi::guard(__func__, [&] {
     capi::need(local, "local");
     capi::need(remote, "remote");
-    return capi::start_on_fabric("towline_fabric_single", transfer, [&](Handle* number) {
-      return capi::fabric_of(engine).single(operation_of(operation), Handle::from_u64(peer), *local->memory,
-                                            local_offset, remote->memory, remote_offset, bytes,
-                                            capi::fabric_options(options), number);
-    });
+    const fabric::TransferOp op = operation_of(operation);
+    const fabric::TransferOptions taken = capi::fabric_options(options);
+    const fabric::ScatterPart part{Handle::from_u64(peer), local->memory, local_offset,
+                                   &remote->memory,        remote_offset, bytes};
+    return capi::start_on_fabric(
+        "towline_fabric_single", transfer,
+        [&](Handle* number) {
+          return capi::fabric_of(engine).single(op, part.peer, *part.local, local_offset, *part.remote,
+                                                remote_offset, bytes, taken, number);
+        },
+        [&](Status status) { return capi::why_single_refused(status, op, part, taken); });
   });
 }
 
@@ -229,10 +236,13 @@ int32_t towline_fabric_paged(towline_fabric_t* engine, uint32_t operation, towli
                                 pages.remote_stride,
                                 pages.local_offset,
                                 pages.remote_offset};
-    return capi::start_on_fabric("towline_fabric_paged", transfer, [&](Handle* number) {
-      return capi::fabric_of(engine).paged(operation_of(operation), Handle::from_u64(peer), list,
-                                           capi::fabric_options(options), number);
-    });
+    const fabric::TransferOp op = operation_of(operation);
+    const fabric::TransferOptions taken = capi::fabric_options(options);
+    const Handle to = Handle::from_u64(peer);
+    return capi::start_on_fabric(
+        "towline_fabric_paged", transfer,
+        [&](Handle* number) { return capi::fabric_of(engine).paged(op, to, list, taken, number); },
+        [&](Status status) { return capi::why_pages_refused(status, op, to, list, taken); });
   });
 }
 
@@ -240,9 +250,12 @@ int32_t towline_fabric_signal(towline_fabric_t* engine, towline_fabric_peer_t pe
                               const towline_fabric_transfer_options_t* options,
                               towline_fabric_transfer_t* transfer) {
   return capi::guard(__func__, [&] {
-    return capi::start_on_fabric("towline_fabric_signal", transfer, [&](Handle* number) {
-      return capi::fabric_of(engine).signal(Handle::from_u64(peer), capi::fabric_options(options), number);
-    });
+    const fabric::TransferOptions taken = capi::fabric_options(options);
+    const Handle to = Handle::from_u64(peer);
+    return capi::start_on_fabric(
+        "towline_fabric_signal", transfer,
+        [&](Handle* number) { return capi::fabric_of(engine).signal(to, taken, number); },
+        [&](Status status) { return capi::why_refused(status, to, taken); });
   });
 }
 

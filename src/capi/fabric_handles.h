@@ -48,14 +48,13 @@ inline fabric::TransferEngine& fabric_of(towline_fabric_t* engine) {
 
 fabric::TransferOptions fabric_options(const towline_fabric_transfer_options_t* given);
 
-// The number for the caller, or the reason for towline_last_error.
-template <class Start>
-Status start_on_fabric(const char* function, towline_fabric_transfer_t* transfer, Start&& begin) {
+// The number for the caller, or the reason for towline_last_error: why(status).
+template <class Start, class Why>
+int32_t start_on_fabric(const char* function, towline_fabric_transfer_t* transfer, Start&& begin, Why&& why) {
   Handle number;
   const Status status = begin(transfer == nullptr ? nullptr : &number);
   if (transfer != nullptr) *transfer = is_error(status) ? 0 : number.to_u64();
-  if (is_error(status)) refuse(function, status, status_text(status));
-  return status;
+  return is_error(status) ? answer_error(function, status, why(status)) : static_cast<int32_t>(status);
 }
 
 }  // namespace towline::capi

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "capi/fabric_handles.h"
+#include "capi/fabric_refusals.h"
 #include "fabric/buffer_pool.h"
 #include "gpu/driver.h"
 
@@ -29,9 +30,11 @@ int32_t towline_fabric_scatter(towline_fabric_t* engine, const towline_fabric_pa
                       part.local_offset, part.remote == nullptr ? nullptr : &part.remote->memory,
                       part.remote_offset, part.bytes});
     }
-    return capi::start_on_fabric("towline_fabric_scatter", transfer, [&](Handle* number) {
-      return capi::fabric_of(engine).scatter(list, capi::fabric_options(options), number);
-    });
+    const fabric::TransferOptions taken = capi::fabric_options(options);
+    return capi::start_on_fabric(
+        "towline_fabric_scatter", transfer,
+        [&](Handle* number) { return capi::fabric_of(engine).scatter(list, taken, number); },
+        [&](Status status) { return capi::why_scatter_refused(status, list, taken); });
   });
 }
 
@@ -58,9 +61,11 @@ int32_t towline_fabric_group_signal(towline_fabric_t* engine, uint32_t group,
                                     const towline_fabric_transfer_options_t* options,
                                     towline_fabric_transfer_t* transfer) {
   return capi::guard(__func__, [&] {
-    return capi::start_on_fabric("towline_fabric_group_signal", transfer, [&](Handle* number) {
-      return capi::fabric_of(engine).signal_group(group, capi::fabric_options(options), number);
-    });
+    const fabric::TransferOptions taken = capi::fabric_options(options);
+    return capi::start_on_fabric(
+        "towline_fabric_group_signal", transfer,
+        [&](Handle* number) { return capi::fabric_of(engine).signal_group(group, taken, number); },
+        [&](Status status) { return capi::why_group_refused(status, group, taken); });
   });
 }
 
@@ -68,9 +73,11 @@ int32_t towline_fabric_barrier(towline_fabric_t* engine, uint32_t group, uint32_
                                const towline_fabric_transfer_options_t* options,
                                towline_fabric_transfer_t* transfer) {
   return capi::guard(__func__, [&] {
-    return capi::start_on_fabric("towline_fabric_barrier", transfer, [&](Handle* number) {
-      return capi::fabric_of(engine).barrier(group, immediate, capi::fabric_options(options), number);
-    });
+    const fabric::TransferOptions taken = capi::fabric_options(options);
+    return capi::start_on_fabric(
+        "towline_fabric_barrier", transfer,
+        [&](Handle* number) { return capi::fabric_of(engine).barrier(group, immediate, taken, number); },
+        [&](Status status) { return capi::why_barrier_refused(status, group, immediate, taken); });
   });
 }
 
@@ -80,10 +87,16 @@ int32_t towline_fabric_send(towline_fabric_t* engine, towline_fabric_peer_t peer
                             towline_fabric_transfer_t* transfer) {
   return capi::guard(__func__, [&] {
     capi::need(local, "local");
-    return capi::start_on_fabric("towline_fabric_send", transfer, [&](Handle* number) {
-      return capi::fabric_of(engine).send(Handle::from_u64(peer), *local->memory, offset, bytes,
-                                          capi::fabric_options(options), number);
-    });
+    const fabric::TransferOptions taken = capi::fabric_options(options);
+    const Handle to = Handle::from_u64(peer);
+    return capi::start_on_fabric(
+        "towline_fabric_send", transfer,
+        [&](Handle* number) {
+          return capi::fabric_of(engine).send(to, *local->memory, offset, bytes, taken, number);
+        },
+        [&](Status status) {
+          return capi::why_message_refused(status, to, *local->memory, offset, bytes, taken);
+        });
   });
 }
 
@@ -101,9 +114,14 @@ int32_t towline_fabric_receive(towline_fabric_t* engine, towline_fabric_memory_t
                                                                     uint64_t received) {
         done(context, static_cast<int32_t>(status), peer.to_u64(), received);
       };
-    return capi::start_on_fabric("towline_fabric_receive", transfer, [&](Handle* number) {
-      return capi::fabric_of(engine).receive(*local->memory, offset, bytes, taken, number);
-    });
+    return capi::start_on_fabric(
+        "towline_fabric_receive", transfer,
+        [&](Handle* number) {
+          return capi::fabric_of(engine).receive(*local->memory, offset, bytes, taken, number);
+        },
+        [&](Status status) {
+          return capi::why_message_refused(status, taken.from, *local->memory, offset, bytes, {});
+        });
   });
 }
 
@@ -123,9 +141,15 @@ int32_t towline_fabric_counter_when(towline_fabric_t* engine, uint32_t immediate
                                     const towline_fabric_transfer_options_t* options,
                                     towline_fabric_transfer_t* transfer) {
   return capi::guard(__func__, [&] {
-    return capi::start_on_fabric("towline_fabric_counter_when", transfer, [&](Handle* number) {
-      return capi::fabric_of(engine).when_counted(immediate, value, capi::fabric_options(options), number);
-    });
+    const fabric::TransferOptions taken = capi::fabric_options(options);
+    return capi::start_on_fabric(
+        "towline_fabric_counter_when", transfer,
+        [&](Handle* number) { return capi::fabric_of(engine).when_counted(immediate, value, taken, number); },
+        [&](Status status) -> std::string {
+          if (status == Status::kInvalidArgument) return "a wait for a counter has no count and no message";
+          if (status == Status::kLimitExceeded) return "this engine has as many counters as it can have";
+          return capi::why_refused(status, {}, taken);
+        });
   });
 }
 

@@ -189,6 +189,56 @@ TEST(CapiFabric, WrongArgumentsAreNamed) {
   towline_fabric_destroy(engine);
 }
 
+// Each says what was given, and what would do.
+TEST(CapiFabric, TransfersThatAreRefusedSayWhy) {
+  std::vector<uint8_t> bytes(8192);
+  Fabric one{std::vector<std::string>{"loopback:refusals"}};
+  Fabric two{std::vector<std::string>{"loopback:refusals"}};
+  const FabricMemory mine = one.register_memory(bytes.data(), bytes.size());
+  const FabricMemory theirs = two.register_memory(bytes.data(), 4096, {.writable = true});
+  const FabricRemote remote{theirs.descriptor()};
+  const FabricPeer peer = one.connect(two.address());
+  const auto why = [](const auto& call) -> std::string {
+    try {
+      (void)call();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "not refused";
+  };
+  const auto says = [](const std::string& text, std::string_view part) {
+    return text.find(part) != std::string::npos;
+  };
+  std::string text = why([&] { return one.write(peer, mine, 0, remote, 4000, 100); });
+  EXPECT_TRUE(
+      says(text, "100 bytes from offset 4000 on are out of range for the peer's memory of 4096 bytes"))
+      << text;
+  text = why([&] { return one.write(peer, mine, 8192, remote, 0, 1); });
+  EXPECT_TRUE(says(text, "out of range for local memory of 8192 bytes")) << text;
+  text = why([&] { return one.read(peer, mine, 0, remote, 0, 100); });
+  EXPECT_TRUE(says(text, "register it there as readable")) << text;
+  text = why([&] { return one.write(peer, mine, 0, remote, 0, 0); });
+  EXPECT_TRUE(says(text, "0 bytes")) << text;
+  text = why([&] { return one.write(12345, mine, 0, remote, 0, 1); });
+  EXPECT_TRUE(says(text, "peer 12345 is not connected")) << text;
+  const std::vector<uint32_t> good{0, 1};
+  const std::vector<uint32_t> bad{0, 4};
+  text = why([&] {
+    return one.write(peer, mine, remote, {.local_pages = good, .remote_pages = bad, .page_bytes = 1024});
+  });
+  EXPECT_TRUE(says(text, "page 4 of 1024 bytes is out of range for the peer's memory")) << text;
+  text = why([&] { return one.write(peer, mine, remote, FabricPages{.page_bytes = 1024}); });
+  EXPECT_TRUE(says(text, "no pages")) << text;
+  const std::string message(993, 'x');
+  text = why([&] { return one.signal(peer, {.message = message}); });
+  EXPECT_TRUE(says(text, "a message of 993 bytes is too long: at most 992")) << text;
+  text = why([&] { return one.signal(peer, {}); });
+  EXPECT_TRUE(says(text, "nothing to do")) << text;
+  towline_fabric_transfer_t transfer = 0;
+  EXPECT_EQ(towline_fabric_barrier(one.get(), 77, 1, nullptr, &transfer), TOWLINE_STALE);
+  EXPECT_TRUE(says(towline_last_error(), "group 77 does not exist")) << towline_last_error();
+}
+
 TEST(CapiFabric, TheWrapperWritesReadsAndCounts) {
   using std::chrono::seconds;
   const std::vector<std::string> rails{"ofi:tcp;ofi_rxm@127.0.0.1"};
