@@ -165,13 +165,17 @@ void Caller::fail_call(Id id, Status status, const std::string& text, Refusal::K
          {status, fmt::format("{} at {}: {}", call.rpc.what, server, text), "", server, kind, call.repeated});
 }
 
+std::string Caller::last_failure(Id id) const {
+  const Call& call = calls_.at(id);
+  if (!call.failure_text.empty()) return call.failure_text;
+  if (unproved_.contains(id)) return "waiting for the token of the user";
+  return fmt::format("{} has not answered", servers_[call.server].address);
+}
+
 void Caller::deadline_passed(Id id) {
   const Call& call = calls_.at(id);
   const double seconds = static_cast<double>(monotonic_now_ns() - call.started_ns) * 1e-9;
-  const std::string last = !call.failure_text.empty() ? call.failure_text
-                           : unproved_.contains(id)
-                               ? "waiting for the token of the user"
-                               : fmt::format("{} has not answered", servers_[call.server].address);
+  const std::string last = last_failure(id);
   finish(id, {call.failure,
               fmt::format("{}: no success within {:.1f} s at {} server{}; last: {}", call.rpc.what, seconds,
                           servers_.size(), servers_.size() == 1 ? "" : "s", last),

@@ -53,6 +53,8 @@ class Caller {
   // done is called once, from http::Client::poll or Timers::run, unless stop() comes first.
   Id start(Rpc rpc);
   void stop(Id& id);
+  // Of a call that has not ended: why its last attempt failed, or what it waits for.
+  [[nodiscard]] std::string last_failure(Id id) const;
 
   // For streams, which stay with one server.
   [[nodiscard]] std::size_t current() const { return current_; }

@@ -37,8 +37,9 @@ void Keeper::put(Put put) {
 void Keeper::with_lease(uint64_t number) {
   if (lease_ != 0) return try_put(number);
   unleased_[number] = timers_.at(puts_.at(number).put.deadline_ns, [this, number] {
-    const std::string what =
-        fmt::format("putting '{}': no server has granted a lease in time", shown(puts_.at(number).put.key));
+    const std::string what = fmt::format("putting '{}': no server has granted a lease in time; last: {}",
+                                         shown(puts_.at(number).put.key),
+                                         granting_ != 0 ? caller_.last_failure(granting_) : grant_failure_);
     end_put(number, {Status::kUnreachable, what, "", "", Refusal::Kind::kAgain, false});
   });
   grant();
@@ -133,6 +134,7 @@ void Keeper::granted(RpcAnswer&& answer) {
       answer.text = fmt::format("asking {} for a lease: {}", answer.server, error.message());
     }
   }
+  if (answer.status != Status::kOk) grant_failure_ = answer.text;
   const bool for_good = answer.status != Status::kOk && answer.refusal == Refusal::Kind::kFinal;
   std::map<uint64_t, Timers::Id> waiting;
   if (answer.status == Status::kOk || for_good) waiting.swap(unleased_);

@@ -78,6 +78,7 @@ class Keeper {
   std::map<uint64_t, Pending> puts_;
   std::map<uint64_t, Timers::Id> unleased_;  // puts that wait for the lease, with their deadline
   uint64_t last_put_ = 0;
+  std::string grant_failure_;  // the last one's
   std::map<std::string, Kept, std::less<>> kept_;
 };
 

@@ -46,6 +46,7 @@ TEST_P(EtcdGarbage, EndsEveryCallWithAReason) {
   EXPECT_EQ(get.wait(), GetParam().get) << get.error();
   EXPECT_NE(get.error().find(GetParam().says), std::string_view::npos) << get.error();
   EXPECT_NE(get.error().find(server.address()), std::string_view::npos) << get.error();
+  EXPECT_NE(leased.error().find(server.address()), std::string_view::npos) << leased.error();
   EXPECT_NE(watch.status(), Status::kOk);
 }
 
