@@ -39,7 +39,37 @@ void need(nixl_status_t status, const char* what) {
     throw std::runtime_error(fmt::format("{}: {}", what, towline::nixl::last_error()));
 }
 
+nixlBackendH* make_backend(nixlAgent& agent, const Flags& flags) {
+  nixl_b_params_t parameters;
+  if (flags.backend == "OBJ") {
+    parameters = {{"access_key", flags.obj_access_key},
+                  {"secret_key", flags.obj_secret_key},
+                  {"session_token", flags.obj_session_token},
+                  {"bucket", flags.obj_bucket_name},
+                  {"scheme", flags.obj_scheme},
+                  {"region", flags.obj_region},
+                  {"use_virtual_addressing", flags.obj_use_virtual_addressing ? "true" : "false"},
+                  {"endpoint_override", flags.obj_endpoint_override},
+                  {"req_checksum", flags.obj_req_checksum},
+                  {"ca_bundle", flags.obj_ca_bundle}};
+  } else if (flags.backend == "AZURE_BLOB") {
+    parameters = {{"account_url", flags.azure_blob_account_url},
+                  {"container_name", flags.azure_blob_container_name},
+                  {"connection_string", flags.azure_blob_connection_string}};
+  }
+  std::erase_if(parameters, [](const auto& entry) { return entry.second.empty(); });
+  nixlBackendH* backend = nullptr;
+  need(agent.createBackend(flags.backend, parameters, backend),
+       fmt::format("--backend {}", flags.backend).c_str());
+  return backend;
+}
+
 }  // namespace
+
+void need_backend(const Flags& flags) {
+  nixlAgent agent("probe", nixlAgentConfig{});
+  (void)make_backend(agent, flags);
+}
 
 double Samples::average() const {
   return us.empty() ? 0 : std::accumulate(us.begin(), us.end(), 0.0) / static_cast<double>(us.size());
@@ -75,27 +105,13 @@ Bench::Bench(const Flags& flags, const Meeting* meeting)
                                          flags.total_buffer_size, std::strerror(errno)));
   memory_ = static_cast<char*>(memory);
   agent_ = std::make_unique<nixlAgent>(initiates() ? kInitiator : "target", nixlAgentConfig{});
-  nixl_b_params_t parameters;
-  if (flags.backend == "OBJ") {
-    parameters = {{"access_key", flags.obj_access_key},
-                  {"secret_key", flags.obj_secret_key},
-                  {"session_token", flags.obj_session_token},
-                  {"bucket", flags.obj_bucket_name},
-                  {"scheme", flags.obj_scheme},
-                  {"region", flags.obj_region},
-                  {"use_virtual_addressing", flags.obj_use_virtual_addressing ? "true" : "false"},
-                  {"endpoint_override", flags.obj_endpoint_override},
-                  {"req_checksum", flags.obj_req_checksum},
-                  {"ca_bundle", flags.obj_ca_bundle}};
-    std::erase_if(parameters, [](const auto& entry) { return entry.second.empty(); });
-  }
-  need(agent_->createBackend(flags.backend, parameters, backend_), "--backend");
+  backend_ = make_backend(*agent_, flags);
   nixl_reg_dlist_t own(DRAM_SEG);
   own.addDesc(nixlBlobDesc(reinterpret_cast<uintptr_t>(memory_), flags.total_buffer_size, 0, ""));
   need(agent_->registerMem(own), "registering memory");
   if (flags.is_storage()) {
     storage_ = std::make_unique<Storage>();
-    storage_->objects = flags.backend == "OBJ";
+    storage_->objects = flags.moves_objects();
   }
   if (meeting_ != nullptr) exchange();
 }

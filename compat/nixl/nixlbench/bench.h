@@ -23,6 +23,9 @@ struct Stats {
   double total_us = 0;  // of the slowest thread
 };
 
+// Throws std::exception where this process can't make --backend: better than when both processes have met.
+void need_backend(const Flags& flags);
+
 class Bench {
  public:
   // `meeting`: null for storage. Throws std::exception.

@@ -48,12 +48,18 @@ struct Flags {
   std::string obj_endpoint_override;
   std::string obj_req_checksum = "supported";
   std::string obj_ca_bundle;
+  std::string azure_blob_account_url, azure_blob_container_name, azure_blob_connection_string;
   bool help = false;
 
   std::vector<std::string>
       without_effect;  // flags of NIXL's nixlbench that were given and change nothing here
 
-  [[nodiscard]] bool is_storage() const { return backend == "POSIX" || backend == "OBJ"; }
+  [[nodiscard]] bool moves_objects() const { return backend == "OBJ" || backend == "AZURE_BLOB"; }
+  [[nodiscard]] bool moves_files() const {
+    return backend == "POSIX" || backend == "GDS" || backend == "GDS_MT" || backend == "HF3FS";
+  }
+  // One process; all other backends join two.
+  [[nodiscard]] bool is_storage() const { return moves_objects() || moves_files(); }
   [[nodiscard]] bool writes() const { return op_type == "WRITE"; }
   // The values for one block size.
   [[nodiscard]] uint64_t iterations(uint64_t block_size) const;

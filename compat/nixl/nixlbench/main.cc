@@ -21,7 +21,7 @@ void print_flags(const Flags& flags) {
   };
   line("Runtime (--runtime_type=[etcd])", flags.is_storage() ? "none" : flags.runtime_type);
   line("Worker type (--worker_type=[nixl,nvshmem])", flags.worker_type);
-  line("Backend (--backend=[UCX,POSIX,OBJ])", flags.backend);
+  line("Backend (--backend=[UCX,POSIX,OBJ,AZURE_BLOB,GDS,HF3FS,..])", flags.backend);
   line("Initiator seg type (--initiator_seg_type=[DRAM,VRAM])", flags.initiator_seg_type);
   line("Target seg type (--target_seg_type=[DRAM,VRAM])", flags.target_seg_type);
   line("Op type (--op_type=[READ,WRITE])", flags.op_type);
@@ -49,6 +49,7 @@ int main(int argc, char** argv) {
       fmt::print("{}", Flags::usage());
       return EXIT_SUCCESS;
     }
+    if (!flags.is_storage()) need_backend(flags);
     const std::unique_ptr<Meeting> meeting = flags.is_storage() ? nullptr : std::make_unique<Meeting>(flags);
     if (meeting == nullptr || meeting->rank() == 0) print_flags(flags);
     Bench bench(flags, meeting.get());

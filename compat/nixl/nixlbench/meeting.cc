@@ -14,6 +14,7 @@ using namespace std::chrono_literals;
 using towline::Status;
 
 constexpr auto kPatience = 120s;
+constexpr auto kServerAnswersWithin = 10s;
 constexpr const char* kHello = "hello";
 
 std::unique_ptr<towline::Agent> make_agent(const std::string& listen) {
@@ -53,12 +54,22 @@ void Meeting::meet_at_etcd(const Flags& flags) {
   std::string servers = flags.etcd_endpoints;
   for (size_t at = 0; (at = servers.find("http://")) != std::string::npos;) servers.erase(at, 7);
   agent_ = make_agent("*:0");
-  directory_ = std::make_unique<towline::Directory>(*agent_, "etcd://" + servers);
+  try {
+    directory_ = std::make_unique<towline::Directory>(*agent_, "etcd://" + servers);
+  } catch (const towline::Error&) {
+    if (!servers.empty()) throw;
+    throw std::runtime_error(fmt::format(
+        "--backend {} joins two processes: give both --etcd_endpoints http://HOST:PORT, where they meet, or "
+        "--runtime_type=ASIO with --asio_address and --asio_port",
+        flags.backend));
+  }
   const std::string key = fmt::format("nixlbench/{}/address", flags.benchmark_group);
-  const auto put = directory_->put(key, agent_->address(), {.leased = true, .create = true});
+  const auto put = directory_->put(key, agent_->address(),
+                                   {.leased = true, .create = true, .timeout = kServerAnswersWithin});
   const Status status = put.wait();
   if (status == Status::kOk) return;
-  if (status != Status::kAlreadyExists) throw std::runtime_error(std::string{put.error()});
+  if (status != Status::kAlreadyExists)
+    throw std::runtime_error(fmt::format("--etcd_endpoints: {}", put.error()));
   rank_ = 1;
   greet(directory_->get(key).get_value());
 }

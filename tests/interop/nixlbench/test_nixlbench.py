@@ -129,7 +129,10 @@ class Nixlbench(unittest.TestCase):
                             (["--scheme=tp"], "--scheme"), (["--initiator_seg_type=VRAM"], "--initiator_seg_type"),
                             (["--max_block_size"], "--max_block_size"),
                             (["--total_buffer_size=4096", "--max_block_size=8192"], "--total_buffer_size"),
-                            (["--config_file=/nowhere"], "/nowhere")):
+                            (["--config_file=/nowhere"], "/nowhere"),
+                            (["--backend=NO_SUCH"], "NO_SUCH"), ([], "--etcd_endpoints"),
+                            (["--etcd_endpoints=http://127.0.0.1:1"], "127.0.0.1:1"),
+                            (["--backend=AZURE_BLOB", *SMALL], "AZURE_BLOB")):
             done = run(*flags)
             with self.subTest(flags):
                 self.assertNotEqual(done.returncode, 0)
