@@ -100,6 +100,8 @@ std::string way_to_load(Agent& agent, const BundledBackend& bundled) {
   for (const auto& backend : agent.backends().backends()) {
     if (backend->plugin == nullptr && (backend->name == bundled.plugin || backend->name == bundled.name))
       return fmt::format("\n  {}: {}", bundled.name, backend->reason);
+    if (backend->plugin != nullptr && backend->name == bundled.name)
+      return {};  // loaded: its own line says why
   }
   if (bundled_plugin(agent.config(), bundled.plugin).empty())
     return fmt::format(

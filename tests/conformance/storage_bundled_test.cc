@@ -42,6 +42,15 @@ TEST(BundledStorage, ASchemeThatBackendsLeavesOutSaysSo) {
   expect_says(agent, "gds:/x", "the setting backends leaves it out: add gds there");
 }
 
+// Its plugin is loaded already: to name it in a setting would help nobody.
+TEST(BundledStorage, ABackendWhoseLibraryIsAbsentSaysThatAlone) {
+  const Agent agent(
+      "no-library",
+      {.listen = "none", .config = "plugins = \"gds\"\n[gds]\nlibrary = \"/nowhere/libcufile.so\"\n"});
+  expect_says(agent, "gds:/x", "gds: not usable here");
+  EXPECT_EQ(refusal(agent, "gds:/x").find("plugins = "), std::string::npos) << refusal(agent, "gds:/x");
+}
+
 TEST(BundledStorage, ABackendIsLoadedWhenOnlyBackendsNamesIt) {
   const FolderPlace place("gds");
   std::vector<std::byte> contents(100'000);
