@@ -54,10 +54,11 @@ test-rust: test-ci ## the Rust crate's tests and examples
 test-python: python ## the Python packages' tests
 	@$(RUN_PYTHON_TESTS)
 
-# The Python tests take one processor. Meanwhile another compiles for the sanitizers; what it has not come to, and why it failed, is
-# for their own targets.
+# What the Python tests leave of the processors compiles for the sanitizers; what is not compiled by their end, and why it failed,
+# is for the sanitizers' own targets. Where Linux shares processors among sessions first, nice counts within the session alone,
+# and the session has a number of its own.
 test-python-and-build: python
-	@mkdir -p build/reports; CMAKE_BUILD_PARALLEL_LEVEL=1 setsid nice -n 19 sh -c 'for preset in asan-ubsan tsan; do \
+	@mkdir -p build/reports; setsid nice -n 19 sh -c 'echo 19 2>/dev/null >/proc/self/autogroup; for preset in asan-ubsan tsan; do \
 	  cmake --preset $$preset --log-level=WARNING $(CONFIGURE_ARGS) && cmake --build --preset $$preset || exit; done' \
 	  >build/reports/built-beside.log 2>&1 & builds=$$!; \
 	trap 'kill -- -$$builds 2>/dev/null; while kill -0 -- -$$builds 2>/dev/null; do sleep 0.1; done' EXIT; \
