@@ -20,8 +20,8 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 // Rails of this process alone: nothing moves, since the memory is never there in time.
-constexpr auto kOursTakes = 4s;
-constexpr const char* kOurs = "loopback:registering?register_ms=4000";
+constexpr auto kOursTakes = 2500ms;
+constexpr const char* kOurs = "loopback:registering?register_ms=2500";
 constexpr const char* kTheirs = "loopback:registering?register_ms=600000";
 constexpr const char* kQuick = "loopback:registering";
 constexpr uint64_t kBytes = 1 << 20;

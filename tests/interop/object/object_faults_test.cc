@@ -465,6 +465,7 @@ TEST_F(ObjectFaults, PartsMayFailTogether) {
     EXPECT_TRUE(is_error(move(Op::write, 0, object, 0, 15 * kMib)));
     proxy.judge({});
   }
+  end_agent();
 }
 
 TEST_F(ObjectFaults, AFailedUploadIsAborted) {
@@ -617,6 +618,7 @@ TEST_F(ObjectFaults, AnUploadThatIsOnlySaidToBeCompleteIsNoSuccess) {
     EXPECT_EQ(error.code(), Status::kIo) << error.what();
     EXPECT_NE(std::string(error.what()).find("write it again"), std::string::npos) << error.what();
   }
+  end_agent();
 }
 
 TEST_F(ObjectFaults, ACommitWhoseAnswerIsLostIsSettledByLooking) {
@@ -649,6 +651,7 @@ TEST_F(ObjectFaults, ACommitWhoseAnswerIsLostIsSettledByLooking) {
     EXPECT_EQ(error.code(), Status::kNotFound) << error.what();
     EXPECT_NE(std::string(error.what()).find("NoSuchUpload"), std::string::npos) << error.what();
   }
+  end_agent();
 }
 
 // As with permission to write and none to read.
