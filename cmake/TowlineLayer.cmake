@@ -67,9 +67,23 @@ function(towline_layer folder)
   endforeach()
 endfunction()
 
-# One GoogleTest program, and one ctest that runs all of it. A program may bring its own main().
+# How much of the machine a test takes, in half processors: scripts/run-tests gives ctest two for each processor, so that
+# tests which mostly wait run beside those that compute.
+#
+#   BUSY         2: computes, as what towline_test and towline_fuzzer make does unless they are told otherwise
+#   QUIET        1: waits for servers, processes and deadlines
+#   UNDISTURBED  3: measures what the library promises to do in time; on two processors only one quiet test runs beside it
+#
+# The last two begin first, and together.
+function(towline_test_load name load)
+  set(QUIET PROCESSORS 1 COST 1000)
+  set(UNDISTURBED PROCESSORS 3 COST 1001)
+  set_tests_properties(${name} PROPERTIES ${${load}})
+endfunction()
+
+# One GoogleTest program, and one ctest that runs all of it. A program may bring its own main(). LOAD: see above.
 function(towline_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL" "LABEL;TIMEOUT" "SOURCES;LINK;ARGS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL" "LABEL;TIMEOUT;LOAD" "SOURCES;LINK;ARGS")
   add_executable(${name} ${arg_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE ${arg_LINK} towline_warnings GTest::gtest GTest::gtest_main)
@@ -78,7 +92,10 @@ function(towline_test name)
     set(arg_TIMEOUT 600)
   endif()
   # Those that may take longest begin first: one that begins last runs with an idle processor beside it.
-  set_tests_properties(${name} PROPERTIES LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT} COST ${arg_TIMEOUT} RUN_SERIAL ${arg_SERIAL})
+  set_tests_properties(${name} PROPERTIES LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT} COST ${arg_TIMEOUT} PROCESSORS 2 RUN_SERIAL ${arg_SERIAL})
+  if(arg_LOAD)
+    towline_test_load(${name} ${arg_LOAD})
+  endif()
 endfunction()
 
 # One fuzzer: libFuzzer under the fuzz preset; elsewhere a program that replays tests/fuzz/corpus/<name>/ and a fixed,
@@ -108,5 +125,5 @@ function(towline_fuzzer name)
     list(APPEND run ${corpus})
   endif()
   add_test(NAME ${name} COMMAND ${name} ${run})
-  set_tests_properties(${name} PROPERTIES LABELS fuzz TIMEOUT 300)
+  set_tests_properties(${name} PROPERTIES LABELS fuzz TIMEOUT 300 PROCESSORS 2)
 endfunction()
