@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "base/config/config.h"
 #include "base/random.h"
 #include "capi/handles.h"
 #include "simulated_agent.h"
@@ -207,7 +206,7 @@ class Simulation {
 };
 
 TEST(AgentSimulation, ExactlyOneOutcomeWhateverHappens) {
-  const uint64_t runs = Config::from_process().get_u64("simulations", 20);
+  const uint64_t runs = testing::simulations(20);
   for (uint64_t seed = 1; seed <= runs; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     Simulation simulation(seed);

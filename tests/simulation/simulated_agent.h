@@ -7,6 +7,7 @@
 
 #include "agent/agent.h"
 #include "base/clock.h"
+#include "base/config/config.h"
 
 namespace towline::testing {
 
@@ -25,6 +26,16 @@ inline constexpr uint64_t kTimeoutNs = 50 * kMillisecondNs;
 inline constexpr uint64_t kHeartbeatNs = 20 * kMillisecondNs;
 inline constexpr uint64_t kSuspectNs = 60 * kMillisecondNs;
 inline constexpr uint64_t kLatestOutcomeNs = kTimeoutNs + 2 * kMillisecondNs;
+
+// How many seeds to run: as many as TOWLINE_SIMULATIONS says, or the usual number. Under a sanitizer, where each takes several
+// times as long, a quarter of that is usual. scripts/nightly runs many under each. Not for simulations that wait for rare
+// faults: a quarter of their seeds has none.
+inline uint64_t simulations(uint64_t usual) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  usual = (usual + 3) / 4;
+#endif
+  return Config::from_process().get_u64("simulations", usual);
+}
 
 // Driven by the caller, over framed in-process connections, with short times to notice a loss.
 inline AgentOptions simulated_agent(std::string name, const Clock* clock) {

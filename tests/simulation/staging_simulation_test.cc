@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "base/config/config.h"
 #include "base/random.h"
 #include "capi/handles.h"
 #include "simulated_agent.h"
@@ -223,7 +222,7 @@ class StagingRun {
 };
 
 TEST(StagingSimulation, OneOutcomeAndWhatIsNotNamedAsFailedIsThere) {
-  const uint64_t runs = Config::from_process().get_u64("simulations", 10);
+  const uint64_t runs = testing::simulations(10);
   uint64_t done = 0;
   for (uint64_t seed = 1; seed <= runs; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
