@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <thread>
 
 #include "gpu/experts_batch_rank.h"
 
@@ -186,6 +187,8 @@ TEST(ExpertsProcesses, ARankThatFallsSilentIsLeftOutAndReplaced) { run_replaced(
 // ---- Batches
 
 constexpr uint64_t kBatchSeeds = 4;
+constexpr uint64_t kRowGrain = 16;  // bytes to which rows are aligned
+constexpr uint16_t kSigned = 0x7a5c;
 
 // With memory for whole batches, and with less: then they go in rounds.
 batches::BatchShape batch_shape(uint32_t room) {
@@ -290,6 +293,235 @@ TEST(BatchesHosts, NothingGoesToARankThatItDoesNotGet) {
     }
   });
 }
+
+// ---- One copy of a token for each host
+
+// Puts the token's source and number where its row begins.
+void sign(batches::Part& part, const batches::BatchShape& shape, uint32_t rank) {
+  for (uint32_t token = 0; token < part.count; ++token) {
+    uint16_t* const row = part.x.data() + uint64_t{token} * shape.hidden;
+    row[0] = kSigned;
+    row[1] = static_cast<uint16_t>(rank);
+    row[2] = static_cast<uint16_t>(token);
+    row[3] = kSigned;
+  }
+}
+
+// How often each token of that source lies in a rank's memory.
+std::vector<uint32_t> copies_of(uint32_t source, uint32_t tokens, Rank& in) {
+  void* address = nullptr;
+  uint64_t bytes = 0;
+  EXPECT_EQ(table().memory(in.member(), &address, &bytes), TOWLINE_OK) << in.error();
+  std::vector<uint32_t> made(tokens);
+  const auto* const memory = static_cast<const uint16_t*>(address);
+  for (uint64_t at = 0; at < bytes / sizeof(uint16_t); at += kRowGrain / sizeof(uint16_t)) {
+    const uint16_t* const row = memory + at;
+    if (row[0] == kSigned && row[1] == source && row[2] < tokens && row[3] == kSigned) ++made[row[2]];
+  }
+  return made;
+}
+
+// Hosts of so many ranks, and one of those that are left.
+std::vector<uint32_t> ranks_of_host(uint32_t host, uint32_t ranks) {
+  std::vector<uint32_t> made;
+  for (uint32_t rank = 0; rank < ranks; ++rank)
+    if (rank / ranks_a_host() == host) made.push_back(rank);
+  return made;
+}
+
+// Every token that a rank of another host gets lies there once, in the memory of the rank whose place is the source's.
+void expect_one_copy_a_host(Rank& rank, const std::vector<batches::Part>& all, uint32_t ranks) {
+  const uint32_t host = rank.number() / ranks_a_host();
+  const std::vector<uint32_t> here = ranks_of_host(host, ranks);
+  for (uint32_t source = 0; source < ranks; ++source) {
+    if (source / ranks_a_host() == host) continue;
+    const bool is_relay = here[source % ranks_a_host() % here.size()] == rank.number();
+    std::vector<uint32_t> wanted(all[source].count);
+    for (uint32_t token = 0; token < all[source].count; ++token)
+      for (const uint32_t reader : here)
+        if (is_relay && all[source].in_rank[uint64_t{token} * ranks + reader] != 0) wanted[token] = 1;
+    EXPECT_EQ(copies_of(source, all[source].count, rank), wanted)
+        << "of rank " << source << " at rank " << rank.number();
+  }
+}
+
+void run_one_copy(const batches::BatchShape& shape) {
+  run_ranks(shape.memory(), [&](Rank& rank, Group& group) {
+    batches::BatchRank batch(rank, shape);
+    std::vector<batches::Part> all = batches::random_parts(shape, 5);
+    for (uint32_t source = 0; source < shape.ranks; ++source) sign(all[source], shape, source);
+    batch.set(all[rank.number()]);
+    void* address = nullptr;
+    uint64_t bytes = 0;
+    ASSERT_EQ(table().memory(rank.member(), &address, &bytes), TOWLINE_OK) << rank.error();
+    std::fill_n(static_cast<uint8_t*>(address), bytes, uint8_t{0});
+    group.meet();
+    ASSERT_EQ(batch.dispatch(), TOWLINE_OK) << rank.error();
+    rank.drain();
+    EXPECT_TRUE(batch.gets() == batches::expected_dispatch(shape, rank.number(), all));
+    expect_one_copy_a_host(rank, all, shape.ranks);
+    group.meet();
+  });
+}
+
+TEST(BatchesRelays, ATokenCrossesOnceForAllRanksOfAHost) {
+  if (ranks_a_host() < 2) return;  // a host has one rank, or there is only one
+  batches::BatchShape shape;
+  shape.ranks = 2 * ranks_a_host();
+  shape.local = 8;
+  shape.topk = 8;
+  shape.room = 512;
+  run_one_copy(shape);
+}
+
+TEST(BatchesRelays, HostsOfOneRankAndOfSeveral) {
+  if (ranks_a_host() < 2) return;
+  batches::BatchShape shape;
+  shape.ranks = 2 * ranks_a_host() + 1;
+  shape.topk = 4;
+  shape.room = 512;
+  run_one_copy(shape);
+}
+
+// Rank 2, of the second host, is the relay of rank 0 for rank 3.
+constexpr uint32_t kRelay = 2;
+
+void join_as_relay(Rank& rank, int socket) {
+  give(socket, rank.describe());
+  for (uint32_t peer = 0; peer < 4; ++peer) {
+    if (peer == kRelay) continue;
+    ASSERT_EQ(rank.connect(peer, take(socket)), TOWLINE_OK) << rank.error();
+    ASSERT_EQ(rank.command(TOWLINE_EXPERTS_UNMASK, peer), TOWLINE_OK) << rank.error();
+  }
+}
+
+batches::BatchShape relayed_shape() {
+  batches::BatchShape shape;
+  shape.ranks = 4;
+  shape.topk = 3;
+  shape.timeout_ns = 4'000'000'000;
+  return shape;
+}
+
+// Goes by the signal with the others' next batch before it.
+void be_first_relay(int socket, int signal) {
+  const batches::BatchShape shape = relayed_shape();
+  Rank rank(*found_platform(), shape.memory(), kRelay);
+  batches::BatchRank batch(rank, shape);
+  join_as_relay(rank, socket);
+  for (uint64_t seed = 1; seed <= kBatchSeeds; ++seed) batch.round(seed);
+  hear_that_all_came(socket);
+  ::raise(signal);
+}
+
+void be_second_relay(int socket) {
+  char go = 0;
+  if (::read(socket, &go, 1) != 1) return;
+  const batches::BatchShape shape = relayed_shape();
+  Rank rank(*found_platform(), shape.memory(), kRelay);
+  batches::BatchRank batch(rank, shape);
+  join_as_relay(rank, socket);
+  for (uint64_t seed = 1; seed <= kBatchSeeds; ++seed) batch.round(kSeedOfSecond + seed);
+  EXPECT_EQ(rank.masks(), std::vector<int32_t>(4, 0));
+}
+
+// Of what a rank got without the relay: each other's rows whole and, of those that were to come through it, all or none.
+void expect_rows_without_relay(const batches::BatchShape& shape, uint32_t rank, const batches::Gets& wanted,
+                               const std::vector<uint16_t>& got) {
+  for (uint32_t source = 0; source < shape.ranks; ++source) {
+    const auto part = [&](const std::vector<uint16_t>& rows) {
+      const auto at = [&](int32_t row) {
+        return rows.begin() + static_cast<std::ptrdiff_t>(row) * static_cast<std::ptrdiff_t>(shape.hidden);
+      };
+      return std::vector<uint16_t>(at(source == 0 ? 0 : wanted.prefix[source - 1]),
+                                   at(wanted.prefix[source]));
+    };
+    const std::vector<uint16_t> rows = part(wanted.x);
+    const std::vector<uint16_t> missing(rows.size(), 0xffff);
+    const bool came = part(got) == rows;
+    const bool is_missing = part(got) == missing;
+    const bool through_relay = source == 0 && rank == 3;
+    EXPECT_TRUE(source == kRelay ? is_missing : came || (through_relay && is_missing))
+        << "rank " << rank << ", of rank " << source;
+  }
+}
+
+// A rank of the test's own process, with those beside it.
+struct Beside {
+  std::barrier<>& meeting;
+  std::vector<std::vector<uint8_t>>& descriptions;
+  void meet() const { meeting.arrive_and_wait(); }
+  void let_join(int socket) const {
+    for (uint32_t rank = 0; rank < 4; ++rank)
+      if (rank == kRelay)
+        descriptions[rank] = take(socket);
+      else
+        give(socket, descriptions[rank]);
+  }
+};
+
+void connect_to(Rank& rank, uint32_t peer, const Beside& beside) {
+  ASSERT_EQ(rank.connect(peer, beside.descriptions[peer]), TOWLINE_OK) << rank.error();
+  ASSERT_EQ(rank.command(TOWLINE_EXPERTS_UNMASK, peer), TOWLINE_OK) << rank.error();
+}
+
+void be_beside_relay(uint32_t number, const Child& first, const Child& second, const Beside& beside) {
+  const batches::BatchShape shape = relayed_shape();
+  Rank rank(*found_platform(), shape.memory(), number);
+  batches::BatchRank batch(rank, shape);
+  beside.descriptions[number] = rank.describe();
+  beside.meet();
+  if (number == 0) beside.let_join(first.socket);
+  beside.meet();
+  for (uint32_t peer = 0; peer < 4; ++peer)
+    if (peer != number) connect_to(rank, peer, beside);
+  for (uint64_t seed = 1; seed <= kBatchSeeds; ++seed) batch.round(seed);
+  const batches::Gets wanted = batch.gets();
+  batch.clear();
+  beside.meet();
+  if (number == 0) {
+    say_that_all_came(first.socket);
+    siginfo_t gone = {};
+    EXPECT_EQ(::waitid(P_PID, static_cast<id_t>(first.pid), &gone, WEXITED | WSTOPPED | WNOWAIT), 0);
+  }
+  beside.meet();
+  EXPECT_EQ(batch.repeat(), TOWLINE_OK) << rank.error();
+  rank.drain();
+  expect_rows_without_relay(shape, number, wanted, batch.got());
+  EXPECT_EQ(rank.masks(), (std::vector<int32_t>{0, 0, 1, 0})) << "rank " << number;
+  EXPECT_EQ(batch.repeat(), TOWLINE_TIMED_OUT);
+  EXPECT_NE(rank.error().find("experts: rank 2 is masked"), std::string::npos) << rank.error();
+  ASSERT_EQ(rank.disconnect(kRelay), TOWLINE_OK) << rank.error();
+  beside.meet();
+  if (number == 0) {
+    EXPECT_EQ(::write(second.socket, "g", 1), 1);
+    beside.let_join(second.socket);
+  }
+  beside.meet();
+  connect_to(rank, kRelay, beside);  // and nothing of the others
+  for (uint64_t seed = 1; seed <= kBatchSeeds; ++seed) batch.round(kSeedOfSecond + seed);
+  EXPECT_EQ(rank.masks(), std::vector<int32_t>(4, 0));
+  beside.meet();
+}
+
+void run_relay_replaced(int signal) {
+  if (ranks_a_host() != 2) return;
+  const Child first([&](int socket) { be_first_relay(socket, signal); });
+  Child second([&](int socket) { be_second_relay(socket); });
+  std::barrier<> meeting(3);
+  std::vector<std::vector<uint8_t>> descriptions(4);
+  std::vector<std::thread> threads;
+  for (const uint32_t number : {0u, 1u, 3u})
+    threads.emplace_back([&, number] { be_beside_relay(number, first, second, {meeting, descriptions}); });
+  for (std::thread& thread : threads) thread.join();
+  second.expect_good_end();
+}
+
+TEST(BatchesProcesses, ARelayThatIsKilledIsNamedAloneAndReplaced) { run_relay_replaced(SIGKILL); }
+
+TEST(BatchesProcesses, ARelayThatFallsSilentIsNamedAloneAndReplaced) { run_relay_replaced(SIGSTOP); }
+
+// ---- Ranks that go
 
 TEST(BatchesProcesses, ARankThatIsKilledInABatchIsNamedAndReplaced) { run_batches_replaced(SIGKILL); }
 

@@ -223,6 +223,7 @@ Job Member::batch_job(const towline_experts_batch& call) const {
   batch.scales = call.scales;
   batch.experts = call.experts;
   batch.alignment = std::max(call.alignment, 1u);
+  batch.relays = proxy_ != nullptr && is_dispatch(call) ? 1 : 0;
   batch.received = call.received;
   cut_stage(call, batch);
   return job;

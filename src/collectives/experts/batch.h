@@ -1,6 +1,7 @@
 // What dispatch and combine of batches have in common: rows by warps, and the exchange of stages.
 #pragma once
 
+#include "collectives/experts/batch_relay.h"
 #include "collectives/experts/dispatch.h"
 
 namespace towline::collectives::experts {
@@ -124,24 +125,36 @@ TOWLINE_DEVICE void forget_marks(const Job& job, Control& me) {
     device::store_relaxed(&me.marks[rank], 0);
 }
 
-// The same threads: tells every rank.
+// To the rank's proxy. One thread.
+TOWLINE_DEVICE void publish_marks(const Job& job, Control& me, uint32_t rank) {
+  const uint64_t half = me.sent[rank] & 1;
+  Control& there = peer_control(me, rank);
+  device::store_relaxed(&there.marked[half][job.rank],
+                        uint64_t{job.batch.way} << 32 | device::load_relaxed(&me.marks[rank]));
+  device::store_relaxed(&there.via[half][job.rank], via_of(job, me, rank));
+  say_ready(job, me, rank);
+}
+
+// The same threads: tells every rank. Proxies hear of relays first.
 TOWLINE_DEVICE void publish_stage(const Job& job, Control& me) {
   device::fence();
   device::sync();
   for (uint32_t rank = device::thread(); rank < job.ranks; rank += device::threads()) {
     join_session(me, rank);
     const uint64_t number = ++me.sent[rank];
+    const uint32_t relay = relay_of(job, me, job.rank, rank);
     Control& there = peer_control(me, rank);
-    device::store_relaxed(&there.shape[number & 1][job.rank], job.batch.shape | ((me.staged + 1) & 1));
+    device::store_relaxed(&there.shape[number & 1][job.rank],
+                          shape_through(job, me, relay, rank) | ((me.staged + 1) & 1));
     device::store_release(&there.returned[number & 1][job.rank],
                           make_flag(me.theirs[rank], number, job.tokens));
-    if (!is_remote(job, me, rank)) continue;
-    device::store_relaxed(&there.marked[number & 1][job.rank],
-                          uint64_t{job.batch.way} << 32 | device::load_relaxed(&me.marks[rank]));
-    say_ready(job, me, rank);
+    if (is_remote(job, me, rank) && relay == rank) publish_marks(job, me, rank);
   }
   device::sync();
   if (device::thread() == 0) ++me.staged;
+  if (job.batch.relays == 0) return;
+  for (uint32_t rank = device::thread(); rank < job.ranks; rank += device::threads())
+    if (relay_of(job, me, job.rank, rank) != rank) publish_marks(job, me, rank);
 }
 
 // ---- Await
@@ -150,8 +163,16 @@ enum class Arrival : uint32_t {
   kCame,
   kLate,
   kDifferent,
-  kNone,  // this rank sent it nothing, for another rank's sake
+  kNone,  // another rank is named for it
 };
+
+// One thread. The first reason stays.
+TOWLINE_DEVICE void report_absent(const Job& job, uint32_t rank, Arrival arrival) {
+  if (arrival != Arrival::kLate && arrival != Arrival::kDifferent) return;
+  uint64_t* const absent = &reinterpret_cast<Report*>(job.batch.report)->absent[rank];
+  if (device::load_relaxed(absent) == 0)
+    device::store_relaxed(absent, arrival == Arrival::kLate ? Report::kLate : Report::kDifferent);
+}
 
 // One thread.
 TOWLINE_DEVICE Arrival await_stage(const Job& job, Control& me, uint32_t rank, const Scratch& scratch) {
@@ -160,7 +181,7 @@ TOWLINE_DEVICE Arrival await_stage(const Job& job, Control& me, uint32_t rank, c
   if (!takes_part(me, rank)) {
     const bool can =
         me.peer[rank] != 0 && !is_masked(me, rank) && device::load_relaxed(&me.broken[rank]) == 0;
-    return can ? Arrival::kNone : Arrival::kLate;
+    return can ? Arrival::kNone : Arrival::kLate;  // this rank sent it nothing, for another rank's sake
   }
   const auto half = static_cast<uint32_t>((me.got[rank] + 1) & 1);
   const uint64_t* const flag = &from_peer(me, rank).returned[half][rank];
@@ -169,24 +190,23 @@ TOWLINE_DEVICE Arrival await_stage(const Job& job, Control& me, uint32_t rank, c
     return Arrival::kLate;
   }
   const uint64_t shape = device::load_relaxed(&from_peer(me, rank).shape[half][rank]);
-  if ((shape & ~uint64_t{1}) != job.batch.shape) {
+  const uint32_t relay = relay_of(job, me, rank, job.rank);
+  if (relay != job.rank && ((shape & ~uint64_t{1}) == kRowsAreLost || me.peer[relay] == 0)) {
+    ++me.got[rank];
+    give_up_on(me, relay);
+    report_absent(job, relay, Arrival::kLate);
+    return Arrival::kNone;
+  }
+  if ((shape & ~uint64_t{1}) != shape_through(job, me, relay, job.rank)) {
     give_up_on(me, rank);
     return Arrival::kDifferent;
   }
   ++me.got[rank];
   me.stage[rank] = is_remote(job, me, rank)
-                       ? job.segment + job.layout.area_at(stage_half(shape), rank)
+                       ? me.peer[relay] + job.layout.area_at(stage_half(shape), rank)
                        : me.peer[rank] + job.batch.stage_at + stage_half(shape) * job.batch.half_bytes;
   me.tokens[rank] = flag_count(device::load_relaxed(flag));
   return Arrival::kCame;
-}
-
-// The same thread. The first reason stays.
-TOWLINE_DEVICE void report_absent(const Job& job, uint32_t rank, Arrival arrival) {
-  if (arrival != Arrival::kLate && arrival != Arrival::kDifferent) return;
-  uint64_t* const absent = &reinterpret_cast<Report*>(job.batch.report)->absent[rank];
-  if (device::load_relaxed(absent) == 0)
-    device::store_relaxed(absent, arrival == Arrival::kLate ? Report::kLate : Report::kDifferent);
 }
 
 }  // namespace towline::collectives::experts

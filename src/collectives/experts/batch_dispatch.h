@@ -1,4 +1,4 @@
-// Dispatch of a batch: each token once to every rank that has an expert of it. Kernels of a round:
+// Dispatch of a batch: each token once to every rank that has an expert of it, and once to every other host. Kernels of a round:
 //
 //   put    blocks share the tokens, and put them into this rank's stage; the last block raises the flags
 //   await  one block waits for all ranks. In the first round it adds up the counts and tells the host
@@ -26,8 +26,15 @@ TOWLINE_DEVICE void count_rows(const Job& job, Control& me, Scratch& scratch, ui
     add_to(&me.rows[rank], scratch.rows[rank]);
 }
 
-TOWLINE_DEVICE void put_token(const Job& job, Control& me, const Share& share, uint64_t stage,
-                              uint32_t place) {
+// Each once.
+TOWLINE_DEVICE uint64_t relays_of(const Scratch& scratch, uint64_t ranks) {
+  uint64_t relays = 0;
+  while (ranks != 0) relays |= uint64_t{1} << scratch.routes[take_rank(ranks)];
+  return relays;
+}
+
+TOWLINE_DEVICE void put_token(const Job& job, Control& me, const Scratch& scratch, const Share& share,
+                              uint64_t stage, uint32_t place) {
   const Batch& batch = job.batch;
   const uint64_t token = batch.first + place;
   const uint64_t row = stage + batch.rows_at + place * batch.row_bytes;
@@ -47,6 +54,7 @@ TOWLINE_DEVICE void put_token(const Job& job, Control& me, const Share& share, u
   if (share.lane != 0) return;
   uint64_t ranks = ranks_of(job, static_cast<uint32_t>(token));
   device::store_unit<uint64_t>(stage + batch.masks_at + place * sizeof(uint64_t), ranks);
+  if (job.batch.relays != 0) ranks = relays_of(scratch, ranks);
   while (ranks != 0) mark_row(job, me, take_rank(ranks), place);
 }
 
@@ -69,9 +77,10 @@ TOWLINE_DEVICE void run_batch_put(const Job& job, Scratch& scratch, uint32_t blo
   const bool counts = job.batch.ticket != 0 && job.batch.first == 0;
   if (await_readers(job, me, scratch)) {
     if (counts) count_rows(job, me, scratch, block, blocks);
+    find_relays(job, me, scratch);
     const Share share = share_of(block, blocks);
     for (uint32_t place = share.warp; place < tokens_in_round(job.batch, job.tokens); place += share.warps)
-      put_token(job, me, share, stage, place);
+      put_token(job, me, scratch, share, stage, place);
   }
   if (!last_block(job, blocks)) return;
   if (is_whole(job, me)) {

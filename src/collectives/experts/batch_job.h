@@ -5,7 +5,7 @@
 // a round: as many tokens of each rank as a half has room for.
 //
 // A rank of another host can't be read. So each rank has a mirror of both halves of such a rank's stage, which that rank's proxy fills
-// with the rows that are for this one (proxy.h). The kernels that read are the same. A member that is open to other hosts
+// with the rows that are for this one (proxy.h) or, of a dispatch, for any rank of the host, if this one is the relay (batch_relay.h). The kernels that read are the same. A member that is open to other hosts
 // (Member::open_to_hosts) cuts its memory for this: what are slots in small exchanges are the mirrors, and the results are the stage.
 //
 // A stage of a dispatch:
@@ -65,7 +65,8 @@ struct Batch {
   uint32_t experts;  // of a rank
   uint32_t alignment;
   uint32_t received;
-  uint32_t way;  // of rows to ranks of other hosts: Proxy::prepare()
+  uint32_t way;     // of rows to ranks of other hosts: Proxy::prepare()
+  uint32_t relays;  // 1: ranks of another host get a token once, together (batch_relay.h)
 
   [[nodiscard]] constexpr uint64_t routes_in_row() const { return payload; }
   [[nodiscard]] constexpr uint64_t weights_in_row(uint32_t routes) const {

@@ -17,7 +17,7 @@
 namespace towline::collectives::experts {
 namespace {
 
-constexpr uint64_t kMagic = 0x746578706572'0003;
+constexpr uint64_t kMagic = 0x746578706572'0004;
 constexpr std::size_t kMostMetadata = 1 << 20;
 
 // The pieces of this process.
@@ -157,6 +157,19 @@ void PieceServer::serve() noexcept {
 bool within_reach(const Description& from, const cuda::Gpu& mine, const std::string& host) {
   if (from.host != host || !from.piece.host.same_host(read_host_identity())) return false;
   return mine.uuid == from.piece.gpu || (!mine.partitioned && !from.piece.partitioned);
+}
+
+uint64_t host_of(const Description& description) {
+  const cuda::PieceNotice& piece = description.piece;
+  uint64_t mixed = 0xcbf29ce484222325;
+  const auto mix = [&](uint64_t value) { mixed = (mixed ^ value) * 0x100000001b3; };
+  for (const char letter : description.host) mix(static_cast<uint8_t>(letter));
+  mix(piece.host.boot_id.hi);
+  mix(piece.host.boot_id.lo);
+  if (piece.host.boot_id.is_none()) mix(piece.key);
+  if (piece.partitioned)
+    for (const auto byte : piece.gpu) mix(static_cast<uint8_t>(byte));
+  return mixed;
 }
 
 std::shared_ptr<cuda::SharedPiece> take_piece(cuda::KernelDevice& device, uint32_t gpu,

@@ -59,6 +59,8 @@ class PieceServer {
 
 // The rank's memory can be mapped here, by what both say of themselves.
 bool within_reach(const Description& from, const cuda::Gpu& mine, const std::string& host);
+// The same for all ranks that are within one another's reach, and of no other.
+uint64_t host_of(const Description& description);
 // The piece of the rank, for this GPU. Throws Error.
 std::shared_ptr<cuda::SharedPiece> take_piece(cuda::KernelDevice& device, uint32_t gpu,
                                               const Description& from, Deadline deadline);

@@ -60,11 +60,13 @@ struct Control {
   uint64_t met[kMostRanks];          // this rank's nonce << 32 | barriers that the peer came to
   uint64_t ready[2][kMostRanks];     // in images alone: the exchange in that half is whole
   uint64_t marked[2][kMostRanks];    // the same, of batches: its way << 32 | how many rows the peer gets
+  uint64_t via[2][kMostRanks];       // the same: how they get to where the peer reads them, via_of()
   // The rank's own.
   uint64_t peer[kMostRanks];    // its segment, or the image, as this rank reaches it; 0: not connected
   uint64_t slots[kMostRanks];   // the same, from which slots are found by slot_at()
   uint64_t from[kMostRanks];    // where its words come to: this segment, or pinned memory laid out like it
   uint64_t tag[kMostRanks];     // of the member that is connected, in all nonces that it gives
+  uint64_t host[kMostRanks];    // the same on all ranks that can map one another's memory
   uint64_t mine[kMostRanks];    // the nonce that this rank gave it
   uint64_t theirs[kMostRanks];  // the nonce that it gave, in this session or, if fresh, in the one before
   uint64_t fresh[kMostRanks];   // its nonce of this session is not known yet
@@ -137,9 +139,10 @@ struct Layout {
 enum class Command : uint32_t {
   kMask = 0,
   kUnmask = 1,
-  kClean = 2,    // unmasks those that are connected, and masks the others
-  kQuery = 3,    // writes `masked` to `out`, as int32
-  kConnect = 4,  // `x`, `scales` and `out` are its `peer`, `slots` and `from`. It is masked
+  kClean = 2,  // unmasks those that are connected, and masks the others
+  kQuery = 3,  // writes `masked` to `out`, as int32
+  // `x`, `scales`, `out` and `topk_idx` are its `peer`, `slots`, `from` and `host`. It is masked.
+  kConnect = 4,
   kDisconnect = 5,
   kAwaitReaders = 6,  // until no rank of the mask `x` reads what this one put in batches: Report::reads
 };
@@ -176,7 +179,7 @@ static_assert(sizeof(Report::absent) == sizeof(Control::masked));
 // What threads of a block share.
 struct Scratch {
   uint32_t rank[kMostRanks];    // a verdict on each
-  uint32_t routes[kMostRanks];  // to each
+  uint32_t routes[kMostRanks];  // to each; of batches: find_relays()
   uint32_t slot[kMostTopk];
   uint32_t expert[kMostTopk];
   uint64_t to[kMostTopk];

@@ -99,8 +99,7 @@ Member::Member(cuda::KernelDevice& device, const cuda::KernelSet& kernels,
   // A rank's tokens for itself take the same way.
   for (uint32_t peer = 0; peer < layout_.capacity; ++peer)
     if (peer != rank_) command_now(Command::kMask, peer);
-  command_now(Command::kConnect, rank_, {piece_->address(), piece_->address(), piece_->address()},
-              tag_of(server_->key()));
+  connect_now(rank_, {piece_->address(), piece_->address(), piece_->address()}, description());
   command_now(Command::kUnmask, rank_);
   peers_[rank_] = {piece_, true};
 }
@@ -156,7 +155,9 @@ uint32_t Member::blocks() const noexcept {
 
 // ---- Connections
 
-std::vector<uint8_t> Member::describe() const {
+std::vector<uint8_t> Member::describe() const { return encode(description()); }
+
+Description Member::description() const {
   Description mine;
   mine.rank = rank_;
   mine.capacity = layout_.capacity;
@@ -171,7 +172,7 @@ std::vector<uint8_t> Member::describe() const {
   mine.host = host_;
   mine.opens = functions_.has_value();
   if (proxy_ != nullptr) mine.side = proxy_->side();
-  return encode(mine);
+  return mine;
 }
 
 void Member::connect(uint32_t rank, std::span<const uint8_t> description, uint64_t timeout_ns) {
@@ -195,13 +196,13 @@ void Member::connect(uint32_t rank, std::span<const uint8_t> description, uint64
   // Ranks that exchange batches are all open to other hosts, or none.
   if (reached && use_ != Use::kExchanges && functions_ && !from->side.metadata.empty()) open_to_hosts();
   if (!reached) {
-    command_now(Command::kConnect, rank, reach(rank, *from, timeout_ns), tag_of(from->piece.key));
+    connect_now(rank, reach(rank, *from, timeout_ns), *from);
     return;
   }
   Peer peer{take_piece(device_, gpu_, *from, Deadline::after(monotonic_now_ns(), timeout_ns)),
             from->piece.gpu == device_.gpus()[gpu_].uuid};
   const uint64_t at = peer.piece->address();
-  command_now(Command::kConnect, rank, {at, at, piece_->address()}, tag_of(from->piece.key));
+  connect_now(rank, {at, at, piece_->address()}, *from);
   peers_[rank] = std::move(peer);
 }
 
@@ -246,16 +247,30 @@ bool Member::is_connected(uint32_t rank) const noexcept {
   return peers_[rank].piece != nullptr || (proxy_ != nullptr && proxy_->has(rank));
 }
 
-// In the member's own stream, and waits for it alone: other kernels may wait for what comes of this.
-void Member::command_now(Command command, uint32_t peer, const RemoteBases& bases, uint32_t peer_tag) {
+void Member::command_now(Command command, uint32_t peer, const RemoteBases& bases) {
+  run_command(command_job(command, peer, bases));
+}
+
+void Member::connect_now(uint32_t rank, const RemoteBases& bases, const Description& from) {
+  Job job = command_job(Command::kConnect, rank, bases);
+  job.peer_tag = tag_of(from.piece.key);
+  job.topk_idx = host_of(from);
+  run_command(job);
+}
+
+Job Member::command_job(Command command, uint32_t peer, const RemoteBases& bases) const {
   Job job = own_job();
   job.command = command;
   job.ranks = layout_.capacity;
   job.peer = peer;
-  job.peer_tag = peer_tag;
   job.x = bases.peer;
   job.scales = bases.slots;
   job.out = bases.from;
+  return job;
+}
+
+// In the member's own stream, and waits for it alone: other kernels may wait for what comes of this.
+void Member::run_command(const Job& job) {
   run(Kernel::kCommand, job, 1, stream_->native());
   if (const cuda::Code code = done_->record(stream_->native()); code != 0)
     fail(Status::kIo, "experts: the GPU refused an event: {}", device_.code_text(code));

@@ -55,6 +55,7 @@ class Member {
   // Of the memory that is used: all areas of all ranks are as long.
   static constexpr uint64_t grain_of(uint32_t capacity) noexcept { return kAreas * capacity * kAreaGrain; }
   [[nodiscard]] uint64_t segment_bytes() const noexcept { return layout_.slots_at() + bytes_; }
+  [[nodiscard]] Description description() const;
   [[nodiscard]] Layout layout_of(uint32_t max_tokens, uint32_t hidden) const;
   [[nodiscard]] Job own_job() const;  // what every kernel of this rank is given
   [[nodiscard]] Job job_of(const towline_experts_call& call) const;
@@ -92,7 +93,10 @@ class Member {
   void end_calls() noexcept;
   [[nodiscard]] RemoteBases reach(uint32_t rank, const Description& from, uint64_t timeout_ns);
   void run(Kernel kernel, const Job& job, uint64_t blocks, void* stream);
-  void command_now(Command command, uint32_t peer, const RemoteBases& bases = {}, uint32_t peer_tag = 0);
+  void command_now(Command command, uint32_t peer, const RemoteBases& bases = {});
+  void connect_now(uint32_t rank, const RemoteBases& bases, const Description& from);
+  void run_command(const Job& job);
+  [[nodiscard]] Job command_job(Command command, uint32_t peer, const RemoteBases& bases) const;
   [[nodiscard]] bool is_connected(uint32_t rank) const noexcept;
   [[nodiscard]] uint32_t blocks() const noexcept;
 

@@ -55,6 +55,8 @@ TOWLINE_DEVICE uint64_t shape_of(const Job& job, bool combines) {
 }
 // batch_job.h: of a batch. Its other bits are mixed, and bit 0 is the stage's half.
 TOWLINE_DEVICE bool shape_is_batch(uint64_t shape) { return shape >> 63 != 0; }
+// In the place of a batch's shape: the rows did not get to the rank in whose memory they were to be read. Bit 0 is free for the half.
+inline constexpr uint64_t kRowsAreLost = uint64_t{1} << 63;
 TOWLINE_DEVICE uint32_t stage_half(uint64_t shape) { return static_cast<uint32_t>(shape & 1); }
 TOWLINE_DEVICE bool shape_combines(uint64_t shape) { return (shape & 1) != 0; }
 TOWLINE_DEVICE uint32_t shape_format(uint64_t shape) { return static_cast<uint32_t>(shape >> 1 & 0x7f); }
@@ -297,6 +299,7 @@ TOWLINE_DEVICE void run_command(const Job& job) {
         me.slots[rank] = job.scales;
         me.from[rank] = job.out;
         me.tag[rank] = job.peer_tag;
+        me.host[rank] = job.topk_idx;
         give_up_on(me, rank);
         break;
       case Command::kDisconnect:

@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "collectives/experts/pairs.h"
+#include "collectives/experts/batch_relay.h"
 
 namespace towline::collectives::experts {
 namespace {
@@ -195,14 +195,15 @@ void Proxy::drop(std::unique_ptr<Remote> remote) noexcept {
       remote->region, [](void* owner) { delete static_cast<cuda::Words*>(owner); }, remote->memory.release());
 }
 
-// What the rank was sent has come there. The proxy's lock is held.
+// What the rank was sent has come there, and ranks that read in its memory know. The proxy's lock is held.
 bool Proxy::quiet(const Remote& remote) const {
   if (functions_.peer_health(remote.peer) == TOWLINE_HEALTH_LOST) return true;
   for (uint32_t half = 0; half < 2; ++half)
     if (remote.halves[half].post != nullptr ||
         remote.halves[half].seen != device::load_acquire(&image(remote).ready[half][options_.rank]))
       return false;
-  return remote.words.taken == device::load_acquire(&image(remote).taken[options_.rank]) &&
+  return told_readers_of(remote.rank) &&
+         remote.words.taken == device::load_acquire(&image(remote).taken[options_.rank]) &&
          remote.words.met == device::load_acquire(&image(remote).met[options_.rank]) &&
          remote.heard >= remote.words.number;
 }
@@ -355,6 +356,7 @@ bool Proxy::look_after_posts(Remote& remote) {
       const int32_t status = functions_.post_poll(half.post);
       if (status == TOWLINE_IN_PROGRESS) continue;
       half.ended = true;
+      half.came = status >= 0;
       if (status < 0)
         TOWLINE_LOG_EVERY(kWarning, kLogNs, "experts: rank {} could not send to rank {}: {}", options_.rank,
                           remote.rank, status_text(static_cast<Status>(status)));
@@ -389,6 +391,14 @@ bool Proxy::send_exchange(Remote& remote, uint32_t half) {
   message.number = number_ + 1;
   message.flag = flag;
   message.shape = device::load_relaxed(&image(remote).shape[half][options_.rank]);
+  mine.came = false;
+  mine.via =
+      shape_is_batch(message.shape) ? device::load_relaxed(&image(remote).via[half][options_.rank]) : 0;
+  if (reads_elsewhere(remote.rank, mine.via)) {
+    const Rows rows = rows_at_relay(mine.via);
+    if (rows == Rows::kAreOnTheirWay) return false;
+    if (rows == Rows::kAreLost) message.shape = kRowsAreLost | stage_half(message.shape);
+  }
   towline_plan_t* const plan =
       shape_is_batch(message.shape) ? pick_batch(remote, half, message) : pick(remote, half, message);
   if (plan != nullptr) {
@@ -439,16 +449,19 @@ void Proxy::pick_slots(const Remote& remote, uint32_t half, const Slots& shape, 
 }
 
 int32_t Proxy::post(Remote& remote, uint32_t half, ExchangeMessage& message, towline_plan_t* plan) {
+  Half& mine = remote.halves[half];
   const std::vector<uint8_t> notice = encode(message);
   TOWLINE_INIT(towline_post_options_t, how);
   how.from = {picks_.data(), sizeof(uint32_t), 0, 0, 0, picks_.size()};
   how.to = how.from;
   how.notice = notice.data();
   how.notice_bytes = notice.size();
-  how.deadline_ns = Deadline::after(monotonic_now_ns(), options_.timeout_ns).ns();
+  // Others wait for the rows, and are to hear within their own timeout if these don't get there.
+  const bool relays = mine.via != 0 && !reads_elsewhere(remote.rank, mine.via);
+  const uint64_t timeout_ns = relays ? options_.timeout_ns / 2 : options_.timeout_ns;
+  how.deadline_ns = Deadline::after(monotonic_now_ns(), timeout_ns).ns();
   how.priority = TOWLINE_PRIORITY_LATENCY;
   how.stream_kind = TOWLINE_STREAM_UNORDERED;  // of the GPU's memory: the kernel has raised its flag
-  Half& mine = remote.halves[half];
   const int32_t status = functions_.plan_post(plan, &how, &mine.post);
   if (status < 0) {
     mine.post = nullptr;

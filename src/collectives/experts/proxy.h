@@ -6,7 +6,7 @@
 //   kernel -> image (slots, used, counts, ready) -> proxy -> one post, and its notice -> proxy -> words -> kernel
 //
 // In a batch (proxy_batch.cc) the image lists the places of rows in this rank's stage, and the post copies those rows to the mirror of the
-// stage in the other rank's memory.
+// stage in the other rank's memory. Ranks that read in another one's memory are told when the post to that one has its outcome.
 //
 // Order, which all of this rests on:
 //
@@ -128,10 +128,13 @@ class Proxy {
     uint64_t seen = 0;  // the last flag that was looked at
     towline_post_t* post = nullptr;
     uint64_t flag = 0;  // of the post
+    uint64_t via = 0;   // of the last exchange: via_of()
+    bool came = false;  // the same: its rows are there
     bool ended = false;
     bool cancelled = false;
     uint64_t received = 0;  // the number of the last message
   };
+  enum class Rows { kAreOnTheirWay, kCame, kAreLost };
   struct Remote {
     uint32_t rank = 0;
     std::unique_ptr<cuda::Words> memory;
@@ -197,6 +200,8 @@ class Proxy {
   int32_t post(Remote& remote, uint32_t half, ExchangeMessage& message, towline_plan_t* plan);
   [[nodiscard]] towline_plan_t* pick(const Remote& remote, uint32_t half, ExchangeMessage& message);
   [[nodiscard]] towline_plan_t* pick_batch(const Remote& remote, uint32_t half, ExchangeMessage& message);
+  [[nodiscard]] Rows rows_at_relay(uint64_t via) const;
+  [[nodiscard]] bool told_readers_of(uint32_t relay) const;
   void pick_slots(const Remote& remote, uint32_t half, const Slots& slots, bool combines,
                   std::vector<uint32_t>& counts);
   [[nodiscard]] bool pass_on_taken(Remote& remote);

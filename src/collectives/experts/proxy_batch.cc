@@ -9,15 +9,18 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "collectives/experts/pairs.h"
+#include "collectives/experts/batch_relay.h"
 #include "collectives/experts/proxy.h"
 
 namespace towline::collectives::experts {
 namespace {
 
 constexpr uint32_t kHalves = 2;
+constexpr uint64_t kBeginningBytes = 16;  // of a header, which has more
 // The number of a plan's first block of rows: the headers of both halves come first.
 uint32_t rows_from(const BatchRows& rows) { return rows.header_bytes != 0 ? kHalves : 0; }
+// The same of the beginnings of both headers.
+uint32_t beginnings_from(const BatchRows& rows) { return kHalves + kHalves * rows.round_tokens; }
 
 towline_blocks_t blocks_of(uint64_t address, uint64_t length, uint64_t count, uint64_t half_bytes,
                            uint32_t kind, uint64_t device) {
@@ -63,6 +66,7 @@ towline_plan_t* Proxy::make_plan(const Remote& remote, const BatchRows& rows, ui
   };
   if (rows.header_bytes != 0) add(0, 0, rows.header_bytes, 1);
   add(rows.header_bytes + before, rows.header_bytes, rows.row_bytes, rows.round_tokens);
+  if (rows.header_bytes != 0) add(0, 0, kBeginningBytes, 1);
   return plan_between(remote, here, there, timeout_ns, status);
 }
 
@@ -102,7 +106,9 @@ towline_plan_t* Proxy::pick_batch(const Remote& remote, uint32_t half, ExchangeM
   const auto* const places = reinterpret_cast<const uint32_t*>(
       static_cast<const uint8_t*>(remote.memory->host()) + options_.layout.used_at(half, 0));
   picks_.clear();
-  if (rows.header_bytes != 0) picks_.push_back(in_stage);
+  // A rank that reads elsewhere has no rows. What it gets is for the post's outcome alone.
+  const bool elsewhere = reads_elsewhere(remote.rank, remote.halves[half].via);
+  if (rows.header_bytes != 0) picks_.push_back((elsewhere ? beginnings_from(rows) : 0) + in_stage);
   for (uint32_t i = 0; i < std::min(static_cast<uint32_t>(marked), rows.round_tokens); ++i) {
     // Once: a kernel of a later session may write here.
     const uint32_t place = __atomic_load_n(&places[i], __ATOMIC_RELAXED);
@@ -112,6 +118,34 @@ towline_plan_t* Proxy::pick_batch(const Remote& remote, uint32_t half, ExchangeM
   message.counts.assign(options_.layout.local, 0);
   message.counts[0] = flag_count(device::load_relaxed(&image(remote).returned[half][options_.rank]));
   return way->plan;
+}
+
+// ---- Relays
+
+// The relay's exchange is published before those of the ranks that read there.
+Proxy::Rows Proxy::rows_at_relay(uint64_t via) const {
+  const Remote* const relay = remotes_[relay_in(via)].get();
+  if (relay == nullptr) return Rows::kAreLost;
+  const uint32_t in_half = flag_number(via) & 1;
+  const uint64_t flag = via >> kCountBits << kCountBits;
+  if (device::load_acquire(&image(*relay).ready[in_half][options_.rank]) != flag) return Rows::kAreLost;
+  const Half& half = relay->halves[in_half];
+  if (half.seen != flag || (half.post != nullptr && !half.ended)) return Rows::kAreOnTheirWay;
+  return half.came ? Rows::kCame : Rows::kAreLost;
+}
+
+// Without the relay they would be told that the rows are lost.
+bool Proxy::told_readers_of(uint32_t relay) const {
+  for (const std::unique_ptr<Remote>& remote : remotes_) {
+    if (remote == nullptr || remote->rank == relay) continue;
+    for (uint32_t half = 0; half < kHalves; ++half) {
+      if (remote->halves[half].seen == device::load_acquire(&image(*remote).ready[half][options_.rank]))
+        continue;
+      const uint64_t via = device::load_relaxed(&image(*remote).via[half][options_.rank]);
+      if (via != 0 && relay_in(via) == relay) return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace towline::collectives::experts

@@ -9,7 +9,7 @@
 #include <functional>
 #include <set>
 
-#include "collectives/experts/pairs.h"
+#include "collectives/experts/batch_relay.h"
 #include "gpu/fake/fake_kernels.h"
 
 namespace towline::collectives::experts {
@@ -57,6 +57,7 @@ struct World {
   uint32_t plans_to_make = UINT32_MAX;  // until none can be made
   uint64_t longest_ns = 0;              // for which a plan might have waited
   uint64_t deadline_ns = 0;             // of the last post
+  uint32_t posts_to_refuse = 0;         // for now
 };
 World* world = nullptr;
 
@@ -123,6 +124,10 @@ towline_experts_functions_v1 answers() {
   };
   made.plan_post = [](towline_plan_t*, const towline_post_options_t* how, towline_post_t** post) {
     const std::lock_guard lock(world->mutex);
+    if (world->posts_to_refuse != 0) {
+      --world->posts_to_refuse;
+      return int32_t{TOWLINE_AGAIN};
+    }
     if (world->gpu && how->stream_kind == TOWLINE_STREAM_NONE) return int32_t{TOWLINE_INVALID_ARGUMENT};
     world->deadline_ns = how->deadline_ns;
     const auto* const picks = static_cast<const uint32_t*>(how->to.indices);
@@ -225,13 +230,15 @@ class ExpertsProxy : public testing::Test {
     device::store_release(&image.ready[half][kMe], make_flag(nonce, number, 0));
   }
   // As the last block of a kernel that puts a batch: the half of the stage, and the places of the peer's rows in it.
-  void put(uint64_t number, uint32_t in_stage, const std::vector<uint32_t>& places, const BatchRows& rows) {
+  void put(uint64_t number, uint32_t in_stage, const std::vector<uint32_t>& places, const BatchRows& rows,
+           uint64_t via = 0) {
     auto& image = *reinterpret_cast<Control*>(bases_.peer);
     const auto half = static_cast<uint32_t>(number & 1);
     for (uint32_t i = 0; i < places.size(); ++i)
       *reinterpret_cast<uint32_t*>(bases_.peer + layout_.used_at(half, i)) = places[i];
     device::store_relaxed(&image.marked[half][kMe],
                           uint64_t{proxy_->prepare(rows, 2, false)} << 32 | places.size());
+    device::store_relaxed(&image.via[half][kMe], via);
     device::store_relaxed(&image.shape[half][kMe], kBatchShape | in_stage);
     device::store_relaxed(&image.returned[half][kMe], make_flag(kNonce, number, kBatchTokens));
     device::store_release(&image.ready[half][kMe], make_flag(kNonce, number, 0));
@@ -618,6 +625,110 @@ TEST_F(ExpertsProxy, AStageThatIsStillReadIsKnownUntilItIsReadNoMore) {
   EXPECT_FALSE(proxy_->stage_is_read());
   EXPECT_TRUE(world_.posts[0].released);
 }
+
+// ---- Relays
+
+constexpr uint32_t kReader = kPeer + 2;  // it reads in the memory of the peer
+const uint64_t kVia = make_flag(kNonce, 1, kPeer + 1);
+
+class ExpertsProxyRelay : public ExpertsProxy {
+ protected:
+  ExpertsProxyRelay() {
+    open(kTimeoutNs);
+    reader_ = proxy_->connect(kReader, {{1}, 4096, TOWLINE_MEMORY_DRAM, 0}, 1'000'000);
+    (void)proxy_->prepare(kRows, kReader + 1, false);
+    put(1, 1, {5, 2}, kRows, kVia);
+  }
+  // Of a pair that has made more exchanges.
+  void put_for_reader() {
+    std::swap(bases_, reader_);
+    put(7, 1, {}, kRows, kVia);
+    std::swap(bases_, reader_);
+  }
+  void end_post(size_t post, int32_t outcome) {
+    const std::lock_guard lock(world_.mutex);
+    world_.posts[post].outcome = outcome;
+    world_.posts[post].fenced = true;
+  }
+  // To the reader.
+  void expect_told(uint64_t shape) {
+    ASSERT_TRUE(eventually([&] { return world_.posts.size() == 2; }));
+    EXPECT_EQ(world_.posts[1].picks, (std::vector<uint32_t>{2 + 2 * kRoundTokens + 1}));  // no row
+    const auto message = decode_exchange(world_.posts[1].notice, kLocal);
+    ASSERT_TRUE(message);
+    EXPECT_EQ(message->flag, make_flag(kNonce, 7, 0));
+    EXPECT_EQ(message->shape, shape);
+    EXPECT_EQ(message->counts, (std::vector<uint32_t>{kBatchTokens, 0}));
+    end_post(1, TOWLINE_OK);
+  }
+
+  static constexpr uint64_t kTimeoutNs = 60'000'000'000;
+  RemoteBases reader_ = {};
+};
+
+TEST_F(ExpertsProxyRelay, AReaderIsToldWhenTheRelayHasTheRows) {
+  put_for_reader();
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  EXPECT_EQ(world_.posts[0].picks.size(), 3u);
+  let_pass();
+  {
+    const std::lock_guard lock(world_.mutex);
+    EXPECT_EQ(world_.posts.size(), 1u);
+  }
+  end_post(0, TOWLINE_OK);
+  expect_told(kBatchShape | 1);
+}
+
+TEST_F(ExpertsProxyRelay, AReaderIsToldThatTheRowsAreLost) {
+  put_for_reader();
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  end_post(0, TOWLINE_PEER_LOST);
+  expect_told(kRowsAreLost | 1);
+}
+
+TEST_F(ExpertsProxyRelay, AReaderIsToldThatTheRelayIsGone) {
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  end_post(0, TOWLINE_OK);
+  proxy_->disconnect(kPeer);
+  put_for_reader();
+  expect_told(kRowsAreLost | 1);
+}
+
+TEST_F(ExpertsProxyRelay, AReaderIsToldBeforeTheRelayIsDisconnected) {
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  end_post(0, TOWLINE_OK);
+  {
+    const std::lock_guard lock(world_.mutex);
+    world_.posts_to_refuse = 50;
+  }
+  put_for_reader();
+  proxy_->disconnect(kPeer);
+  expect_told(kBatchShape | 1);
+}
+
+// It has got nothing yet.
+TEST_F(ExpertsProxyRelay, AReaderIsToldThatAnotherHasTakenTheRelaysPlace) {
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  end_post(0, TOWLINE_OK);
+  proxy_->disconnect(kPeer);
+  (void)proxy_->connect(kPeer, {{1}, 4096, TOWLINE_MEMORY_DRAM, 0}, 1'000'000);
+  put_for_reader();
+  expect_told(kRowsAreLost | 1);
+}
+
+// So that the reader, which waits as long, hears of it.
+TEST_F(ExpertsProxyRelay, RowsHaveHalfTheTimeoutToGetToTheRelay) {
+  put_for_reader();
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  EXPECT_LE(world_.deadline_ns, monotonic_now_ns() + kTimeoutNs / 2);
+  EXPECT_GE(world_.deadline_ns, monotonic_now_ns() + kTimeoutNs / 4);
+  end_post(0, TOWLINE_OK);
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 2; }));
+  EXPECT_GE(world_.deadline_ns, monotonic_now_ns() + kTimeoutNs * 3 / 4);
+  end_post(1, TOWLINE_OK);
+}
+
+// ---- Words
 
 // Telling it would wait for a connection, and all other ranks with it.
 TEST_F(ExpertsProxy, ARankWithoutAConnectionIsNotTold) {

@@ -397,22 +397,27 @@ def test_ranks_of_two_hosts_make_rounds(gpu):
     run(4, body, size=1 << 16, a_host=2)
 
 
-def test_a_rank_of_another_host_that_does_not_come_is_named_and_all_go_on(gpu):
+@pytest.mark.parametrize("ranks, a_host", [(2, 1), (4, 2)])
+def test_a_rank_of_another_host_that_does_not_come_is_named_and_all_go_on(gpu, ranks, a_host):
+    """With two ranks a host, the other one of its host reads in its memory what rank 0 has sent."""
+    late = a_host
+
     def body(rank):
+        others = [other for other in range(ranks) if other != late] if rank.number == late else [late]
         rank.round(0)
         rank.meeting.wait()
-        if rank.number == 0:
+        if rank.number != late:
             x, routes, _ = rank.here(*rank.tokens(2))
-            with pytest.raises(_library.ExpertsError, match="rank 1 is masked, or did not come"):
+            with pytest.raises(_library.ExpertsError, match=f": rank {late} is masked, or did not come"):
                 rank.buffer.ht_dispatch(x, **rank.layout(routes))
         rank.meeting.wait()
-        rank.buffer.disconnect_ranks([1 - rank.number])
+        rank.buffer.disconnect_ranks(others)
         rank.meeting.wait()
-        rank.buffer.connect_ranks([1 - rank.number])
+        rank.buffer.connect_ranks(others)
         for seed in range(3, 6):
             rank.round(seed)
 
-    run(2, body, timeout_ms=3000, a_host=1)
+    run(ranks, body, timeout_ms=5000, a_host=a_host)
 
 
 def test_a_rank_of_another_host_is_replaced(gpu):
