@@ -231,7 +231,11 @@ void Bench::await(nixlXferReqH* request) const {
   // A short while without sleeping, as NIXL's own does all the time.
   for (int i = 0; i < 1000 && status == NIXL_IN_PROG; ++i) status = agent_->getXferStatus(request);
   if (status == NIXL_IN_PROG) status = towline::nixl::wait_xfer(*agent_, request, kWaitNs);
-  need(status, "a transfer");
+  // What failed is in the log; last_error() is of calls alone.
+  if (status == NIXL_IN_PROG)
+    throw std::runtime_error(fmt::format("a transfer has not ended within {} s", kWaitNs / 1'000'000'000));
+  if (status != NIXL_SUCCESS)
+    throw std::runtime_error(fmt::format("a transfer ended with {}", nixlEnumStrings::statusStr(status)));
 }
 
 void Bench::measure_thread(uint64_t thread, uint64_t block, uint64_t batch, Stats& stats) const {

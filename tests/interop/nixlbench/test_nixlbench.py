@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -138,6 +139,17 @@ class Nixlbench(unittest.TestCase):
                 self.assertNotEqual(done.returncode, 0)
                 self.assertIn(word, done.stderr)
         self.assertEqual(run("--help").returncode, 0)
+
+    def test_a_transfer_that_fails_tells_its_status(self) -> None:
+        def limit() -> None:  # of a file, which the agent's counters fit into; SIGXFSZ stays ignored, as Python has it
+            resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 20, 16 << 20))
+
+        with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+            done = subprocess.run([PROGRAM, "--backend=POSIX", f"--filepath={folder}", "--total_buffer_size=67108864",
+                                   "--start_block_size=33554432", "--max_block_size=33554432"], capture_output=True, text=True,
+                                  timeout=TIMEOUT, preexec_fn=limit, restore_signals=False)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("a transfer ended with NIXL_ERR_", done.stderr)
 
 
 if __name__ == "__main__":
