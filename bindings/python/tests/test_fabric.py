@@ -243,7 +243,11 @@ def test_closing_ends_the_waits_of_other_threads(make):
 def test_wrong_arguments_and_closed_engines_are_named(make):
     with pytest.raises(towline.InvalidArgument, match="names no rail"):
         fabric.Engine(["what"])
+    with pytest.raises(TypeError, match="a list of names"):
+        fabric.Engine("ofi:shm")  # not seven rails "o", "f", ..
     engine = make()
+    with pytest.raises(TypeError, match="changed is a function"):
+        engine.watch(3)
     with pytest.raises(towline.ProtocolError):
         engine.connect(b"junk")
     with pytest.raises(towline.ProtocolError):

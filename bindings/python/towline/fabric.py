@@ -278,6 +278,8 @@ class Engine:
         worker_cpu: int | None = None,
         watcher_cpu: int | None = None,
     ) -> None:
+        if isinstance(rails, str):
+            raise TypeError(f"rails is a list of names: [{rails!r}]")
         self._lock = threading.Lock()
         self._functions: dict[int, Callable] = {}  # by token
         self._tokens = 0
@@ -411,6 +413,8 @@ class Engine:
 
     def watch(self, changed: Callable[[int, int], bool], *, gpus: bool = False) -> Word:
         """A word of 64 bits; changed(old, new) is called when it changes, until it returns False."""
+        if not callable(changed):
+            raise TypeError(f"changed is a function of the old and the new value, not {changed!r}")
         with self._lock:
             self._tokens += 1
             token = self._tokens
