@@ -2,7 +2,7 @@
 #
 #   towline_cuda_kernels(<target> SOURCE <file.cu> DEFINITION <name> IMAGE <file.cc> [INCLUDES <folder>...])
 #
-# compiles the source and defines <name> as the image's path for the target, whose <file.cc> embeds it. Without CUDA's
+# compiles the source and defines <name> as the image's path for the target's <file.cc>, which embeds it. Without CUDA's
 # compiler it does nothing but say so. scripts/cuda-toolchain fetches the compiler; an installed one serves as well.
 find_program(TOWLINE_NVCC nvcc HINTS ${PROJECT_SOURCE_DIR}/build/cuda/nvidia/cu13/bin /usr/local/cuda/bin)
 mark_as_advanced(TOWLINE_NVCC)
@@ -32,6 +32,9 @@ function(towline_cuda_kernels target)
     VERBATIM)
   add_custom_target(${target}_${stem} DEPENDS ${image})
   add_dependencies(${target} ${target}_${stem})
-  target_compile_definitions(${target} PRIVATE ${arg_DEFINITION}="${image}")
+  # For the one file, which is thereby compiled alone: ccache keeps nothing that embeds a file, and not for another build
+  # what was compiled with this one's path.
   set_property(SOURCE ${arg_IMAGE} APPEND PROPERTY OBJECT_DEPENDS ${image})
+  set_property(SOURCE ${arg_IMAGE} APPEND PROPERTY COMPILE_DEFINITIONS
+               $<$<STREQUAL:$<TARGET_PROPERTY:NAME>,${target}>:${arg_DEFINITION}="${image}">)
 endfunction()
