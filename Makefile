@@ -4,7 +4,8 @@ JOBS ?= $(shell nproc)
 DEMO_ARGS ?= replay --requests 24
 PREFIX ?= $(CURDIR)/install
 CONFIGURE_ARGS ?=
-CUDA_TARGETS ?=
+PYTHON_BUILD ?= python
+PYTHON_SETTINGS ?= cmake.define.CMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF cmake.define.CMAKE_UNITY_BUILD=ON
 VENV := build/venv/bin
 RUN_PYTHON_TESTS := scripts/run-python-tests $(VENV)/python $(addsuffix /tests,bindings/python compat/nixl/python compat/torchcomms compat/pplx_garden)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
@@ -30,8 +31,9 @@ demo: ## build the command line, and replay requests between a prefill and a dec
 	@cmake --build --preset release --target tools/towline/towline
 	build/release/tools/towline/towline $(DEMO_ARGS)
 
-# The Python packages take the kernels that the preset ci has compiled.
-test: CUDA_TARGETS = arch=compute_80,code=compute_80;arch=compute_90a,code=sm_90a
+# The Python packages take from ccache what the preset ci has compiled: the same flags, in folders as deep as its own.
+test: PYTHON_BUILD = ci-python
+test: PYTHON_SETTINGS = cmake.args=--preset=ci cmake.build-type=Debug cmake.define.CMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF install.strip=true
 test: forget-reports test-ci test-rust test-python-and-build test-asan-ubsan test-tsan ## run the tests, then a part of them under each sanitizer
 	@scripts/closing-list
 	@echo "make test: all passed"
@@ -65,15 +67,14 @@ test-python-and-build: python
 	$(RUN_PYTHON_TESTS); exit $$?
 
 # Both packages compile the library with the same flags in folders equally deep, so that the second takes it from ccache.
-# Only what is shipped is optimised at link time.
+# Only what is shipped is optimised at link time. scikit-build would take Python's compiler by its name, and ccache looks up the name too:
+# the compiler is the one that CMake takes by itself.
 python: deps ## build the Python packages into build/venv
 	@for package in bindings/python compat/nixl/python compat/torchcomms compat/pplx_garden; do \
-	  settings="--config-settings=build-dir=$(CURDIR)/build/python/$$(basename $$(dirname $$package))"; \
-	  settings="$$settings --config-settings=cmake.define.CMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF"; \
-	  settings="$$settings --config-settings=cmake.define.CMAKE_UNITY_BUILD=ON"; \
-	  [ -z '$(CUDA_TARGETS)' ] || settings="$$settings --config-settings=cmake.define.TOWLINE_CUDA_TARGETS=$(CUDA_TARGETS)"; \
+	  settings="--config-settings=build-dir=$(CURDIR)/build/$(PYTHON_BUILD)-$$(basename $$(dirname $$package))"; \
+	  settings="$$settings $(addprefix --config-settings=,$(PYTHON_SETTINGS))"; \
 	  case $$package in compat/torchcomms|compat/pplx_garden) settings= ;; esac; \
-	  $(VENV)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation $$settings ./$$package || exit 1; \
+	  CC=$${CC:-cc} CXX=$${CXX:-c++} $(VENV)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation $$settings ./$$package || exit 1; \
 	done
 
 format: deps ## format the C and C++ sources
