@@ -227,7 +227,10 @@ TEST(CapiFabric, TransfersThatAreRefusedSayWhy) {
     return one.write(peer, mine, remote, {.local_pages = good, .remote_pages = bad, .page_bytes = 1024});
   });
   EXPECT_TRUE(says(text, "page 4 of 1024 bytes is out of range for the peer's memory")) << text;
-  text = why([&] { return one.write(peer, mine, remote, FabricPages{.page_bytes = 1024}); });
+  text = why([&] {
+    return one.write(peer, mine, remote,
+                     FabricPages{.local_pages = {}, .remote_pages = {}, .page_bytes = 1024});
+  });
   EXPECT_TRUE(says(text, "no pages")) << text;
   const std::string message(993, 'x');
   text = why([&] { return one.signal(peer, {.message = message}); });

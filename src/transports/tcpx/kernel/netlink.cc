@@ -49,7 +49,8 @@ void NetlinkRequest::u8(uint16_t type, uint8_t value) noexcept {
 
 void NetlinkRequest::text(uint16_t type, std::string_view value) noexcept {
   if (value.size() > 1024) {  // no name that the kernel knows is that long
-    writer_.zeros(SIZE_MAX);
+    constexpr std::size_t kMoreThanAnyRequest = std::size_t{1} << 32;  // fails the writer
+    writer_.zeros(kMoreThanAnyRequest);
     return;
   }
   header(type, value.size() + 1);
