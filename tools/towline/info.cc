@@ -152,8 +152,7 @@ std::string render_topology(const json& topology, const json& places, const Term
 json never_met_beside_backends() {
   return json::array(
       {{{"part", "experts"},
-        {"what",
-         "between hosts a GPU and a NIC: there it was seen over its kernels' models on processors"}}});
+        {"what", "a NIC between hosts, and a GPU where a dispatch sends one row for all ranks of a host"}}});
 }
 
 std::string render_info(const json& info, const Terminal& terminal) {
