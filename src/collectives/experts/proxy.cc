@@ -385,15 +385,21 @@ bool Proxy::may_post(Remote& remote, uint32_t half, uint64_t flag) {
 bool Proxy::send_exchange(Remote& remote, uint32_t half) {
   Half& mine = remote.halves[half];
   const uint64_t flag = device::load_acquire(&image(remote).ready[half][options_.rank]);
-  if (flag == mine.seen || !may_post(remote, half, flag)) return false;
+  if (flag == mine.seen) return false;
   ExchangeMessage message;
   message.rank = options_.rank;
   message.number = number_ + 1;
   message.flag = flag;
   message.shape = device::load_relaxed(&image(remote).shape[half][options_.rank]);
-  mine.came = false;
-  mine.via =
+  const uint64_t via =
       shape_is_batch(message.shape) ? device::load_relaxed(&image(remote).via[half][options_.rank]) : 0;
+  if (reads_elsewhere(remote.rank, via) && is_over(remote, flag)) {
+    mine.seen = flag;
+    return true;
+  }
+  if (!may_post(remote, half, flag)) return false;
+  mine.came = false;
+  mine.via = via;
   if (reads_elsewhere(remote.rank, mine.via)) {
     const Rows rows = rows_at_relay(mine.via);
     if (rows == Rows::kAreOnTheirWay) return false;

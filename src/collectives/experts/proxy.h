@@ -202,6 +202,7 @@ class Proxy {
   [[nodiscard]] towline_plan_t* pick_batch(const Remote& remote, uint32_t half, ExchangeMessage& message);
   [[nodiscard]] Rows rows_at_relay(uint64_t via) const;
   [[nodiscard]] bool told_readers_of(uint32_t relay) const;
+  [[nodiscard]] bool is_over(const Remote& remote, uint64_t flag) const;
   void pick_slots(const Remote& remote, uint32_t half, const Slots& slots, bool combines,
                   std::vector<uint32_t>& counts);
   [[nodiscard]] bool pass_on_taken(Remote& remote);

@@ -134,6 +134,13 @@ Proxy::Rows Proxy::rows_at_relay(uint64_t via) const {
   return half.came ? Rows::kCame : Rows::kAreLost;
 }
 
+// The rank has opened another session while an exchange of this one waited for its relay. To post that now would cancel what the new
+// session has under way.
+bool Proxy::is_over(const Remote& remote, uint64_t flag) const {
+  const auto& in = *static_cast<const Control*>(in_->host());
+  return nonce_of(device::load_acquire(&in.opened[remote.rank])) != flag_nonce(flag);
+}
+
 // Without the relay they would be told that the rows are lost.
 bool Proxy::told_readers_of(uint32_t relay) const {
   for (const std::unique_ptr<Remote>& remote : remotes_) {

@@ -231,7 +231,7 @@ class ExpertsProxy : public testing::Test {
   }
   // As the last block of a kernel that puts a batch: the half of the stage, and the places of the peer's rows in it.
   void put(uint64_t number, uint32_t in_stage, const std::vector<uint32_t>& places, const BatchRows& rows,
-           uint64_t via = 0) {
+           uint64_t via = 0, uint64_t nonce = kNonce) {
     auto& image = *reinterpret_cast<Control*>(bases_.peer);
     const auto half = static_cast<uint32_t>(number & 1);
     for (uint32_t i = 0; i < places.size(); ++i)
@@ -240,8 +240,8 @@ class ExpertsProxy : public testing::Test {
                           uint64_t{proxy_->prepare(rows, 2, false)} << 32 | places.size());
     device::store_relaxed(&image.via[half][kMe], via);
     device::store_relaxed(&image.shape[half][kMe], kBatchShape | in_stage);
-    device::store_relaxed(&image.returned[half][kMe], make_flag(kNonce, number, kBatchTokens));
-    device::store_release(&image.ready[half][kMe], make_flag(kNonce, number, 0));
+    device::store_relaxed(&image.returned[half][kMe], make_flag(nonce, number, kBatchTokens));
+    device::store_release(&image.ready[half][kMe], make_flag(nonce, number, 0));
   }
   void hear(const std::vector<uint8_t>& message) {
     const std::lock_guard lock(world_.mutex);
@@ -637,12 +637,13 @@ class ExpertsProxyRelay : public ExpertsProxy {
     open(kTimeoutNs);
     reader_ = proxy_->connect(kReader, {{1}, 4096, TOWLINE_MEMORY_DRAM, 0}, 1'000'000);
     (void)proxy_->prepare(kRows, kReader + 1, false);
+    device::store_release(&in().opened[kReader], kNonce);
     put(1, 1, {5, 2}, kRows, kVia);
   }
   // Of a pair that has made more exchanges.
-  void put_for_reader() {
+  void put_for_reader(uint64_t number = 7, uint64_t via = kVia, uint64_t nonce = kNonce) {
     std::swap(bases_, reader_);
-    put(7, 1, {}, kRows, kVia);
+    put(number, 1, {}, kRows, via, nonce);
     std::swap(bases_, reader_);
   }
   void end_post(size_t post, int32_t outcome) {
@@ -714,6 +715,24 @@ TEST_F(ExpertsProxyRelay, AReaderIsToldThatAnotherHasTakenTheRelaysPlace) {
   (void)proxy_->connect(kPeer, {{1}, 4096, TOWLINE_MEMORY_DRAM, 0}, 1'000'000);
   put_for_reader();
   expect_told(kRowsAreLost | 1);
+}
+
+// A rank that opens a session while the last one's exchange waits for the relay gets the new one's, and nothing cancels that.
+TEST_F(ExpertsProxyRelay, AnExchangeOfAnOldSessionThatWaitsForTheRelayCancelsNoNewOne) {
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 1; }));
+  put_for_reader(8);
+  let_pass();
+  device::store_release(&in().opened[kReader], kNonce + 1);
+  put_for_reader(1, 0, kNonce + 1);
+  ASSERT_TRUE(eventually([&] { return world_.posts.size() == 2; }));
+  let_pass();
+  end_post(0, TOWLINE_OK);
+  let_pass();
+  const std::lock_guard lock(world_.mutex);
+  EXPECT_FALSE(world_.posts[1].cancelled);
+  EXPECT_EQ(world_.posts.size(), 2u);
+  world_.posts[1].outcome = TOWLINE_OK;
+  world_.posts[1].fenced = true;
 }
 
 // So that the reader, which waits as long, hears of it.
