@@ -202,6 +202,11 @@ bool Client::room() const noexcept {
   return count == 0 || (count < most_under_way_ && bytes_under_way_ + settings().part_bytes <= most_bytes_);
 }
 
+// A call that was made while there was more room must not go beyond the window, nor one that is tried again.
+bool Client::fits(const Call& call) const noexcept {
+  return bytes_under_way_ == 0 || bytes_under_way_ + call.cost <= most_bytes_;
+}
+
 void Client::pump() {
   while (room() && begin_next()) continue;
   if (room()) return;
@@ -230,7 +235,7 @@ bool Client::feed_ahead() {
   return false;
 }
 
-// False: nothing waits.
+// False: nothing waits, or what is next waits for more of the window.
 bool Client::begin_next() {
   const auto any = [this](bool urgent) {
     return std::any_of(ready_.begin(), ready_.end(),
@@ -249,6 +254,7 @@ bool Client::begin_next(bool urgent) {
                                   [urgent](const Call* call) { return call->urgent == urgent; });
   if (ready != ready_.end()) {
     Call& call = **ready;
+    if (!fits(call)) return false;
     ready_.erase(ready);
     attempt(call, [&] { begin(call); });
     return true;
@@ -294,7 +300,7 @@ void Client::start(Call& call) {
     });
   }
   call.state_ = Call::State::kReady;
-  if (room()) {
+  if (room() && fits(call)) {
     attempt(call, [&] { begin(call); });
   } else {
     ready_.push_back(&call);

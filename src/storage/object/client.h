@@ -201,6 +201,7 @@ class Client {
   friend class Call;
   [[nodiscard]] static bool all_sent(const Call& call, uint64_t sent_bytes) noexcept;
   [[nodiscard]] bool room() const noexcept;
+  [[nodiscard]] bool fits(const Call& call) const noexcept;
   void pump();
   [[nodiscard]] bool begin_next();
   [[nodiscard]] bool begin_next(bool urgent);

@@ -109,6 +109,52 @@ TEST_F(ObjectRanges, KeepWithinTheWindow) {
   EXPECT_EQ(ranges_.back(), 2 * kPart);
 }
 
+// While small objects take all requests there is room for long ranges, which are made ahead. As the small ones end, there is room for one.
+TEST_F(ObjectBounds, RangesThatAreMadeAheadKeepWithinTheWindow) {
+  constexpr uint64_t kSmall = 64 << 10;
+  constexpr uint64_t kLarge = 4 * kMib;
+  constexpr size_t kRequests = 4;
+  Proxy proxy(server_->port());
+  connect(proxy.url(),
+          "part = \"1MiB\"\nleast_part = \"1MiB\"\nwindow = \"6MiB\"\nconcurrency = 4\nthreads = 1\n");
+  std::vector<Region> objects;
+  std::vector<Blocks> mine;
+  std::vector<Blocks> theirs;
+  uint64_t at = 0;
+  for (size_t i = 0; i < 2 * kRequests; ++i) {
+    const uint64_t bytes = i < kRequests ? kSmall : kLarge;
+    make_object("window/" + std::to_string(i), bytes, i);
+    objects.push_back(open("window/" + std::to_string(i)));
+    theirs.push_back(objects.back().blocks(0, bytes));
+    mine.push_back(blocks_of(memory_.data() + at, bytes, bytes));
+    at += bytes;
+  }
+  std::atomic<uint64_t> requests{0};
+  std::atomic<uint64_t> now{0};
+  std::atomic<uint64_t> most{0};
+  proxy.judge([&](const Request& request) -> Fault {
+    uint64_t first = 0;
+    uint64_t last = 0;
+    (void)std::sscanf(request.headers.at("range").c_str(), "bytes=%" SCNu64 "-%" SCNu64, &first, &last);
+    const uint64_t bytes = last + 1 - first;
+    const uint64_t count = now += bytes;
+    for (uint64_t seen = most; seen < count && !most.compare_exchange_weak(seen, count);) {
+    }
+    ++requests;
+    if (bytes == kSmall) (void)eventually([&] { return requests >= kRequests; });
+    const auto until = std::chrono::steady_clock::now() + 100ms;  // for others to come, if they do
+    while (bytes > kSmall && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    now -= bytes;
+    return {};
+  });
+  ASSERT_EQ(run(directed(*agent_, Op::read, agent_->block_list(mine), agent_->block_list(theirs),
+                         {.timeout = 60s})),
+            Status::kOk);
+  proxy.judge({});
+  EXPECT_GT(most, 2 * kMib);
+  EXPECT_LE(most, 6 * kMib);
+}
+
 TEST_F(ObjectBounds, ManySmallObjectsOfOnePostHaveAsManyRequestsAsTheSettingsSay) {
   constexpr uint64_t kEach = 64 << 10;
   constexpr size_t kObjects = 12;
