@@ -58,7 +58,8 @@ TEST(BatchesAhead, ManyShapesAreInTheStreamAtOnce) {
 
 // Longer than three timeouts of the member.
 TEST(BatchesAhead, TheHostWaitsForWorkThatTheStreamHadBefore) {
-  if (ranks_a_host() == 1) return;  // the other group's ranks can't map one another's memory
+  if (ranks_a_host() == 1)
+    GTEST_SKIP() << kOtherHosts;  // the other group's ranks can't map one another's memory
   BatchShape shape;
   shape.ranks = 1;
   shape.timeout_ns = kShortNs;
@@ -189,7 +190,7 @@ TEST(BatchesLate, AnotherShapeIsNamed) {
 
 // Its memory is cut another way.
 TEST(BatchesLate, ARankThatIsNotOpenToHostsAsTheOthersIsNamed) {
-  if (ranks_a_host() != 2) return;  // no member is open, or no two are of one host
+  if (ranks_a_host() != 2) GTEST_SKIP() << kOtherHosts;  // no member is open, or no two are of one host
   BatchShape shape;
   run_batches(shape, [&](Rank& rank, BatchRank&, Group& group) {
     Rank other(*found_platform(), shape.memory(), rank.number(), false);
@@ -320,7 +321,7 @@ TEST(BatchesLate, CountsThatCanNotBeAreNamed) {
 void run_joined(
     const BatchShape& shape,
     const std::function<void(Rank& rank, BatchRank& batch, BatchRank& of_all, Group& group)>& body) {
-  if (ranks_a_host() != 2) return;
+  if (ranks_a_host() != 2) GTEST_SKIP() << kOtherHosts;
   BatchShape fewer = shape;
   fewer.ranks = 2;
   run_batches(shape, [&](Rank& first, BatchRank&, Group& group) {
@@ -409,7 +410,7 @@ TEST(BatchesHosts, ADispatchThatIsNotReceivedKeepsNobodyFromJoining) {
 }
 
 TEST(BatchesHosts, ARankThatConnectsToOneThatIsOpenIsOpenAsWell) {
-  if (ranks_a_host() != 2) return;
+  if (ranks_a_host() != 2) GTEST_SKIP() << kOtherHosts;
   BatchShape shape;
   run_batches(shape, [&](Rank& first, BatchRank&, Group& group) {
     Rank rank(*found_platform(), shape.memory(), first.number(), false);
@@ -537,7 +538,7 @@ TEST(BatchesRefusals, ACallThatWasRefusedDoesNotDecideWhatAMemberIsFor) {
 }
 
 TEST(BatchesRefusals, AMemberWhoseBatchesAGraphHasIsNotOpenedToHosts) {
-  if (ranks_a_host() == 0) return;  // members have no functions to open with
+  if (ranks_a_host() == 0) GTEST_SKIP() << kOtherHosts;  // members have no functions to open with
   BatchShape shape;
   shape.ranks = 1;
   run_batches(shape, [&](Rank&, BatchRank&, Group&) {

@@ -19,6 +19,7 @@ namespace towline::gpu_test::experts {
 
 // 0: all ranks are on one host. Else the ranks count as on hosts of so many each (EXPERTS_RANKS_A_HOST).
 uint32_t ranks_a_host();
+inline constexpr const char* kOtherHosts = "runs with hosts of another size (EXPERTS_RANKS_A_HOST)";
 // Of libtowline_experts.so, or over the model.
 const towline_experts_table_v1& table();
 
