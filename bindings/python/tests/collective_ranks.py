@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -95,8 +96,8 @@ class Ranks:
         return results
 
     def stop(self) -> list:
-        for pipe, process in zip(self.pipes, self.processes):
-            if process.is_alive():
+        for pipe in self.pipes:
+            with contextlib.suppress(ConnectionError):  # of one that has ended
                 pipe.send(None)
         for process in self.processes:
             process.join(TIMEOUT)
