@@ -29,7 +29,7 @@ class ZcrxScript {
 
   void add(const Step& step) {
     const std::lock_guard lock(mutex_);
-    steps_.push_back(step);
+    if (!broken_) steps_.push_back(step);
   }
   // The pump looks again.
   void wake() const noexcept {
@@ -57,6 +57,7 @@ class ZcrxScript {
   std::deque<Step> steps_;
   std::multiset<std::pair<uint64_t, uint64_t>> out_;  // offset, bytes
   bool waiting_ = false;
+  bool broken_ = false;
 };
 
 class ScriptedZcrxRing final : public ZcrxRing {
@@ -71,7 +72,8 @@ class ScriptedZcrxRing final : public ZcrxRing {
       auto& steps = script_.steps_;
       if (for_completions && !steps.empty()) {
         if (!steps.front().breaks) return 0;
-        steps.clear();  // nothing is said after it
+        steps.clear();  // nothing is said after it, also of what is added then
+        script_.broken_ = true;
         return EIO;
       }
       script_.waiting_ = true;
