@@ -7,11 +7,8 @@
 namespace towline::capi {
 namespace {
 
+using fabric::fits;
 using fabric::TransferOp;
-
-bool fits(uint64_t offset, uint64_t length, uint64_t bytes) noexcept {
-  return offset <= bytes && length <= bytes - offset;
-}
 
 std::string beyond(uint64_t offset, uint64_t length, const char* whose, uint64_t bytes) {
   return fmt::format("{} bytes from offset {} on are out of range for {} memory of {} bytes", length, offset,
@@ -29,10 +26,7 @@ std::string page_beyond(std::span<const uint32_t> pages, uint64_t page_bytes, ui
                         uint64_t offset, const char* whose, uint64_t bytes) {
   if (stride == 0) stride = page_bytes;
   for (const uint32_t page : pages) {
-    uint64_t at = 0;
-    const bool wraps =
-        __builtin_mul_overflow(stride, uint64_t{page}, &at) || __builtin_add_overflow(at, offset, &at);
-    if (wraps || !fits(at, page_bytes, bytes))
+    if (!fabric::pages_fit({&page, 1}, page_bytes, stride, offset, bytes))
       return fmt::format(
           "page {} of {} bytes is out of range for {} memory of {} bytes (stride {}, offset {})", page,
           page_bytes, whose, bytes, stride, offset);

@@ -25,9 +25,8 @@ Status TransferEngine::check_parts(std::span<const ScatterPart> parts) const noe
   for (const ScatterPart& part : parts) {
     if (part.bytes == 0) continue;
     if (part.local == nullptr || part.remote == nullptr) return Status::kInvalidArgument;
-    if (part.local_offset > part.local->bytes || part.bytes > part.local->bytes - part.local_offset ||
-        part.remote_offset > part.remote->bytes || part.bytes > part.remote->bytes - part.remote_offset ||
-        part.bytes > UINT64_MAX - bytes)
+    if (!fits(part.local_offset, part.bytes, part.local->bytes) ||
+        !fits(part.remote_offset, part.bytes, part.remote->bytes) || part.bytes > UINT64_MAX - bytes)
       return Status::kOutOfRange;
     if (!part.remote->writable) return Status::kPermissionDenied;
     bytes += part.bytes;

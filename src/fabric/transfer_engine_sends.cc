@@ -27,10 +27,6 @@ std::vector<uint8_t> answer_of(uint64_t send, Status status) {
   return message;
 }
 
-bool in_range(const LocalMemory& memory, uint64_t offset, uint64_t bytes) noexcept {
-  return offset <= memory.bytes && bytes <= memory.bytes - offset;
-}
-
 uint8_t* at(const LocalMemory& memory, uint64_t offset) noexcept {
   return reinterpret_cast<uint8_t*>(memory.address + offset);
 }
@@ -40,7 +36,7 @@ uint8_t* at(const LocalMemory& memory, uint64_t offset) noexcept {
 Status TransferEngine::send(Handle peer, const LocalMemory& local, uint64_t offset, uint64_t bytes,
                             const TransferOptions& options, Handle* number) {
   if (options.count != 0 || options.has_message) return Status::kInvalidArgument;
-  if (!in_range(local, offset, bytes)) return Status::kOutOfRange;
+  if (!fits(offset, bytes, local.bytes)) return Status::kOutOfRange;
   const auto held = lock();
   Claim slot{*this};
   if (slot.status() != Status::kOk) return slot.status();
@@ -60,7 +56,7 @@ Status TransferEngine::send(Handle peer, const LocalMemory& local, uint64_t offs
 
 Status TransferEngine::receive(const LocalMemory& local, uint64_t offset, uint64_t bytes,
                                const ReceiveOptions& options, Handle* number) {
-  if (!in_range(local, offset, bytes)) return Status::kOutOfRange;
+  if (!fits(offset, bytes, local.bytes)) return Status::kOutOfRange;
   if (!local.remote_write) return Status::kPermissionDenied;
   const auto held = lock();
   Claim slot{*this};

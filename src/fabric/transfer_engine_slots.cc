@@ -25,15 +25,14 @@ std::size_t TransferEngine::Slot::next_one(void* context, towline_segment* out, 
   return 1;
 }
 
-namespace {
-
-// Whether the pages lie in `bytes`.
 bool pages_fit(std::span<const uint32_t> pages, uint64_t page_bytes, uint64_t stride, uint64_t offset,
                uint64_t bytes) noexcept {
-  if (offset > bytes || page_bytes > bytes - offset) return false;
+  if (!fits(offset, page_bytes, bytes)) return false;
   const uint32_t last = *std::max_element(pages.begin(), pages.end());
   return stride == 0 || last <= (bytes - offset - page_bytes) / stride;
 }
+
+namespace {
 
 bool permits(TransferOp op, const RemoteMemory& remote) noexcept {
   return op == TransferOp::kWrite ? remote.writable : remote.readable;
@@ -75,8 +74,7 @@ Status TransferEngine::single(TransferOp op, Handle peer, const LocalMemory& loc
                               const RemoteMemory& remote, uint64_t remote_offset, uint64_t bytes,
                               const TransferOptions& options, Handle* number) {
   if (op == TransferOp::kNone || bytes == 0) return Status::kInvalidArgument;
-  if (local_offset > local.bytes || bytes > local.bytes - local_offset || remote_offset > remote.bytes ||
-      bytes > remote.bytes - remote_offset)
+  if (!fits(local_offset, bytes, local.bytes) || !fits(remote_offset, bytes, remote.bytes))
     return Status::kOutOfRange;
   if (!permits(op, remote)) return Status::kPermissionDenied;
   const auto held = lock();

@@ -25,6 +25,14 @@ inline constexpr std::size_t kMessageHeader = 16;  // that records are longer by
 static_assert(EngineOptions{}.record_bytes + kMessageHeader <= kLongestRecord);
 inline constexpr std::size_t kMaxPayload = 512;  // of an announcement
 
+// Whether [offset, offset + length) lies in `bytes`.
+constexpr bool fits(uint64_t offset, uint64_t length, uint64_t bytes) noexcept {
+  return offset <= bytes && length <= bytes - offset;
+}
+// The same of all these pages. There is one.
+bool pages_fit(std::span<const uint32_t> pages, uint64_t page_bytes, uint64_t stride, uint64_t offset,
+               uint64_t bytes) noexcept;
+
 // Something that has an outcome and, later or at once, a fence.
 struct TransferEngine::Slot {
   uint32_t index = 0;

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "collectives/experts/member.h"
+#include "collectives/experts/mix.h"
 
 namespace towline::collectives::experts {
 namespace {
@@ -35,12 +36,12 @@ bool asks_for_counts(const towline_experts_batch& call) {
 
 // Of what all ranks must give alike. Bit 0 is the half's, and no shape of a small exchange has bit 63.
 uint64_t batch_shape(const towline_experts_batch& call, uint32_t round, bool mirrors) {
-  uint64_t mixed = 0xcbf29ce484222325;
+  Mix mix;
   for (const uint64_t value : {uint64_t{call.op}, uint64_t{call.ranks}, uint64_t{call.token_bytes},
                                uint64_t{call.scales}, uint64_t{call.topk}, uint64_t{call.experts},
                                uint64_t{asks_for_counts(call)}, uint64_t{round}, uint64_t{mirrors}})
-    mixed = (mixed ^ value) * 0x100000001b3;
-  return (mixed << 1) | uint64_t{1} << 63;
+    mix.add(value);
+  return (mix.value << 1) | uint64_t{1} << 63;
 }
 
 }  // namespace

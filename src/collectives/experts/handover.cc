@@ -12,6 +12,7 @@
 #include "base/os/host_identity.h"
 #include "base/os/packets.h"
 #include "base/wire.h"
+#include "collectives/experts/mix.h"
 #include "gpu/piece_sockets.h"
 
 namespace towline::collectives::experts {
@@ -161,15 +162,14 @@ bool within_reach(const Description& from, const cuda::Gpu& mine, const std::str
 
 uint64_t host_of(const Description& description) {
   const cuda::PieceNotice& piece = description.piece;
-  uint64_t mixed = 0xcbf29ce484222325;
-  const auto mix = [&](uint64_t value) { mixed = (mixed ^ value) * 0x100000001b3; };
-  for (const char letter : description.host) mix(static_cast<uint8_t>(letter));
-  mix(piece.host.boot_id.hi);
-  mix(piece.host.boot_id.lo);
-  if (piece.host.boot_id.is_none()) mix(piece.key);
+  Mix mix;
+  for (const char letter : description.host) mix.add(static_cast<uint8_t>(letter));
+  mix.add(piece.host.boot_id.hi);
+  mix.add(piece.host.boot_id.lo);
+  if (piece.host.boot_id.is_none()) mix.add(piece.key);
   if (piece.partitioned)
-    for (const auto byte : piece.gpu) mix(static_cast<uint8_t>(byte));
-  return mixed;
+    for (const auto byte : piece.gpu) mix.add(static_cast<uint8_t>(byte));
+  return mix.value;
 }
 
 std::shared_ptr<cuda::SharedPiece> take_piece(cuda::KernelDevice& device, uint32_t gpu,
