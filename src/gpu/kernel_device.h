@@ -142,8 +142,8 @@ class KernelDevice {
   virtual std::unique_ptr<StreamsAhead> make_streams_ahead(uint32_t gpu, uint32_t count) = 0;
   // As Device has it.
   [[nodiscard]] virtual Reserve reserve(uint32_t gpu, const ReserveWish& wish) = 0;
-  // Waits for all that this process has put onto the GPU: unmapping memory does not. Streams that record graphs may
-  // keep it from waiting.
+  // Waits for all that this process has put onto the GPU: unmapping memory does not. Streams that record graphs
+  // keep it from waiting, and what they record is spoilt.
   virtual void settle(uint32_t gpu) noexcept = 0;
   // The set outlives the process's use of it.
   virtual std::unique_ptr<LoadedKernels> load(uint32_t gpu, const KernelSet& set) = 0;
