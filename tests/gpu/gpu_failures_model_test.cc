@@ -151,6 +151,44 @@ TEST_F(CollectivesOnGpuRefuse, ACaptureOnOneRankOnlyIsToldOnAllAndNothingHangs) 
   });
 }
 
+// Operations of two graphs, and one of none between them: the text names the graph of the one that timed out.
+TEST_F(CollectivesOnGpuRefuse, AReplayThatTimesOutNamesItsGraph) {
+  run_on_gpus({2, "", kMinuteNs}, false, [](Rank& rank) {
+    Buffer buffer(rank.gpu, kCount * 4);
+    const towline_collective_t call = reduce_call(buffer, buffer, kCount);
+    towline_collective_options_t options = {};
+    options.struct_size = sizeof options;
+    options.timeout_ns = 300'000'000;
+    FakeStream stream(0);
+    meet(rank);
+    std::array<std::unique_ptr<const FakeStream::Graph>, 2> graphs;
+    std::array<uint64_t, 2> numbers = {};
+    for (size_t i = 0; i < graphs.size(); ++i) {
+      stream.record();
+      numbers[i] = stream.recording();
+      for (int each = 0; each < 2; ++each)
+        ASSERT_EQ(towline_collective_issue(rank.on_gpu, &call, &options, &stream), TOWLINE_OK)
+            << towline_last_error();
+      graphs[i].reset(stream.end_record());
+      ASSERT_EQ(towline_collective_issue(rank.on_gpu, &call, nullptr, &stream), TOWLINE_OK)
+          << towline_last_error();
+    }
+    stream.replay(*graphs[0]);
+    stream.drain();
+    EXPECT_EQ(communicator_error(rank.on_gpu), "");
+    if (rank.rank == 0) stream.replay(*graphs[1]);
+    const auto until = std::chrono::steady_clock::now() + kPromptly;
+    while (communicator_error(rank.on_gpu).empty() && std::chrono::steady_clock::now() < until)
+      std::this_thread::yield();
+    const std::string text = communicator_error(rank.on_gpu);
+    if (rank.rank == 0)
+      EXPECT_NE(text.find("which graph " + std::to_string(numbers[1]) + " recorded: rank 1 did not come"),
+                std::string::npos)
+          << text;
+    stream.drain();
+  });
+}
+
 // The driver may have to wait for kernels before it makes a stream, and they may wait for this rank.
 TEST_F(CollectivesOnGpuRefuse, ARankThatHasFormedNeedsNoMoreStreams) {
   run_on_gpus({2, "", kMinuteNs}, false, [](Rank& rank) {

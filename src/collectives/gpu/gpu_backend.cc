@@ -181,10 +181,13 @@ Breakage GpuBackend::breakage_of(const Report& report) const {
   const int32_t rank = called_[report.rank];
   const int32_t peer = called_[report.peer];
   switch (static_cast<Failure>(report.failure)) {
-    case Failure::kTimedOut:
+    case Failure::kTimedOut: {
       if (rank == peer) return {Status::kTimedOut, fmt::format("rank {} timed out", rank)};
+      const uint64_t graph = is_collective(report.mine) ? recorded_.graph_of(report.mine.number) : 0;
       return {Status::kTimedOut,
-              fmt::format("rank {} timed out in {}: rank {} did not come", rank, mine, peer)};
+              fmt::format("rank {} timed out in {}{}: rank {} did not come", rank, mine,
+                          graph != 0 ? fmt::format(", which graph {} recorded", graph) : "", peer)};
+    }
     case Failure::kMismatch:
       // The text does not depend on the rank that noticed.
       if (rank < peer)

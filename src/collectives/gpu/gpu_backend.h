@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "collectives/gpu/job.h"
 #include "collectives/gpu/legs.h"
+#include "collectives/gpu/recorded.h"
 #include "collectives/gpu/replays.h"
 #include "collectives/streams/stream_backend.h"
 #include "towline/plugin/collective.h"
@@ -108,6 +109,7 @@ class GpuBackend final : public StreamBackend {
   // The words of an operation whose replays are watched. `op_id`: what watched_ was when it was issued.
   std::optional<Replays::Words> seen_in(uint64_t graph, uint64_t op_id, uint32_t op);
   [[nodiscard]] Launch count_up(uint64_t word) const;
+  void note_recorded(const Mark& mark, uint64_t graph);
   Channel& channel_to(uint32_t peer, bool send);
   void tell(Failure failure) noexcept;
   // Multiprocessors belong to streams: where some are reserved, put(in, ended) enqueues in one of ours that has them, between
@@ -149,6 +151,7 @@ class GpuBackend final : public StreamBackend {
   Call parts_;            // of the operation that is being issued
   uint64_t watched_ = 0;  // its number, if its replays are to be told. Each issue takes it first of all
   Replays replays_;
+  Recorded recorded_;
   std::unique_ptr<cuda::StreamsAhead> ahead_;  // outlives the channels, whose streams they are
   Channel collectives_;
   Channel control_;

@@ -111,6 +111,7 @@ void GpuBackend::launch_steps(std::span<const towline_collective_step_t> steps,
     if (begun != 0) abort(error.code(), error.message());
     throw;
   }
+  note_recorded(launches.back().job.mark, graph);
 }
 
 std::unique_ptr<StreamMessage> GpuBackend::issue_steps(std::span<const towline_collective_step_t> steps,

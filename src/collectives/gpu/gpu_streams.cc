@@ -56,6 +56,11 @@ void GpuBackend::launch(Channel& channel, const Launch& launch, void* stream, ui
     if (code == 0 && seen) code = enqueue(count_up(seen->ended));
     return code;
   });
+  note_recorded(launch.job.mark, graph);
+}
+
+void GpuBackend::note_recorded(const Mark& mark, uint64_t graph) {
+  if (graph != 0 && is_collective(mark)) recorded_.add(mark.number, graph);
 }
 
 std::optional<Replays::Words> GpuBackend::seen_in(uint64_t graph, uint64_t op_id, uint32_t op) {

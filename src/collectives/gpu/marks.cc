@@ -28,6 +28,11 @@ uint64_t norm_tag(uint64_t width, float epsilon) {
   return static_cast<uint64_t>(std::bit_cast<uint32_t>(epsilon)) << 32 | static_cast<uint32_t>(width);
 }
 
+bool is_collective(const Mark& mark) {
+  return mark.op < TOWLINE_COLLECTIVE_BATCH && mark.op != TOWLINE_COLLECTIVE_SEND &&
+         mark.op != TOWLINE_COLLECTIVE_RECV;
+}
+
 std::string text_of(const Mark& mark) {
   if (mark.op == kUnknownOp) return "another operation";
   const Header header = header_of(mark);
