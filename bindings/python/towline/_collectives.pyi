@@ -230,7 +230,7 @@ class Communicator:
     def window(self, memory: Tensor | int) -> Window:
         """Collective: every rank brings its memory, or a number of bytes to allocate."""
     def hook(self, kind: Literal["pre", "post", "abort", "replay"], function: Callable[[dict[str, Any]], object]) -> Hook:
-        """"replay": each time a replay of a graph begins or ends an operation that was recorded since; on GPUs of one host."""
+        """"abort": once, with "reason" and "status". "replay": each time a replay of a graph begins or ends an operation that was recorded since; on GPUs of one host."""
     def finalize(self) -> None:
         """Waits until everything issued here has ended; no more is taken."""
     def abort(self, reason: str | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import signal
 import sys
 import threading
@@ -340,6 +341,57 @@ def late(rank: int, folder: str) -> None:
             with pytest.raises(RuntimeError, match="rank 1 timed out in all_reduce #1 of 8 float32 .*: rank 0 did not come"):
                 again()
         store.set("over", "")
+        with pytest.raises(RuntimeError, match="a-ncclx is closed, but it failed before: rank 1 timed out in all_reduce #1"):
+            comm.finalize()
+    comm.finalize()
+
+
+def late_unasked(rank: int, folder: str) -> None:
+    """Nobody asks about an operation that fails: finalize() tells, as torchcomms' does, whatever its stream. After abort() it does not."""
+    gpu = _torch_gpu.gpu
+    gpu.settles = False
+    store = torch.distributed.FileStore(f"{folder}/over", SIZE)
+    streams = (gpu.current, gpu.model.stream())
+    for number, (stream, aborts) in enumerate(((0, False), (1, False), (0, True))):
+        os.makedirs(f"{folder}/{number}", exist_ok=True)
+        comm = make("ncclx", rank, f"{folder}/{number}", abort_process_on_timeout_or_error=False)
+        comm.barrier(False).wait_blocking()
+        if rank == 0:
+            store.wait([str(number)])
+            comm.finalize()  # its own operations went well
+            continue
+        gpu.current = streams[stream]
+        comm.all_reduce(torch.ones(8), ReduceOp.SUM, False, timeout=timedelta(milliseconds=300))
+        gpu.current = streams[0]
+        if aborts:
+            comm.abort()
+        else:
+            with pytest.raises(RuntimeError, match="a-ncclx is closed, .*: rank 1 timed out in all_reduce #1 .*: rank 0 did not come"):
+                comm.finalize()
+        comm.finalize()
+        store.set(str(number), "")
+
+
+def late_and_reconfigured(rank: int, folder: str) -> None:
+    """A communicator that can be reconfigured outlives a timeout, though failures end the process by default."""
+    os.environ.update(TORCHCOMM_RANK=str(rank), TORCHCOMM_SIZE=str(SIZE))
+    store = torch.distributed.FileStore(f"{folder}/handles", SIZE)
+    comm = torchcomms.new_comm("ncclx", GPU, name="again", enable_reconfigure=True)
+    store.set(str(rank), comm.get_init_handle())
+    comm.reconfigure(0, [store.get(str(each)).decode() for each in range(SIZE)], timedelta(seconds=60)).wait()
+    comm.barrier(False).wait_blocking()
+    if rank == 0:
+        store.wait(["over"])
+    else:
+        _torch_gpu.gpu.settles = False
+        work = comm.all_reduce(torch.ones(8), ReduceOp.SUM, False, timeout=timedelta(milliseconds=300))
+        with pytest.raises(RuntimeError, match="rank 0 did not come"):
+            work.wait_blocking()
+        assert comm.is_aborted()
+        comm.reconfigure(1, [comm.get_init_handle()], timedelta(seconds=60)).wait()
+        assert not comm.is_aborted() and comm.get_size() == 1
+        comm.all_reduce(torch.ones(8), ReduceOp.SUM, False).wait_blocking()
+        store.set("over", "")
     comm.finalize()
 
 
@@ -348,7 +400,7 @@ def run(what, rank: int, folder: str) -> None:
     what(rank, folder)
 
 
-@pytest.mark.parametrize("what", [operations, beside, in_groups, windows, reconfigured, hooked, logged, logged_batch, logged_again, late, replayed, placed], ids=lambda what: what.__name__)
+@pytest.mark.parametrize("what", [operations, beside, in_groups, windows, reconfigured, hooked, logged, logged_batch, logged_again, late, late_unasked, late_and_reconfigured, replayed, placed], ids=lambda what: what.__name__)
 def test_ranks(what, tmp_path):
     if what is in_groups and not _torch_group.TAKES_BACKENDS:
         pytest.skip(f"torch {torch.__version__} takes no backend made in Python: 2.15 does")
@@ -364,12 +416,36 @@ def alone(rank: int, folder: str, over) -> None:
     torch_gpu_model.install()
     _torch_gpu.gpu.settles = False
     comm = make("ncclx", rank, folder)
-    comm.barrier(False).wait_blocking()
+    replay_a_barrier(comm)
     if rank == 1:
         os.dup2(os.open(f"{folder}/words", os.O_CREAT | os.O_WRONLY), 2)
         comm.all_reduce(torch.ones(8), ReduceOp.SUM, False, timeout=timedelta(milliseconds=300))  # it is only issued
     over.poll(60)
     os._exit(1)
+
+
+def alone_in_a_graph(rank: int, folder: str, over) -> None:
+    torch_gpu_model.install()
+    comm, gpu = make("ncclx", rank, folder), _torch_gpu.gpu
+    graph = replay_a_barrier(comm)
+    if rank == 1:
+        os.dup2(os.open(f"{folder}/words", os.O_CREAT | os.O_WRONLY), 2)
+        gpu.model.replay(graph, gpu.current)
+    over.poll(60)
+    os._exit(1)
+
+
+def replay_a_barrier(comm) -> int:
+    """Records one, and replays it once on all ranks. Returns the graph."""
+    gpu = _torch_gpu.gpu
+    gpu.model.record(gpu.current)
+    comm.barrier(False, timeout=timedelta(milliseconds=1000))
+    graph = gpu.model.end_record(gpu.current)
+    comm.barrier(False).wait_blocking()
+    gpu.model.replay(graph, gpu.current)
+    gpu.model.drain(gpu.current)
+    comm.barrier(False).wait_blocking()
+    return graph
 
 
 def left(rank: int, folder: str, over) -> None:
@@ -396,7 +472,15 @@ def start(what, folder) -> list:
 
 def test_a_timeout_on_the_gpu_ends_the_process(tmp_path):
     assert start(alone, tmp_path)[1].exitcode == -signal.SIGABRT
-    assert "rank 0 did not come. Aborting process due to timeout" in (tmp_path / "words").read_text()
+    words = (tmp_path / "words").read_text()
+    assert "rank 0 did not come. Aborting process due to timeout" in words and "Graph monitor" not in words
+
+
+def test_a_timeout_of_a_replay_ends_the_process_with_the_words_of_torchcomms_monitor(tmp_path):
+    assert start(alone_in_a_graph, tmp_path)[1].exitcode == -signal.SIGABRT
+    words = (tmp_path / "words").read_text()
+    assert re.search(r"^Graph monitor: collective TIMED OUT for graph [1-9]\d*: barrier #0: rank 0 did not come$", words, re.MULTILINE), words
+    assert "rank 0 did not come. Aborting process due to timeout" in words
 
 
 def test_a_rank_that_goes_without_a_word_does_not(tmp_path):

@@ -324,7 +324,7 @@ _LOST = """
     rank = int(sys.argv[1])
     os.environ.update(TORCHCOMM_RANK=str(rank), TORCHCOMM_SIZE="2")
     store = torch.distributed.FileStore(sys.argv[2], 2)
-    comm = torchcomms.new_comm("gloo", torch.device("cpu"), store=store, abort_process_on_timeout_or_error=False)
+    comm = torchcomms.new_comm("gloo", torch.device("cpu"), store=store)  # whose failures are raised, as in torchcomms
     group = _create_torchcomm_process_group(comm, "main")
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)

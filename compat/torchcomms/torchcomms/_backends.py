@@ -164,10 +164,16 @@ class Native:
         how.setdefault("name", self.options.name)
         return collectives.Communicator(
             timeout=self.options.timeout.total_seconds(),
-            abort_process=self.options.abort_process_on_timeout_or_error,
+            abort_process=self._aborts_process(),
             hints=self.options.hints,
             **how,
         )
+
+    def _aborts_process(self) -> bool:
+        """As in torchcomms: failures of gloo are raised, and a communicator that can be reconfigured goes on without the ranks
+        that are gone."""
+        never = self.name == "gloo" or self.options.enable_reconfigure
+        return self.options.abort_process_on_timeout_or_error and not never
 
     # ---- reconfiguring: every process serves a store; the first of the list is where they meet
 

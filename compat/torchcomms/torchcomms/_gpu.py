@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -135,16 +137,27 @@ class _Batch:
         return joint
 
 
+def _tell_of_graph(told: dict[str, Any]) -> None:
+    """Where an operation that a graph recorded timed out: the words of torchcomms' own watcher of graphs, which programs look for."""
+    late = re.search(r"timed out in (.*), which graph (\d+) recorded: (.*)", told["reason"], re.DOTALL)
+    if late is not None:
+        operation, graph, why = late.groups()
+        print(f"Graph monitor: collective TIMED OUT for graph {graph}: {operation}: {why}", file=sys.stderr, flush=True)
+
+
 class _Calls:
     """A communicator's operations, in the stream that is current when they are called or beside it."""
 
     def __init__(self, communicator: collectives.Communicator, index: int) -> None:
         self._communicator, self._index = communicator, index
+        self._graphs: collectives.Hook | None = None  # from the first operation on that a graph records
 
     def __getattr__(self, name: str) -> Any:
         operation, index = getattr(self._communicator, name), self._index
 
         def call(*arguments: Any, async_op: bool = False, **how: Any) -> Any:
+            if self._graphs is None and _torch_gpu.gpu.graph(index) != 0:
+                self._graphs = self._communicator.hook("abort", _tell_of_graph)
             work = operation(*arguments, async_op=async_op, stream=_torch_gpu.gpu.stream(index), **how)
             if work is not None:
                 return StreamedWork(index, work)
@@ -159,7 +172,9 @@ class _Calls:
 
 
 class NativeOnGpu(Native):
-    """A communicator of ours on one GPU. Its ranks share a host."""
+    """A communicator of ours on one GPU."""
+
+    _aborted = False  # by this rank, since it was made or reconfigured
 
     def __init__(
         self, name: str, options: CommOptions, device: torch.device, comm: collectives.Communicator | None = None
@@ -184,12 +199,36 @@ class NativeOnGpu(Native):
         settings = f"[tuning.collectives]\ngpu = {self.index}\n"
         if self.name in _LIKE_NCCL:
             settings += "gpu_order_replays = 1\n"
+        self._aborted = False
         return super()._open({**how, "backend": _torch_gpu.gpu.backend, "config": settings})
 
     def calls(self) -> _Calls:
         if self._calls is None or self._calls._communicator is not self.comm:
             self._calls = _Calls(self.use(), self.index)
         return self._calls
+
+    def abort(self, reason: str = "the application aborts it") -> None:
+        self._aborted = True
+        super().abort(reason)
+
+    def finalize(self) -> None:
+        """Waits for the current stream. RuntimeError, once all is closed: an operation failed, which those that only enqueue do
+        not tell."""
+        if self.comm is None or self.comm.closed:
+            return
+        broke: list[dict[str, Any]] = []
+        hook = self.comm.hook("abort", broke.append)  # other streams are waited for, and their failures found, in closing
+        try:
+            if _torch_gpu.gpu.graph(self.index) == 0:
+                _torch_gpu.gpu.synchronize(self.index)
+        finally:
+            status, why = self.comm.error
+            self.comm.close()
+            hook.remove()
+        if status == Status.OK and broke:
+            status, why = broke[0]["status"], broke[0]["reason"]
+        if status not in (Status.OK, Status.CANCELLED) and not self._aborted:
+            raise RuntimeError(f"finalize: communicator {self.options.name} is closed, but it failed before: {why}")
 
     def split(self, ranks: list[int], name: str, options: CommOptions) -> Any:
         comm = self.use().split(ranks, name, options.timeout.total_seconds())

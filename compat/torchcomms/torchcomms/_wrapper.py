@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -95,7 +96,10 @@ class _Facade:
         self.comm._implementation.abort(reason)
 
     def close(self) -> None:
-        self.comm.finalize()
+        try:
+            self.comm.finalize()
+        except RuntimeError as error:  # as torchcomms: a group can be destroyed whatever became of it
+            warnings.warn(f"torch.distributed: {error}", stacklevel=2)
 
 
 class _OnlyOne:

@@ -35,6 +35,7 @@ nb::dict describe(const towline_hook_args_t& args, uint32_t kind) {
   nb::dict told;
   if (kind == TOWLINE_HOOK_ABORT) {
     told["reason"] = text(args.text != nullptr ? args.text : "");
+    told["status"] = status_object(args.status);
     return told;
   }
   told["op"] = towline_collective_op_name(args.op);

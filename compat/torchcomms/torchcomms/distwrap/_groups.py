@@ -171,6 +171,7 @@ def _split_in_torch(parent, mine, split_ranks, timeout, pg_options, group_desc, 
 def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
     group = get_group(group)
     ended = state.groups.pop(group, None)
-    for comm in ended.comms.values() if ended is not None else ():
-        comm.finalize()
-    dist.destroy_process_group(group)
+    with contextlib.ExitStack() as closing:  # all of it, also if one raises
+        closing.callback(dist.destroy_process_group, group)
+        for comm in ended.comms.values() if ended is not None else ():
+            closing.callback(comm.finalize)
