@@ -49,6 +49,11 @@ void tell(const Noticeboard& board, const std::string& prefix, uint32_t rank, st
             {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
 }
 
+bool is_gone(const UniqueFd& process) noexcept {
+  pollfd entry{process.get(), POLLIN, 0};
+  return process && ::poll(&entry, 1, 0) == 1;
+}
+
 }  // namespace
 
 PieceNotice SymmetricMemory::describe(uint32_t gpu) const {
@@ -267,6 +272,7 @@ bool SymmetricMemory::take_piece(uint32_t gpu, std::span<const PieceNotice> noti
 // The other rank listens already, and accepts later.
 void SymmetricMemory::send_to(uint32_t rank, const PieceNotice& notice, Deadline deadline) {
   sockets_.resize(size_);
+  processes_.resize(size_);
   UniqueFd socket = packets::make_socket();
   const int error = connect_before(socket.get(), notice.socket, deadline);
   if (error == ETIMEDOUT) fail(Status::kTimedOut, "gpu: timed out reaching rank {}", rank);
@@ -280,6 +286,7 @@ void SymmetricMemory::send_to(uint32_t rank, const PieceNotice& notice, Deadline
   const int fds[] = {piece.get()};
   const Status sent = packets::send_packet(socket.get(), hello, fds);
   if (sent != Status::kOk) fail(sent, "gpu: cannot send memory to rank {}: {}", rank, status_text(sent));
+  processes_[rank] = packets::peer_process(socket.get(), 0).pidfd;
   sockets_[rank] = std::move(socket);
 }
 
@@ -287,8 +294,11 @@ std::optional<uint32_t> SymmetricMemory::lost() noexcept {
   for (uint32_t rank = 0; rank < sockets_.size(); ++rank) {
     if (!sockets_[rank]) continue;
     packets::Packet packet;
-    const Status status = packets::receive_packet(sockets_[rank].get(), packet);
-    if (status == Status::kAgain) continue;
+    Status status = packets::receive_packet(sockets_[rank].get(), packet);
+    if (status == Status::kAgain) {
+      if (!is_gone(processes_[rank])) continue;
+      status = packets::receive_packet(sockets_[rank].get(), packet);  // its goodbye, if it said one
+    }
     sockets_[rank].reset();
     if (status != Status::kOk) return rank;
   }

@@ -87,8 +87,9 @@ class SymmetricMemory {
   std::vector<uint64_t> offsets_;
   std::vector<uint64_t> bytes_;
   std::vector<std::shared_ptr<Words>> words_;
-  std::vector<UniqueFd> sockets_;   // to ranks of other processes
-  std::vector<UniqueFd> visitors_;  // theirs to this one
+  std::vector<UniqueFd> sockets_;    // to ranks of other processes
+  std::vector<UniqueFd> processes_;  // of these: readable once one is gone. Its children may hold its socket
+  std::vector<UniqueFd> visitors_;   // theirs to this one
   UniqueFd listener_;
   std::string name_;
   uint64_t key_ = 0;

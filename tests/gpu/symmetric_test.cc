@@ -1,14 +1,19 @@
 // Symmetric memory between processes. The test is the other process: it speaks as rank 1, and as strangers.
 #include "gpu/symmetric.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <condition_variable>
+#include <csignal>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -53,7 +58,7 @@ class SymmetricMemoryTest : public testing::Test {
   // Rank 0 runs until it has both pieces.
   void start() {
     device_.start();
-    listener_ = packets::listen_on({true, name_});
+    if (!listener_) listener_ = packets::listen_on({true, name_});
     notice_.key = 77;
     notice_.bytes = notice_.length = kBytes;
     notice_.host = read_host_identity();
@@ -169,6 +174,61 @@ TEST_F(SymmetricMemoryTest, ARankThatFailsTellsTheOthersItsWords) {
   board_.set("gpu/1/in", {reinterpret_cast<const uint8_t*>(why.data()), why.size()});
   rank0_.join();
   EXPECT_NE(failure_.find("rank 1 failed: " + why), std::string::npos) << failure_;
+}
+
+// A process that listens in rank 1's place, and a child of it that keeps what it had open.
+class ProcessWithAChild {
+ public:
+  explicit ProcessWithAChild(const std::string& name) {
+    int ready[2];
+    int stays[2];
+    EXPECT_EQ(pipe(ready), 0);
+    EXPECT_EQ(pipe(stays), 0);
+    process_ = fork();
+    if (process_ == 0) {
+      close(stays[1]);
+      const UniqueFd listener = packets::listen_on({true, name});
+      if (fork() != 0) pause();
+      (void)write(ready[1], "", 1);
+      char ended = 0;
+      (void)read(stays[0], &ended, 1);  // until the test ends
+      _exit(0);
+    }
+    close(ready[1]);
+    close(stays[0]);
+    const UniqueFd heard(ready[0]);
+    end_of_child_ = UniqueFd(stays[1]);
+    char one = 0;
+    EXPECT_EQ(read(heard.get(), &one, 1), 1);
+  }
+  ProcessWithAChild(const ProcessWithAChild&) = delete;
+  ProcessWithAChild& operator=(const ProcessWithAChild&) = delete;
+  ~ProcessWithAChild() { end(); }
+  void end() {
+    if (std::exchange(ended_, true)) return;
+    kill(process_, SIGKILL);
+    waitpid(process_, nullptr, 0);
+  }
+
+ private:
+  pid_t process_ = -1;
+  bool ended_ = false;
+  UniqueFd end_of_child_;
+};
+
+TEST_F(SymmetricMemoryTest, ARankWhoseProcessIsGoneIsLostThoughItsChildrenLive) {
+  ProcessWithAChild process(name_);
+  listener_ = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));  // the process listens
+  start();
+  const auto piece = device_.allocate(0, kBytes);
+  const UniqueFd real = connect();
+  say(real, {notice_.key, 1}, piece.get());
+  finish();
+  ASSERT_EQ(failure_, "");
+  EXPECT_EQ(memory_->lost(), std::nullopt);
+  process.end();
+  EXPECT_EQ(memory_->lost(), 1u);
+  EXPECT_EQ(memory_->lost(), std::nullopt);  // told once
 }
 
 }  // namespace
