@@ -90,9 +90,24 @@ def test_operations(comm):
     assert (comm.get_rank(), comm.get_size(), comm.get_name(), comm.get_device()) == (0, 1, "one", CPU)
 
 
+def test_a_timeout_of_nothing_is_the_communicators(comm):
+    tensor = torch.zeros(2)
+    work = comm.recv(tensor, 0, True, timeout=timedelta(0))
+    comm.send(torch.ones(2), 0, False, timeout=timedelta(0))
+    work.wait()
+    assert tensor.tolist() == [1, 1]
+    window = comm.new_window(tensor)
+    late = window.wait_signal(0, True, timeout=timedelta(0))
+    window.signal(0, False)
+    late.wait()
+
+
 def test_what_is_wrong_raises_runtime_errors(comm):
     with pytest.raises(RuntimeError, match="contiguous"):
         comm.all_reduce(torch.zeros(4, 4)[:, 0], ReduceOp.SUM, False)
+    for view in (torch.ones(2, dtype=torch.complex64).conj(), torch._neg_view(torch.ones(2))):
+        with pytest.raises(RuntimeError, match=r"conjugates; pass its resolve_neg\(\) or resolve_conj\(\)"):
+            comm.broadcast(view, 0, False)
     with pytest.raises(RuntimeError, match="elements"):
         comm.all_gather_single(torch.zeros(3), torch.zeros(2), False)
     with pytest.raises(RuntimeError, match="waitBlocking not implemented"):

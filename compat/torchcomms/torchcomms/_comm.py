@@ -23,6 +23,7 @@ from ._types import (
     P2POpType,
     ReduceOp,
     RemovableHandle,
+    seconds_of,
 )
 from ._work import TorchWork
 
@@ -81,9 +82,9 @@ class TorchComm:
         if hooked:
             op_id = next(_op_ids)
             self._before(operation, op_id, (*arguments, async_op))
-        seconds = timeout.total_seconds() if timeout is not None else None
+        how = {"async_op": async_op, "timeout": seconds_of(timeout), "hints": hints}
         try:
-            native = getattr(self._implementation, operation)(*arguments, async_op=async_op, timeout=seconds, hints=hints)
+            native = getattr(self._implementation, operation)(*arguments, **how)
         except Error as error:
             raise RuntimeError(str(error)) from error
         work = TorchWork(native, timeout or self._options.timeout, "wait_blocking" in self._implementation.features)
@@ -197,7 +198,7 @@ class TorchComm:
             for op in ops:
                 (batch.send if op.type is P2POpType.SEND else batch.recv)(op.tensor, op.peer)
             hints = options.hints if options is not None else None
-            native = batch.issue(async_op=async_op, timeout=timeout.total_seconds() if timeout else None, hints=hints)
+            native = batch.issue(async_op=async_op, timeout=seconds_of(timeout), hints=hints)
         except Error as error:
             raise RuntimeError(str(error)) from error
         work = TorchWork(native, timeout, "wait_blocking" in self._implementation.features)

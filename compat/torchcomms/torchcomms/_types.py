@@ -12,6 +12,11 @@ from towline import collectives
 DEFAULT_TIMEOUT = timedelta(seconds=600)
 
 
+def seconds_of(timeout: timedelta | None) -> float | None:
+    """None: the communicator's. torchcomms says that by a timeout of 0, too."""
+    return timeout.total_seconds() if timeout else None
+
+
 class RedOpType(Enum):
     SUM = 0
     PRODUCT = 1

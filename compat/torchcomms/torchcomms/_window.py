@@ -12,7 +12,7 @@ from towline import Error, TimedOut, _torch_gpu, gpu_memory
 
 from . import _backends
 from ._gpu import EnqueuedWork
-from ._types import TorchCommWindowAttr
+from ._types import TorchCommWindowAttr, seconds_of
 from ._work import TorchWork
 
 
@@ -138,8 +138,7 @@ class TorchCommWindow:
         if hints:
             raise RuntimeError(f"{operation}: windows know no hint {', '.join(map(repr, hints))}")
         call = getattr(self._use(), operation)
-        seconds = timeout.total_seconds() if timeout is not None else None
-        how: dict[str, Any] = {"timeout": seconds} if operation == "wait_signal" or self._on_gpu else {}
+        how: dict[str, Any] = {"timeout": seconds_of(timeout)} if operation == "wait_signal" or self._on_gpu else {}
         if self._on_gpu:  # in the current stream, which goes on by itself
             index = self._comm._implementation.index
             how["stream"] = _torch_gpu.gpu.stream(index)
