@@ -123,6 +123,7 @@ def test_ranks_of_symmetric_memory_meet_whichever_gpu_each_has(monkeypatch):
 
     monkeypatch.setattr(torch_symmetric.collectives, "Communicator", Communicator)
     monkeypatch.setattr(torch_symmetric.gpu_memory, "Table", lambda window: window)
+    monkeypatch.setattr(torch_symmetric._torch_gpu, "gpu", types.SimpleNamespace(backend="none", synchronize_all=lambda index: None))
     store = HashStore()
     store.set_timeout(timedelta(seconds=5))
     nothing_in_use = types.SimpleNamespace(in_use=list)
@@ -136,6 +137,30 @@ def test_ranks_of_symmetric_memory_meet_whichever_gpu_each_has(monkeypatch):
         first, second = threads.map(rendezvous, range(2))
     assert first == second
     assert [name for _, (name, _) in first] == ["symmetric/group/0", "symmetric/group/1", "symmetric/group/0"]
+
+
+def test_symmetric_memory_goes_only_after_the_kernels_that_use_it(monkeypatch):
+    from torch.distributed import HashStore
+
+    from towline import torch_symmetric
+
+    done = []
+
+    class Communicator:
+        def __init__(self, **_):
+            pass
+
+        def window(self, memory):
+            return types.SimpleNamespace(memory=memory, close=lambda: done.append("closed"))
+
+    monkeypatch.setattr(torch_symmetric.collectives, "Communicator", Communicator)
+    monkeypatch.setattr(torch_symmetric.gpu_memory, "Table", lambda window: window)
+    waited = types.SimpleNamespace(backend="none", synchronize_all=lambda index: done.append(f"waited for GPU {index}"))
+    monkeypatch.setattr(torch_symmetric._torch_gpu, "gpu", waited)
+    meetings = torch_symmetric._Meetings(types.SimpleNamespace(in_use=list))
+    for _ in range(2):
+        meetings.rendezvous("group", 0, 1, HashStore(), 3, 4096, 256, 100)
+    assert done == ["waited for GPU 3", "closed"]
 
 
 def test_misuse_of_symmetric_memory_is_told(symmetric):

@@ -58,6 +58,9 @@ class ModelGpu(_torch_gpu.Gpu):
     def synchronize(self, index: int) -> None:
         self.model.drain(self.current)
 
+    def synchronize_all(self, index: int) -> None:
+        self.synchronize(index)
+
     def mark(self, index: int):
         stream = self.current
         return lambda: self.model.drain(stream)

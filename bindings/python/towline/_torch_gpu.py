@@ -70,6 +70,9 @@ class Gpu:
     def synchronize(self, index: int) -> None:
         torch.cuda.current_stream(index).synchronize()
 
+    def synchronize_all(self, index: int) -> None:
+        torch.cuda.synchronize(index)
+
     def mark(self, index: int) -> Callable[[], None]:
         """Remembers where the current stream is; the result makes the then current one come after it."""
         event = torch.cuda.Event()
@@ -132,7 +135,8 @@ class StreamWork(AskedWork):
                 gpu.settle(self._index)
                 with torch.no_grad():
                     self._copy()
-                self._copy, self._copied = None, gpu.mark(self._index)
+                self._copied = gpu.mark(self._index)
+                self._copy = None  # after it: another thread looks at this one first
 
     def is_completed(self) -> bool:
         return self._work.done

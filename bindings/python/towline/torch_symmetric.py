@@ -144,6 +144,8 @@ class _Group:
                     f"ranks disagree in rendezvous: rank {self._rank} has {size} bytes of symmetric memory, rank {rank} has {theirs}"
                 )
             by_all &= set(free)
+        if by_all:
+            _torch_gpu.gpu.synchronize_all(self.index)  # kernels may still use memory whose tensors are gone
         for one in sorted(by_all):
             self._windows.pop(one)[1].close()
 

@@ -114,6 +114,30 @@ def windows(rank: int, folder: str) -> None:
     comm.finalize()
 
 
+def deregistered_early(rank: int, folder: str) -> None:
+    """The stream still has to put when its window is deregistered."""
+    import ctypes
+
+    comm, gpu, other = make("ncclx", rank, folder), _torch_gpu.gpu, 1 - rank
+    own = torch.frombuffer((ctypes.c_uint8 * 4000).from_address(gpu.model.allocate(4000)), dtype=torch.float32)
+    window = comm.new_window(own)
+    gpu.settles = False
+    drain = gpu.synchronize
+
+    def synchronize(index: int) -> None:
+        gpu.model.hold(gpu.current, False)
+        drain(index)
+
+    gpu.synchronize = synchronize
+    given = torch.full((10,), rank + 1.0)
+    gpu.model.hold(gpu.current, True)
+    window.put(given, other, 5, True)
+    window.tensor_deregister()
+    gpu.synchronize(0)
+    assert own[5:15].tolist() == [other + 1.0] * 10
+    comm.finalize()
+
+
 def reconfigured(rank: int, folder: str) -> None:
     os.environ.update(TORCHCOMM_RANK=str(rank), TORCHCOMM_SIZE=str(SIZE))
     store = torch.distributed.FileStore(f"{folder}/handles", SIZE)
@@ -400,7 +424,7 @@ def run(what, rank: int, folder: str) -> None:
     what(rank, folder)
 
 
-@pytest.mark.parametrize("what", [operations, beside, in_groups, windows, reconfigured, hooked, logged, logged_batch, logged_again, late, late_unasked, late_and_reconfigured, replayed, placed], ids=lambda what: what.__name__)
+@pytest.mark.parametrize("what", [operations, beside, in_groups, windows, deregistered_early, reconfigured, hooked, logged, logged_batch, logged_again, late, late_unasked, late_and_reconfigured, replayed, placed], ids=lambda what: what.__name__)
 def test_ranks(what, tmp_path):
     if what is in_groups and not _torch_group.TAKES_BACKENDS:
         pytest.skip(f"torch {torch.__version__} takes no backend made in Python: 2.15 does")

@@ -93,6 +93,8 @@ class TorchCommWindow:
         if self._copy:
             self._tensor.set_(self._tensor.clone())
         self._tensor = self._copy = None
+        if self._on_gpu:  # what the current stream does with the memory comes before it goes
+            _torch_gpu.gpu.synchronize(self._comm._implementation.index)
         try:
             window.close()
         except Error as error:
