@@ -161,9 +161,9 @@ def _copy_back(outputs: Any, dense: Any) -> None:
         for output, one in zip(outputs, dense):
             _copy_back(output, one)
     elif isinstance(outputs, torch.Tensor):
-        view = torch.view_as_real(outputs) if outputs.is_complex() else outputs
-        if view.data_ptr() != dense.data_ptr():
-            view.copy_(dense)
+        came = torch.view_as_complex(dense) if outputs.is_complex() and not dense.is_complex() else dense
+        if outputs.data_ptr() != came.data_ptr():
+            outputs.copy_(came)
 
 
 def _last_of(works: Any) -> Any:

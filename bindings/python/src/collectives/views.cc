@@ -36,7 +36,7 @@ uint64_t unsigned_result(nb::object object) {
 
 // Names that are looked up for every tensor, interned once.
 struct Names {
-  nb::object data_ptr, numel, dtype, is_cpu, is_cuda, is_contiguous, shape, layout, itemsize;
+  nb::object data_ptr, numel, dtype, is_cpu, is_cuda, is_contiguous, is_conj, is_neg, shape, layout, itemsize;
   Names()
       : data_ptr(intern("data_ptr")),
         numel(intern("numel")),
@@ -44,6 +44,8 @@ struct Names {
         is_cpu(intern("is_cpu")),
         is_cuda(intern("is_cuda")),
         is_contiguous(intern("is_contiguous")),
+        is_conj(intern("is_conj")),
+        is_neg(intern("is_neg")),
         shape(intern("shape")),
         layout(intern("layout")),
         itemsize(intern("itemsize")) {}
@@ -64,6 +66,13 @@ nb::object call(nb::handle object, const nb::object& name) {
   PyObject* value = PyObject_CallMethodNoArgs(object.ptr(), name.ptr());
   if (value == nullptr) throw nb::python_error();
   return nb::steal(value);
+}
+
+// A method that a type like torch.Tensor may lack.
+bool says(nb::handle object, const nb::object& name) {
+  const nb::object method = nb::steal(PyObject_GetAttr(object.ptr(), name.ptr()));
+  if (!method.is_valid()) PyErr_Clear();
+  return method.is_valid() && method().ptr() == Py_True;
 }
 
 // The number and size of a torch.dtype, looked up by identity: there are few, and they are never destroyed.
@@ -203,6 +212,9 @@ bool Held::view_torch(nb::handle tensor, const char* what, View& view) {
   const KnownType& type = torch_type(attribute(tensor, name.dtype));
   view.datatype = type.datatype;
   view.item_bytes = type.item_bytes;
+  // The memory of such a view has other values. Complex types are none that can be reduced.
+  if (says(tensor, name.is_neg) || (type.datatype == View::kUnknownType && says(tensor, name.is_conj)))
+    refuse(what, "it is a view that negates or conjugates; pass its resolve_neg() or resolve_conj()");
   view.data = reinterpret_cast<void*>(unsigned_result(call(tensor, name.data_ptr)));
   view.count = unsigned_result(call(tensor, name.numel));
   view.rows = 0;  // see rows_of()
