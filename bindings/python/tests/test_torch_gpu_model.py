@@ -43,7 +43,7 @@ def test_operations(ranks, what):
     ranks.run(getattr(ranks_do, what))
 
 
-@pytest.mark.parametrize("what", ["beside_the_stream", "dropped_works"])
+@pytest.mark.parametrize("what", ["beside_the_stream", "dropped_works", "copied_back"])
 def test_streams(ranks, what):
     ranks.run(getattr(ranks_do, what))
 

@@ -61,6 +61,9 @@ class ModelGpu(_torch_gpu.Gpu):
     def synchronize_all(self, index: int) -> None:
         self.synchronize(index)
 
+    def used(self, tensors, index: int) -> None:
+        """Nothing here is freed while a stream uses it."""
+
     def mark(self, index: int):
         stream = self.current
         return lambda: self.model.drain(stream)

@@ -318,6 +318,26 @@ def dropped_works(world) -> None:
         assert time.monotonic() < limit
 
 
+def copied_back(world) -> None:
+    """On the model: the stream that waits copies what travelled to its place, and its memory is kept until then."""
+    from towline import _torch_gpu
+
+    noted: list = []
+    _torch_gpu.gpu.used = lambda tensors, index: noted.append(tensors)
+    try:
+        column = torch.ones(4, 6)[:, ::2]
+        dist.all_reduce(column, async_op=True).wait()
+        gathered = [torch.zeros(6)[::2] for _ in range(world.size())]
+        dist.all_gather(gathered, torch.ones(3), async_op=True).wait()
+        parts = [torch.zeros(3) for _ in range(world.size())] if world.rank() == 0 else None
+        dist.gather(torch.ones(6)[::2], parts, dst=0, async_op=True).wait()
+    finally:
+        del _torch_gpu.gpu.used
+    assert (column == world.size()).all() and all((part == 1).all() for part in gathered)
+    assert [len(tensors) for tensors in noted[:2]] == [4, world.size()]
+    assert noted[0].is_contiguous() and noted[0].data_ptr() != column.data_ptr()
+
+
 def beside_a_stream_of_a_gpu(world) -> None:
     """An operation comes after what the current stream holds; wait() orders what follows and does not wait."""
     size = world.size()

@@ -73,6 +73,14 @@ class Gpu:
     def synchronize_all(self, index: int) -> None:
         torch.cuda.synchronize(index)
 
+    def used(self, tensors: Any, index: int) -> None:
+        """The current stream uses them: their memory goes to others only after that."""
+        if isinstance(tensors, torch.Tensor):
+            tensors.record_stream(torch.cuda.current_stream(index))
+        elif isinstance(tensors, (list, tuple)):
+            for tensor in tensors:
+                self.used(tensor, index)
+
     def mark(self, index: int) -> Callable[[], None]:
         """Remembers where the current stream is; the result makes the then current one come after it."""
         event = torch.cuda.Event()

@@ -476,7 +476,15 @@ class Operations:
 
 
 def _on_stream(index: int, work: Any, outputs: list[Any], copy: tuple[Any, Any] | None) -> StreamWork:
-    return StreamWork(index, work, outputs, None if copy is None else lambda: _copy_back(*copy))
+    if copy is None:
+        return StreamWork(index, work, outputs)
+    places, came = copy
+
+    def put_back() -> None:
+        _copy_back(places, came)
+        _torch_gpu.gpu.used(came, index)  # which was allocated in the stream that the operation was issued to
+
+    return StreamWork(index, work, outputs, put_back)
 
 
 def _same(one: Any, other: Any) -> bool:
