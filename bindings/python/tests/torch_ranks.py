@@ -146,7 +146,7 @@ def uneven(world) -> None:
 
 
 def unusual_tensors(world) -> None:
-    """Holes, complex numbers, scalars, nothing, the same one for every rank, averages and factors."""
+    """Holes, what inference mode made, complex numbers, scalars, nothing, the same one for every rank, averages and factors."""
     rank, size = world.rank(), world.size()
     wide = some(rank, 4, 6)
     rest = wide[:, 1::2].clone()
@@ -154,6 +154,12 @@ def unusual_tensors(world) -> None:
     dist.all_reduce(column)
     torch.testing.assert_close(wide[:, ::2], sum(some(each, 4, 6)[:, ::2] for each in range(size)))
     torch.testing.assert_close(wide[:, 1::2], rest)
+    with torch.inference_mode():
+        made_there = [torch.ones(4, 6)[:, ::2] for _ in range(2)]
+        waits = [dist.all_reduce(tensor, async_op=True) for tensor in made_there]
+    waits[0].wait()
+    waits[1].get_future().wait()
+    assert all((tensor == size).all() for tensor in made_there)
     transposed = some(rank, 3, 5).t()
     dist.broadcast(transposed, 1)
     torch.testing.assert_close(transposed, some(1, 3, 5).t())

@@ -141,7 +141,7 @@ class StreamWork(AskedWork):
                 self._copied()
             elif self._copy is not None:
                 gpu.settle(self._index)
-                with torch.no_grad():
+                with torch.inference_mode():
                     self._copy()
                 self._copied = gpu.mark(self._index)
                 self._copy = None  # after it: another thread looks at this one first

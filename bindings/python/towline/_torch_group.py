@@ -72,7 +72,7 @@ class _Work(AskedWork):
         with self._lock:
             copy, self._copy = self._copy, None
             if copy is not None:
-                with torch.no_grad():
+                with torch.inference_mode():
                     _copy_back(*copy)
 
     def is_completed(self) -> bool:
@@ -157,6 +157,7 @@ def _dense(tensor: Any) -> Any:
 
 
 def _copy_back(outputs: Any, dense: Any) -> None:
+    """In inference mode, wherever the operation was issued: outside of it, tensors that were made in it can't be written."""
     if isinstance(outputs, (list, tuple)):
         for output, one in zip(outputs, dense):
             _copy_back(output, one)
@@ -233,7 +234,7 @@ class Operations:
         if on_gpu:
             gpu.settle(index)
         if copy is not None:
-            with torch.no_grad():
+            with torch.inference_mode():
                 _copy_back(*copy)
         return self._done(outputs)
 
