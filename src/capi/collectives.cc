@@ -545,8 +545,12 @@ int32_t towline_window_wait_signal(towline_window_t* window, int32_t rank, uint6
   return capi::guard(__func__, [&] {
     check_window(window, rank, 0, 0);
     const Deadline deadline = Deadline::after(monotonic_now_ns(), timeout_ns);
-    window->communicator->check_backend(
-        window->communicator->table().window_wait_signal(window->window, rank, deadline.ns()), "wait_signal");
+    const int32_t status =
+        window->communicator->table().window_wait_signal(window->window, rank, deadline.ns());
+    if (status == TOWLINE_NOT_YET)
+      fail(Status::kNotYet, "no signal of rank {} came within {} s", rank,
+           static_cast<double>(timeout_ns) / kSecondNs);
+    window->communicator->check_backend(status, "wait_signal");
     return Status::kOk;
   });
 }

@@ -96,6 +96,8 @@ TEST_P(GpuWindows, ASignalThatIsLateIsATimeoutAndBreaksNothing) {
   run_on_gpus(ranks(), false, [](Rank& rank) {
     const Window window(rank, nullptr, 64);
     EXPECT_EQ(towline_window_wait_signal(window.get(), next(rank), 20'000'000), TOWLINE_NOT_YET);
+    EXPECT_EQ(std::string(towline_last_error()), "towline_window_wait_signal: no signal of rank " +
+                                                     std::to_string(next(rank)) + " came within 0.02 s");
     meet(rank);
     ASSERT_EQ(towline_window_signal(window.get(), before(rank)), TOWLINE_OK);
     EXPECT_EQ(towline_window_wait_signal(window.get(), next(rank), 60'000'000'000), TOWLINE_OK);
