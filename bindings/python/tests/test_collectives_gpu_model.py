@@ -81,6 +81,13 @@ def test_what_is_no_stream_is_refused(alone):
         alone.barrier(stream="the first")
 
 
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_broken_communicator_says_why_and_no_more(model, alone, async_op):
+    alone.abort("enough")
+    with pytest.raises(towline.Cancelled, match=f"^rank 0 aborted communicator {alone.name}: enough$"):
+        alone.barrier(async_op=async_op, stream=model.stream())
+
+
 def test_arrays_on_gpus_need_a_stream(alone):
     with pytest.raises(towline.Unsupported, match="takes it with stream="):
         alone.all_reduce(OnGpu(np.zeros(3, np.float32)))

@@ -123,7 +123,7 @@ class Call {
                    ? towline_collective_issue_beside(call.native(), &call_, options.native(), stream_, &work)
                    : towline_collective_issue(call.native(), &call_, options.native(), stream_);
     }
-    check(status, "towline_collective_issue");
+    check(status, async_ ? "towline_collective_issue_beside" : "towline_collective_issue");
     return async_ ? make_work(self_, work, std::move(held_), true) : nb::none();
   }
 
