@@ -28,9 +28,10 @@ def same_compiled(function, *arguments):
 
 
 def every_operation(comm, rank: int) -> None:
+    import torchcomms
     from torchcomms import ReduceOp
 
-    other = 1 - rank
+    other, default = 1 - rank, torchcomms.BatchP2POptions()
     mine = torch.arange(6.0) + 10 * rank
 
     def reduces(tensor):
@@ -68,10 +69,18 @@ def every_operation(comm, rank: int) -> None:
         batch = comm.batch_op_create()
         batch.send(received + 1, other)
         batch.recv(after, other)
-        batch.issue(False)
+        batch.issue(False, default)
         return received, after
 
-    for what in (reduces, moves, messages):
+    def named(tensor):
+        comm.all_reduce(tensor, op=ReduceOp.SUM, async_op=False)
+        comm.reduce(op=ReduceOp.MAX, async_op=False, root=1, tensor=tensor)
+        comm.broadcast(tensor, 1, False, None, timeout=None)
+        both = torch.empty(12)
+        comm.all_gather_single(input=tensor, output=both, async_op=False)
+        return both
+
+    for what in (reduces, moves, messages, named):
         same_compiled(what, mine)
 
 

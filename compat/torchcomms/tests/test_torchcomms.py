@@ -96,6 +96,13 @@ def test_a_timeout_of_nothing_is_the_communicators(comm):
     comm.send(torch.ones(2), 0, False, timeout=timedelta(0))
     work.wait()
     assert tensor.tolist() == [1, 1]
+    batch = comm.batch_op_create()
+    batch.send(torch.full((2,), 2.0), 0)
+    batch.recv(tensor, 0)
+    work = batch.issue(True, torchcomms.BatchP2POptions())
+    assert work.get_timeout() == timedelta(seconds=work._native.timeout) == timedelta(seconds=60)
+    work.wait()
+    assert tensor.tolist() == [2, 2]
     window = comm.new_window(tensor)
     late = window.wait_signal(0, True, timeout=timedelta(0))
     window.signal(0, False)

@@ -201,7 +201,7 @@ class TorchComm:
             native = batch.issue(async_op=async_op, timeout=seconds_of(timeout), hints=hints)
         except Error as error:
             raise RuntimeError(str(error)) from error
-        work = TorchWork(native, timeout, "wait_blocking" in self._implementation.features)
+        work = TorchWork(native, timeout or self._options.timeout, "wait_blocking" in self._implementation.features)
         if hooked:
             self._after("batch_op_issue", op_id, work)
         return work

@@ -10,10 +10,11 @@ from typing import Any
 from towline import collectives
 
 DEFAULT_TIMEOUT = timedelta(seconds=600)
+NO_TIMEOUT = timedelta(0)  # the communicator's
 
 
 def seconds_of(timeout: timedelta | None) -> float | None:
-    """None: the communicator's. torchcomms says that by a timeout of 0, too."""
+    """None: the communicator's, which torchcomms says by NO_TIMEOUT, too."""
     return timeout.total_seconds() if timeout else None
 
 
@@ -115,7 +116,7 @@ class CommOptions:
 
 class _OperationOptions:
     def __init__(self) -> None:
-        self.timeout, self.hints = DEFAULT_TIMEOUT, {}
+        self.timeout, self.hints = NO_TIMEOUT, {}
 
 
 class ReconfigureOptions:

@@ -8,6 +8,7 @@ what `async_op` returns is there for wait() alone.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import weakref
 from typing import Any, Callable
@@ -15,7 +16,7 @@ from typing import Any, Callable
 import torch
 
 from .._comm import BatchSendRecv, TorchComm
-from .._types import P2POpType, RedOpType, ReduceOp
+from .._types import NO_TIMEOUT, P2POpType, RedOpType, ReduceOp
 
 _TAIL = "Tensor(z!) order, str comm"
 _REDUCTION = ", int reduction, float factor"
@@ -102,7 +103,7 @@ def _run_batch(received: list, sent: list, order: Any, key: str, peers: list[int
 
 
 def _refuse(hints: Any, timeout: Any) -> None:
-    if hints is not None or timeout is not None:
+    if hints or (timeout is not None and timeout is not NO_TIMEOUT):  # its value can't be traced
         raise NotImplementedError(
             "operations in torch.compile take their communicator's hints and timeout: use set_hints() and set_timeout() before"
         )
@@ -113,14 +114,15 @@ def _traced(name: str) -> Callable[..., Any]:
     original = _original[name]
     operator = getattr(torch.ops.towline_torchcomms, name)
     tensors, reduces = _TENSORS.get(name, 2), "reduction" in _SCHEMAS[name]
+    names = list(inspect.signature(original).parameters)[1:]  # async_op, hints and timeout are the last
 
-    def method(self: TorchComm, *arguments: Any, hints: Any = None, timeout: Any = None, **named: Any) -> Any:
+    def method(self: TorchComm, *arguments: Any, **named: Any) -> Any:
         if not torch.compiler.is_compiling():
-            return original(self, *arguments, hints=hints, timeout=timeout, **named)
-        if named:  # async_op: it makes no difference here
-            arguments = (*arguments, named["async_op"])
-        _refuse(hints, timeout)
-        operands, rest = arguments[:tensors], arguments[tensors:-1]
+            return original(self, *arguments, **named)
+        missing = [named.get(one) if one in ("hints", "timeout") else named[one] for one in names[len(arguments) :]]
+        arguments = (*arguments, *missing)
+        _refuse(*arguments[-2:])
+        operands, rest = arguments[:tensors], arguments[tensors:-3]  # async_op makes no difference here
         if reduces:
             rest = (*rest[:-1], *_reduction(rest[-1]))
         operator(*operands, self._order, self._key, *rest)
@@ -135,7 +137,7 @@ def _issue(self: BatchSendRecv, async_op: bool, options: Any = None) -> Any:
     if not torch.compiler.is_compiling():
         return _original["issue"](self, async_op, options)
     if options is not None:
-        _refuse(options.hints or None, options.timeout)
+        _refuse(options.hints, options.timeout)
     ops, self.ops = self.ops, []
     sends = [op.type is P2POpType.SEND for op in ops]
     received = [op.tensor for op in ops if op.type is not P2POpType.SEND]
