@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import shutil
 import subprocess
 import sys
+import threading
 import types
 from datetime import timedelta
 
@@ -76,6 +78,31 @@ def test_ranks_that_disagree_are_told(ranks):
 def test_a_rank_that_does_not_come_is_named(ranks):
     told = ranks.run(ranks_do.late_on_gpus)
     assert all("rank 0 did not come" in one for one in told[1:]), told
+
+
+def test_threads_that_are_first_together_make_one_communicator(monkeypatch):
+    from towline import _torch_gpu
+
+    made, both = [], threading.Barrier(2)
+
+    class Communicator:
+        def __init__(self, name, **_):
+            made.append(name)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.2)  # the other thread, if it is let in
+
+        def hook(self, kind, function):
+            return None
+
+    monkeypatch.setattr(_torch_gpu.collectives, "Communicator", Communicator)
+    host = types.SimpleNamespace(rank=0, size=4, name="world", timeout=5.0, hook=lambda kind, function: None)
+    group = _torch_gpu.Communicators(host, None, in_pairs=True)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        for ask in (lambda _: group.of_all(0), lambda _: group.for_message(0, 2, False)[0]):
+            both.reset()
+            first, second = threads.map(ask, range(2))
+            assert first is second
+    assert made == ["world/gpu0", "world/gpu-pair-0-2"]
 
 
 # ---- torch's symmetric memory

@@ -218,13 +218,17 @@ class Communicators:
         self._hooks: list[Any] = []
         self._of_all: dict[int, collectives.Communicator] = {}
         self._of_pairs: dict[tuple[int, int], collectives.Communicator] = {}
+        self._making: dict[tuple[int, ...], threading.Lock] = {}  # each has its own: two pairs may form at once
         self._ended = False
 
     def of_all(self, index: int) -> collectives.Communicator:
         made = self._of_all.get(index)
         if made is None:
-            name = f"{self._name}/gpu{len(self._of_all)}"
-            made = self._of_all[index] = self._make(index, name, self._rank, self._size)
+            with self._making.setdefault((index,), threading.Lock()):
+                made = self._of_all.get(index)  # another thread may have made it
+                if made is None:
+                    name = f"{self._name}/gpu{len(self._of_all)}"
+                    made = self._of_all[index] = self._make(index, name, self._rank, self._size)
         return made
 
     def for_message(self, index: int, peer: int, together: bool) -> tuple[collectives.Communicator, int]:
@@ -233,9 +237,12 @@ class Communicators:
             return self.of_all(index), peer
         made = self._of_pairs.get((index, peer))
         if made is None:
-            lower, upper = sorted((self._rank, peer))
-            name = f"{self._name}/gpu-pair-{lower}-{upper}"
-            made = self._of_pairs[index, peer] = self._make(index, name, int(self._rank == upper), 2)
+            with self._making.setdefault((index, peer), threading.Lock()):
+                made = self._of_pairs.get((index, peer))
+                if made is None:
+                    lower, upper = sorted((self._rank, peer))
+                    name = f"{self._name}/gpu-pair-{lower}-{upper}"
+                    made = self._of_pairs[index, peer] = self._make(index, name, int(self._rank == upper), 2)
         return made, int(self._rank < peer)
 
     def _make(self, index: int, name: str, rank: int, size: int) -> collectives.Communicator:
