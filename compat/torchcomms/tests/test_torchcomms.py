@@ -551,6 +551,24 @@ def test_distwrap_goes_through_communicators():
     """)
 
 
+_TRAINED = """
+    import torch, torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method="file://" + __import__("sys").argv[1], rank=0, world_size=1)
+    assert "torchcomms" in type(dist.group.WORLD._get_backend(torch.device("cpu"))).__module__
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+    model(torch.ones(2, 3)).sum().backward()
+    assert "gloo_num_threads" not in model._get_ddp_logging_data(), "read from memory that is not the backend's"
+    dist.destroy_process_group()
+"""
+
+
+@in_process_groups
+def test_torchs_logger_does_not_take_the_wrapper_for_its_own_gloo(tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(_TRAINED), str(tmp_path / "store")]
+    subprocess.run(command, env={**os.environ, "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1"}, check=True, timeout=120)
+
+
 @in_process_groups
 def test_device_mesh_over_a_communicator():
     run_alone("""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -131,6 +132,20 @@ def _reduction(op: int, factor: float | None) -> ReduceOp:
     return ReduceOp.PREMUL_SUM(factor) if factor is not None else getattr(ReduceOp, _TYPES[int(op)].name)
 
 
+@functools.cache
+def _guard_logger() -> None:
+    """torch's logger of DDP takes whatever backend is registered as gloo for its own C++ class, and reads beyond the end of one made
+    in Python. While torch uses torchcomms every gloo is one of ours, so the logger is not asked then: it only reports usage."""
+    logger = torch.distributed.Logger
+    tell = logger.set_construction_data_and_log
+
+    def told(self: Any, *data: Any) -> None:
+        if not torch.distributed.config.use_torchcomms:
+            tell(self, *data)
+
+    logger.set_construction_data_and_log = told
+
+
 class _BackendWrapper(_torch_group.PythonBackend):
     def __init__(self, comm: Any) -> None:
         if not _torch_group.TAKES_BACKENDS:
@@ -138,6 +153,7 @@ class _BackendWrapper(_torch_group.PythonBackend):
                 f"torch {torch.__version__} takes no backend made in Python: communicators join its process groups and "
                 'device meshes from torch 2.15 on; init_process_group(backend="towline") works with earlier ones'
             )
+        _guard_logger()
         facade = _Facade(comm)
         super().__init__(facade, _OnlyOne(facade))
         self._torchcomm, self._batch = comm, None
