@@ -198,18 +198,19 @@ SymmetricMemory::~SymmetricMemory() {
 
 void SymmetricMemory::swap(uint32_t gpu, std::span<const PieceNotice> notices, Deadline deadline) {
   const PieceNotice& mine = notices[rank_];
+  const auto same_process = [&](uint32_t other) { return notices[other].host.same_process(mine.host); };
+  // First of all: ranks that wait for this one's memory hear only then that it failed.
   uint32_t elsewhere = 0;
   for (uint32_t other = 0; other < size_; ++other) {
+    if (same_process(other)) continue;
+    ++elsewhere;
+    send_to(other, notices[other], deadline);
+  }
+  for (uint32_t other = 0; other < size_; ++other) {
     const bool same_gpu = notices[other].gpu == mine.gpu;
-    const bool same_process = notices[other].host.same_process(mine.host);
     if (same_gpu) ++ranks_on_gpu_;
-    together_ = together_ && same_gpu && same_process;
-    if (other == rank_) continue;
-    if (!same_process) {
-      ++elsewhere;
-      send_to(other, notices[other], deadline);
-      continue;
-    }
+    together_ = together_ && same_gpu && same_process(other);
+    if (other == rank_ || !same_process(other)) continue;
     Local& all = local();
     const std::lock_guard lock(all.mutex);
     const auto found = all.pieces.find(notices[other].key);

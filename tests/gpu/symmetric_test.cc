@@ -176,6 +176,37 @@ TEST_F(SymmetricMemoryTest, ARankThatFailsTellsTheOthersItsWords) {
   EXPECT_NE(failure_.find("rank 1 failed: " + why), std::string::npos) << failure_;
 }
 
+// Else ranks of other processes would wait for its memory, and not hear that it failed.
+TEST_F(SymmetricMemoryTest, ARankGivesItsMemoryAwayBeforeItFails) {
+  device_.start();
+  listener_ = packets::listen_on({true, name_});
+  PieceNotice beside;
+  beside.key = 78;  // no piece of this process
+  beside.bytes = beside.length = kBytes;
+  beside.host = read_host_identity();
+  beside.gpu = device_.gpus()[0].uuid;
+  beside.socket = name_;
+  PieceNotice elsewhere = beside;
+  elsewhere.key = 77;
+  elsewhere.host.pid += 1;
+  board_.set("gpu/1", encode(beside));
+  board_.set("gpu/2", encode(elsewhere));
+  try {
+    const SymmetricMemory memory(device_, 0, device_.allocate(0, kBytes), kBytes, device_.make_words(0, 4096),
+                                 0, 3, board_.noticeboard(), in_time());
+    FAIL() << "it found a piece that nobody has";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.message(), "gpu: rank 1 of this process has freed its memory already");
+  }
+  UniqueFd spare = packets::open_spare();
+  int none = 0;
+  const UniqueFd visitor = packets::accept_visitor(listener_.get(), spare, none);
+  packets::Packet hello;
+  ASSERT_TRUE(visitor);
+  EXPECT_EQ(packets::receive_packet(visitor.get(), hello), Status::kOk);
+  EXPECT_EQ(hello.fd_count, 1u);
+}
+
 // A process that listens in rank 1's place, and a child of it that keeps what it had open.
 class ProcessWithAChild {
  public:
