@@ -396,6 +396,19 @@ def late_unasked(rank: int, folder: str) -> None:
         store.set(str(number), "")
 
 
+def ended_in_a_child(rank: int, folder: str) -> None:
+    """What a forked child inherits it can end, and nothing happens to the parent's."""
+    comm = make("ncclx", rank, folder)
+    child = os.fork()
+    if child == 0:
+        comm.finalize()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    comm.all_reduce(tensor := torch.ones(3000), ReduceOp.SUM, False)
+    comm.finalize()
+    assert (tensor == SIZE).all()
+
+
 def late_and_reconfigured(rank: int, folder: str) -> None:
     """A communicator that can be reconfigured outlives a timeout, though failures end the process by default."""
     os.environ.update(TORCHCOMM_RANK=str(rank), TORCHCOMM_SIZE=str(SIZE))
@@ -424,7 +437,7 @@ def run(what, rank: int, folder: str) -> None:
     what(rank, folder)
 
 
-@pytest.mark.parametrize("what", [operations, beside, in_groups, windows, deregistered_early, reconfigured, hooked, logged, logged_batch, logged_again, late, late_unasked, late_and_reconfigured, replayed, placed], ids=lambda what: what.__name__)
+@pytest.mark.parametrize("what", [operations, beside, in_groups, windows, deregistered_early, reconfigured, hooked, logged, logged_batch, logged_again, late, late_unasked, late_and_reconfigured, ended_in_a_child, replayed, placed], ids=lambda what: what.__name__)
 def test_ranks(what, tmp_path):
     if what is in_groups and not _torch_group.TAKES_BACKENDS:
         pytest.skip(f"torch {torch.__version__} takes no backend made in Python: 2.15 does")

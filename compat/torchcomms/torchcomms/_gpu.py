@@ -216,6 +216,8 @@ class NativeOnGpu(Native):
         not tell."""
         if self.comm is None or self.comm.closed:
             return
+        if self.comm.error[0] == Status.FORKED:  # the parent's
+            return self.comm.close()
         broke: list[dict[str, Any]] = []
         hook = self.comm.hook("abort", broke.append)  # other streams are waited for, and their failures found, in closing
         try:
