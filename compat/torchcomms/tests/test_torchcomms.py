@@ -236,6 +236,12 @@ def test_a_process_group_keeps_sends_and_receives_for_one_batch(comm):
         wrapper.end_coalescing()
 
 
+@in_process_groups
+def test_a_process_groups_timeout_is_its_communicators(comm):
+    torchcomms._comms._BackendWrapper(comm).set_timeout(timedelta(seconds=7))
+    assert comm.get_options().timeout == timedelta(seconds=7) and comm._implementation.use().timeout == 7
+
+
 def test_what_is_not_here_says_so(comm):
     from torchcomms import functional
 

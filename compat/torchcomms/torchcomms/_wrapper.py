@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -35,8 +36,6 @@ class _Facade:
         return self.comm._finalized
 
     def _run(self, operation: str, arguments: tuple, async_op: bool, timeout: float | None) -> Any:
-        from datetime import timedelta
-
         limit = timedelta(seconds=timeout) if timeout is not None else None
         work = self.comm._run(operation, arguments, async_op, None, limit)
         return work._native if async_op else None
@@ -88,6 +87,10 @@ class _Facade:
     @property
     def timeout(self) -> float:
         return self.comm.get_options().timeout.total_seconds()
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self.comm.set_timeout(timedelta(seconds=seconds))
 
     @property
     def error(self) -> tuple:
