@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "collectives/gpu/gpu_table.h"
@@ -149,6 +150,36 @@ TEST_F(CollectivesOnGpuRefuse, ACaptureOnOneRankOnlyIsToldOnAllAndNothingHangs) 
     stream.drain();
     EXPECT_EQ(towline_collective_issue(rank.on_gpu, &call, &options, &stream), TOWLINE_TIMED_OUT);
   });
+}
+
+// The kernel's report and the end of its stream come at once: a look between the two finds neither.
+TEST_F(CollectivesOnGpuRefuse, WhatFailsWhileACommunicatorClosesIsTold) {
+  for (int round = 0; round < 30; ++round) {
+    run_on_gpus({2, "", kMinuteNs}, false, [](Rank& rank) {
+      Buffer buffer(rank.gpu, kCount * 4);
+      const towline_collective_t call = reduce_call(buffer, buffer, kCount);
+      towline_collective_options_t options = {};
+      options.struct_size = sizeof options;
+      options.timeout_ns = 3'000'000;
+      FakeStream stream(0);
+      meet(rank);
+      if (rank.rank == 1) {
+        std::string told;
+        towline_hook_t* hook = nullptr;
+        const auto keep = [](void* context, const towline_hook_args_t* args) {
+          *static_cast<std::string*>(context) = args->text;
+        };
+        ASSERT_EQ(towline_communicator_hook(rank.on_gpu, TOWLINE_HOOK_ABORT, keep, &told, &hook), TOWLINE_OK);
+        ASSERT_EQ(towline_collective_issue(rank.on_gpu, &call, &options, &stream), TOWLINE_OK);
+        towline_communicator_destroy(std::exchange(rank.on_gpu, nullptr));
+        towline_hook_remove(hook);
+        EXPECT_NE(told.find("rank 1 timed out in all_reduce #0"), std::string::npos) << told;
+      }
+      await_others(rank);
+      stream.drain();
+    });
+    if (HasFailure()) break;
+  }
 }
 
 // Operations of two graphs, and one of none between them: the text names the graph of the one that timed out.

@@ -128,6 +128,7 @@ GpuBackend::~GpuBackend() {
   };
   // What was issued may not have begun, and others count on it: they must not be told before it has ended.
   drain();
+  look();  // at what the last kernel reported
   tell(Failure::kLeft);
   channels.push_back(&control_);
   drain();
