@@ -121,6 +121,18 @@ def test_a_killed_rank_is_noticed(tmp_path):
     assert ranks.stop() == [0, -signal.SIGKILL]
 
 
+def test_elements_whose_bytes_are_no_number_are_refused(alone):
+    window = alone.window(64)
+    for call in (
+        lambda: window.put(0, 0, (4096, 1 << 62, "float32")),
+        lambda: window.get(0, 0, (4096, 1 << 63, "int16")),
+        lambda: alone.window((4096, 1 << 62, "float32")),
+    ):
+        with pytest.raises(towline.OutOfRange, match="elements are too many"):
+            call()
+    window.close()
+
+
 def test_one_rank_alone(alone):
     array = np.arange(4.0)
     assert alone.all_reduce(array, async_op=True).wait() is None

@@ -249,6 +249,9 @@ bool Held::view_tuple(nb::handle tensor, const char* what, View& view) {
   if (view.datatype == View::kUnknownType)
     refuse(what, std::string("there is no type ") + nb::str(nb::object(tensor[2])).c_str());
   view.item_bytes = towline_datatype_bytes(view.datatype);
+  if (view.count > UINT64_MAX / view.item_bytes)
+    raise(TOWLINE_OUT_OF_RANGE,
+          std::string(what) + ": " + std::to_string(view.count) + " elements are too many");
   view.rows = view.count;
   return true;
 }
