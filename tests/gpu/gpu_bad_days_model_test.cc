@@ -9,8 +9,11 @@
 #include <string>
 #include <thread>
 
+#include "base/clock.h"
+#include "collectives/gpu/memory_pool.h"
 #include "gpu/collectives_suite.h"
 #include "gpu/fake/fake_device.h"
+#include "gpu/fake/fake_kernels.h"
 
 namespace towline::gpu_test {
 namespace {
@@ -223,6 +226,39 @@ TEST_F(CollectivesOnGpuBadDay, MemoryOfThePoolThatWasFreedStaysWhileAWindowMapsI
     EXPECT_EQ(towline_window_destroy(window, 60'000'000'000), TOWLINE_OK) << towline_last_error();
     rank.gpu.pool_release(next);
   });
+}
+
+void write_a_byte(const void* argument, uint32_t, uint32_t) {
+  *reinterpret_cast<volatile uint8_t*>(*static_cast<const uint64_t*>(argument)) = 1;
+}
+
+TEST(MemoryPool, MemoryGoesOnlyAfterTheKernelsThatUseIt) {
+  constexpr uint64_t kLookNs = 50'000'000;
+  cuda::KernelDevice& device = cuda::fake::fake_kernel_device();
+  void* const pooled = collectives::gpu::pool_allocate(device, 0, 1 << 20);
+  ASSERT_NE(pooled, nullptr);
+  const cuda::KernelModel models[] = {write_a_byte};
+  cuda::KernelSet set;
+  set.models = models;
+  set.argument_bytes = sizeof(uint64_t);
+  const auto kernels = device.load(0, set);
+  auto stream = std::make_unique<FakeStream>(0);
+  stream->hold(true);
+  const auto address = reinterpret_cast<uint64_t>(pooled);
+  ASSERT_EQ(kernels->launch(0, &address, 1, stream.get()), 0);
+  std::atomic<bool> freed{false};
+  std::thread thread([&] {
+    collectives::gpu::pool_free(pooled);
+    freed = true;
+  });
+  const uint64_t until = monotonic_now_ns() + kLookNs;
+  while (!freed && monotonic_now_ns() < until) std::this_thread::yield();
+  EXPECT_FALSE(freed);
+  if (freed)
+    (void)stream.release();  // its kernel would write where no memory is
+  else
+    stream->hold(false);
+  thread.join();
 }
 
 }  // namespace

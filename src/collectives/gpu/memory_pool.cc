@@ -10,8 +10,13 @@ namespace towline::collectives::gpu {
 namespace {
 
 struct Pool {
+  struct Entry {
+    std::shared_ptr<cuda::SharedPiece> piece;
+    cuda::KernelDevice* device = nullptr;
+    uint32_t gpu = 0;
+  };
   std::mutex mutex;
-  std::map<uint64_t, std::shared_ptr<cuda::SharedPiece>> pieces;  // by their first address
+  std::map<uint64_t, Entry> pieces;  // by their first address
 };
 // Never destroyed: the driver may go before it.
 Pool& pool() {
@@ -30,7 +35,7 @@ void* pool_allocate(cuda::KernelDevice& device, uint32_t gpu, uint64_t bytes) no
     const uint64_t address = piece->address();
     Pool& all = pool();
     const std::lock_guard lock(all.mutex);
-    all.pieces[address] = std::move(piece);
+    all.pieces[address] = {std::move(piece), &device, gpu};
     return reinterpret_cast<void*>(address);
   } catch (const std::exception& error) {
     TOWLINE_LOG(kError, "gpu: no shared memory of {} bytes on GPU {}: {}", bytes, gpu, error.what());
@@ -39,13 +44,17 @@ void* pool_allocate(cuda::KernelDevice& device, uint32_t gpu, uint64_t bytes) no
 }
 
 void pool_free(void* address) noexcept {
-  std::shared_ptr<cuda::SharedPiece> gone;  // unmapped without the lock
-  Pool& all = pool();
-  const std::lock_guard lock(all.mutex);
-  const auto found = all.pieces.find(reinterpret_cast<uint64_t>(address));
-  if (found == all.pieces.end()) return;
-  gone = std::move(found->second);
-  all.pieces.erase(found);
+  Pool::Entry gone;  // unmapped without the lock
+  {
+    Pool& all = pool();
+    const std::lock_guard lock(all.mutex);
+    const auto found = all.pieces.find(reinterpret_cast<uint64_t>(address));
+    if (found == all.pieces.end()) return;
+    gone = std::move(found->second);
+    all.pieces.erase(found);
+  }
+  // Unmapping waits for no kernel, as programs expect of what frees memory. Where a window maps it, that one is closed later.
+  if (gone.piece.use_count() == 1) gone.device->settle(gone.gpu);
 }
 
 PoolPart pool_find(uint64_t address, uint64_t bytes) {
@@ -54,10 +63,10 @@ PoolPart pool_find(uint64_t address, uint64_t bytes) {
   auto found = all.pieces.upper_bound(address);
   if (found == all.pieces.begin()) return {};
   --found;
-  const cuda::SharedPiece& piece = *found->second;
+  const cuda::SharedPiece& piece = *found->second.piece;
   const uint64_t offset = address - piece.address();
   if (offset > piece.bytes() || bytes > piece.bytes() - offset) return {};
-  return {found->second, offset};
+  return {found->second.piece, offset};
 }
 
 }  // namespace towline::collectives::gpu

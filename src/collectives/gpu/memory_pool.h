@@ -11,7 +11,8 @@ namespace towline::collectives::gpu {
 
 // Null: there is no room, or no such GPU; the reason is logged. Bytes are whole pages of the GPU, zeroed.
 void* pool_allocate(cuda::KernelDevice& device, uint32_t gpu, uint64_t bytes) noexcept;
-// Memory stays mapped as long as a window uses it.
+// Memory stays mapped as long as a window uses it. Else this waits until the GPU has done all that the process has given it, as
+// cudaFree does.
 void pool_free(void* address) noexcept;
 
 struct PoolPart {
