@@ -344,6 +344,25 @@ def test_reconfigure(comm):
     dynamic.finalize()
 
 
+@pytest.mark.parametrize("more, said", [(["elsewhere"], "'elsewhere' is no handle"), (None, "is there 2 times")])
+def test_reconfigure_takes_handles_only(more, said):
+    comm = torchcomms.new_comm("gloo", CPU, name="handles", enable_reconfigure=True)
+    own = comm.get_init_handle()
+    with pytest.raises(RuntimeError, match=said):
+        comm.reconfigure(0, [own, *(more or [own])])
+
+
+def test_abort_hooks_stay_when_a_communicator_is_reconfigured():
+    comm = torchcomms.new_comm("gloo", CPU, name="hooked", enable_reconfigure=True)
+    told: list[str] = []
+    comm.register_abort_hook(lambda: told.append("registered before it was configured"))
+    for uuid in range(2):
+        comm.reconfigure(uuid, [comm.get_init_handle()]).wait()
+        comm.abort()
+        assert len(told) == uuid + 1
+    comm.finalize()
+
+
 _LOST = """
     import os, signal, sys, torch, torchcomms
     from torchcomms import ReduceOp

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
+from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from importlib.metadata import entry_points
 from typing import Any
@@ -130,6 +133,7 @@ class Native:
 
     version = towline.__version__
     device: torch.device | None = None  # where it chose one
+    _when_aborted: Callable[[], None] | None = None
 
     def __init__(self, name: str, options: CommOptions, comm: collectives.Communicator | None = None) -> None:
         self.name, self.options = name, options
@@ -162,12 +166,22 @@ class Native:
 
     def _open(self, how: dict[str, Any]) -> collectives.Communicator:
         how.setdefault("name", self.options.name)
-        return collectives.Communicator(
+        made = collectives.Communicator(
             timeout=self.options.timeout.total_seconds(),
             abort_process=self._aborts_process(),
             hints=self.options.hints,
             **how,
         )
+        if self._when_aborted is not None:
+            self.tell_of_abort(self._when_aborted, made)
+        return made
+
+    def tell_of_abort(self, function: Callable[[], None], comm: collectives.Communicator | None = None) -> None:
+        """The function is called when the communicator breaks, and so are those that later reconfigurations make."""
+        comm = comm or self.comm
+        self._when_aborted = function
+        if comm is not None:
+            self._abort_hook = comm.hook("abort", lambda told: function())
 
     def _aborts_process(self) -> bool:
         """As in torchcomms: failures of gloo are raised, and a communicator that can be reconfigured goes on without the ranks
@@ -192,6 +206,11 @@ class Native:
         mine = self.init_handle()
         if mine not in ordered:
             raise RuntimeError("reconfigure: this communicator's handle is not among those given")
+        for handle, count in Counter(ordered).items():
+            if not re.fullmatch(r"towline:\d+:[0-9a-f]+:.+:\d+", handle):
+                raise RuntimeError(f"reconfigure: {handle!r} is no handle of get_init_handle()")
+            if count > 1:
+                raise RuntimeError(f"reconfigure: the handle {handle!r} is there {count} times")
         limit = timeout or self.options.timeout
         host, port = ordered[0].split(":", 3)[3].rsplit(":", 1)
         store = torch.distributed.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=limit)

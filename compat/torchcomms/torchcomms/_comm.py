@@ -72,7 +72,7 @@ class TorchComm:
         self._pre_hooks: dict[int, Callable] = {}
         self._post_hooks: dict[int, Callable] = {}
         self._abort_hooks: dict[int, Callable] = {}
-        self._native_abort_hook: Any = None
+        self._tells_of_abort = False
 
     # ---- one way for all operations
 
@@ -239,7 +239,6 @@ class TorchComm:
             return
         self._before("finalize", _FINALIZE_OP_ID, (False,))
         self._finalized = True
-        self._native_abort_hook = None
         self._implementation.finalize()
         self._after("finalize", _FINALIZE_OP_ID, None)
 
@@ -333,14 +332,16 @@ class TorchComm:
         return self._add_hook(self._post_hooks, callback)
 
     def register_abort_hook(self, callback: Callable[[], None]) -> RemovableHandle:
-        if self._native_abort_hook is None and isinstance(self._implementation, _backends.Native):
+        """It stays when the communicator is reconfigured."""
+        if not self._tells_of_abort and isinstance(self._implementation, _backends.Native):
             hooks = self._abort_hooks
 
-            def aborted(_: Any) -> None:
+            def aborted() -> None:
                 for hook in list(hooks.values()):
                     hook()
 
-            self._native_abort_hook = self._implementation.use().hook("abort", aborted)
+            self._implementation.tell_of_abort(aborted)
+            self._tells_of_abort = True
         return self._add_hook(self._abort_hooks, callback)
 
     def __copy__(self) -> TorchComm:
