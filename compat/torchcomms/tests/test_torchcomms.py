@@ -363,6 +363,12 @@ def test_abort_hooks_stay_when_a_communicator_is_reconfigured():
     comm.finalize()
 
 
+def test_a_library_for_torchcomms_own_interface_is_named(monkeypatch):
+    monkeypatch.setenv("TORCHCOMMS_BACKEND_LIB_PATH_FOREIGN", torch._C.__file__)  # a library without Towline's table
+    with pytest.raises(RuntimeError, match=r"create_dynamic_loader_foreign\) can't be loaded: towline/plugin/collective.h"):
+        torchcomms.new_comm("foreign", CPU)
+
+
 _LOST = """
     import os, signal, sys, torch, torchcomms
     from torchcomms import ReduceOp

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import towline
-from towline import _torch_group, collectives
+from towline import Error, _torch_group, collectives
 
 from ._ranks import rank_and_size
 from ._types import CommOptions, ReduceOp, RedOpType
@@ -74,7 +74,15 @@ def _load(name: str) -> None:
     path = os.environ.get(f"TORCHCOMMS_BACKEND_LIB_PATH_{name.upper()}")
     if path is not None:
         if name not in _loaded:
-            collectives.load_backend(name, path)
+            try:
+                collectives.load_backend(name, path)
+            except Error as error:
+                if "towline_collective_v1" not in str(error):
+                    raise
+                raise RuntimeError(
+                    f"{error}. Libraries of torchcomms' own C++ interface (create_dynamic_loader_{name}) can't be loaded: "
+                    "towline/plugin/collective.h has the table that a library needs"
+                ) from error
             _loaded.add(name)
         return
     for point in entry_points(group="torchcomms.backends", name=name):
