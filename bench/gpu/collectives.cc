@@ -38,27 +38,12 @@ constexpr Operation kOperations[] = {
      &NcclRank::reduce_scatter},
     {"all_to_all", Collective::kAllToAll, TOWLINE_COLLECTIVE_ALL_TO_ALL, &NcclRank::all_to_all}};
 
-struct Way {
-  std::string name;
-  std::string config;
-};
-
-std::vector<Way> ways_of(const CollectivesOptions& options) {
-  std::vector<Way> made{{"Towline", ""}};
-  for (const std::string& one : options.ways) {
-    const size_t bar = one.find('|');
-    Way& way = made.emplace_back(Way{one.substr(0, bar), bar == one.npos ? "" : one.substr(bar + 1)});
-    std::replace(way.config.begin(), way.config.end(), ';', '\n');
-  }
-  return made;
-}
-
 struct Run : SharedRun {
   Run(const CollectivesOptions& given, const Nccl& theirs, int ranks)
       : SharedRun(ranks), options(given), nccl(theirs) {}
   const CollectivesOptions& options;
   const Nccl& nccl;
-  const std::vector<Way> ways = ways_of(options);
+  const std::vector<Way> ways = ways_of(options.ways);
   const NcclId id = nccl.id();
 };
 
@@ -70,7 +55,7 @@ class Rank {
     input_ = allocate(most);
     output_ = allocate(most);
     for (const Way& way : run.ways) {
-      worlds_.push_back(communicator(run.store, way.name.c_str(), rank, run.size, way.config));
+      worlds_.push_back(communicator(run.store, way.name.c_str(), rank, run.size, way.config, rank));
       run.meet();
     }
     nccl_.emplace(run.nccl, run.id, rank, run.size);

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -101,6 +102,61 @@ __global__ void count_wrong_numbers(const float* of, uint64_t count, Collective 
     mine += of[i] == right ? 0 : 1;  // not a number is wrong, too
   }
   if (mine != 0) atomicAdd(reinterpret_cast<unsigned long long*>(wrong), mine);
+}
+
+constexpr int kPlainRanks = PlainAllReduce::kMostRanks;
+constexpr int kPlainBlocks = PlainAllReduce::kMostBlocks;
+constexpr int kPlainThreads = 256;
+
+// A rank's words: how often its block has met the others, and what each other rank's block says of that.
+struct PlainFlags {
+  uint32_t met[kPlainBlocks];
+  uint32_t from[kPlainRanks][kPlainBlocks];
+};
+struct PlainJob {
+  const float4* in[kPlainRanks];
+  float4* out;
+  PlainFlags* flags;
+  uint64_t packs;
+  uint32_t rank;
+};
+
+template <int kRanks>
+__device__ void meet_plainly(const PlainJob& job, uint32_t epoch) {
+  __syncthreads();
+  if (threadIdx.x < kRanks) {
+    uint32_t* const there = &job.flags[threadIdx.x].from[job.rank][blockIdx.x];
+    const uint32_t* const here = &job.flags[job.rank].from[threadIdx.x][blockIdx.x];
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(there), "r"(epoch) : "memory");
+    uint32_t seen = 0;
+    do asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(here) : "memory");
+    while (static_cast<int32_t>(seen - epoch) < 0);
+  }
+  __syncthreads();
+}
+
+template <int kRanks>
+__global__ void __launch_bounds__(kPlainThreads) plain_all_reduce(const __grid_constant__ PlainJob job) {
+  uint32_t& met = job.flags[job.rank].met[blockIdx.x];
+  const uint32_t epoch = met;
+  meet_plainly<kRanks>(job, epoch + 1);
+  const uint64_t step = uint64_t{gridDim.x} * blockDim.x;
+  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < job.packs; i += step) {
+    float4 each[kRanks];
+#pragma unroll
+    for (int rank = 0; rank < kRanks; ++rank) each[rank] = job.in[rank][i];
+    float4 sum = each[0];
+#pragma unroll
+    for (int rank = 1; rank < kRanks; ++rank) {
+      sum.x += each[rank].x;
+      sum.y += each[rank].y;
+      sum.z += each[rank].z;
+      sum.w += each[rank].w;
+    }
+    job.out[i] = sum;
+  }
+  meet_plainly<kRanks>(job, epoch + 2);
+  if (threadIdx.x == 0) met = epoch + 2;
 }
 
 cudaEvent_t event(void* one) { return static_cast<cudaEvent_t>(one); }
@@ -261,6 +317,39 @@ uint64_t wrong_numbers(uint64_t address, uint64_t floats, Collective what, int r
   check(cudaGetLastError(), "launch");
   synchronize();
   return *wrong;
+}
+
+PlainAllReduce::PlainAllReduce(int ranks) : ranks_(ranks) {
+  if (ranks != 2 && ranks != 4 && ranks != kMostRanks)
+    throw std::runtime_error("the plain kernel is for 2, 4 and 8 ranks");
+  flags_ = allocate(sizeof(PlainFlags) * kMostRanks);
+  fill(flags_, sizeof(PlainFlags) * kMostRanks, 0);
+  synchronize();
+}
+
+PlainAllReduce::~PlainAllReduce() { cudaFree(reinterpret_cast<void*>(flags_)); }
+
+void PlainAllReduce::set(int rank, uint64_t input, uint64_t output) {
+  inputs_[rank] = input;
+  outputs_[rank] = output;
+}
+
+void PlainAllReduce::put(void* stream, int rank, uint64_t bytes) const {
+  PlainJob job{};
+  for (int each = 0; each < ranks_; ++each) job.in[each] = reinterpret_cast<const float4*>(inputs_[each]);
+  job.out = reinterpret_cast<float4*>(outputs_[rank]);
+  job.flags = reinterpret_cast<PlainFlags*>(flags_);
+  job.packs = bytes / sizeof(float4);
+  job.rank = static_cast<uint32_t>(rank);
+  const auto blocks = static_cast<unsigned>(std::min<uint64_t>(kMostBlocks, (bytes + 16383) / 16384));
+  auto* const in = static_cast<cudaStream_t>(stream);
+  if (ranks_ == 2)
+    plain_all_reduce<2><<<blocks, kPlainThreads, 0, in>>>(job);
+  else if (ranks_ == 4)
+    plain_all_reduce<4><<<blocks, kPlainThreads, 0, in>>>(job);
+  else
+    plain_all_reduce<8><<<blocks, kPlainThreads, 0, in>>>(job);
+  check(cudaGetLastError(), "launch");
 }
 
 Recording::Recording(const std::function<void(void* stream)>& body) {

@@ -86,6 +86,26 @@ class Recording {
   void* ended_ = nullptr;
 };
 
+// What all_reduces of ranks that share the GPU in use are held against: each rank reads all inputs, between two barriers of flags. Blocks of
+// 256 threads, 1 for 16 KiB up to 16.
+class PlainAllReduce {
+ public:
+  static constexpr int kMostRanks = 8;
+  static constexpr int kMostBlocks = 16;
+  explicit PlainAllReduce(int ranks);
+  PlainAllReduce(const PlainAllReduce&) = delete;
+  PlainAllReduce& operator=(const PlainAllReduce&) = delete;
+  ~PlainAllReduce();
+  void set(int rank, uint64_t input, uint64_t output);  // before any rank puts
+  void put(void* stream, int rank, uint64_t bytes) const;
+
+ private:
+  const int ranks_;
+  uint64_t flags_ = 0;
+  uint64_t inputs_[kMostRanks] = {};
+  uint64_t outputs_[kMostRanks] = {};
+};
+
 double copy_engine(uint64_t to, uint64_t from, uint64_t bytes);  // seconds, by cudaMemcpyAsync and a wait
 
 }  // namespace bench::gpu

@@ -19,6 +19,7 @@
 #include "collectives.h"
 #include "gpu.h"
 #include "norm.h"
+#include "shared.h"
 #include "support/statistics.h"
 #include "support/table.h"
 #include "together.h"
@@ -45,6 +46,7 @@ struct Options {
   gpu::BesideOptions besides;
   bool together = false;
   bool norm = false;
+  bool shared = false;
   bool collective = false;
   gpu::CollectivesOptions collectives;
   bool on_stream = false;
@@ -509,18 +511,22 @@ int main(int argc, char** argv) try {
                "only collectives of ranks with a GPU each, in turns with NCCL in CUDA graphs");
   app.add_flag("--norm", options.norm,
                "only all_reduce fused with a residual addition and RMSNorm, in turns with all_reduce alone");
+  app.add_flag(
+      "--shared", options.shared,
+      "only all_reduces of ranks that share the first GPU, in turns with a plain kernel, in CUDA graphs");
   app.add_option("--collectives-plugin", options.collectives.plugin,
                  "libtowline_collectives_gpu.so, where it is not beside the library");
   app.add_option("--nccl", options.collectives.nccl, "libnccl.so.2, where the loader does not find it");
-  app.add_option(
-      "--ranks", options.collectives.ranks,
-      "of --collectives and --norm: how many, once or more; without it 2, 4 and 8, as far as there are GPUs");
+  app.add_option("--ranks", options.collectives.ranks,
+                 "of --collectives, --norm and --shared: how many, once or more; without it 2, 4 and 8, as "
+                 "far as there are GPUs");
   app.add_option("--operation", options.collectives.operations,
                  "of --collectives: all_reduce, all_gather, reduce_scatter, all_to_all; without it all");
   app.add_option("--least", options.collectives.least, "bytes of the smallest operation of --collectives");
   app.add_option("--most", options.collectives.most, "bytes of the largest");
   app.add_option("--settings", options.collectives.ways,
-                 "of --collectives: one more contender, name|settings of [tuning.collectives], ';' between");
+                 "of --collectives and --shared: one more contender, name|settings of [tuning.collectives], "
+                 "';' between");
   app.add_flag("--target", options.target, "the owner of the far memory (started by the program itself)");
   CLI11_PARSE(app, argc, argv);
   if (bench::gpu::count() == 0) {
@@ -549,6 +555,13 @@ int main(int argc, char** argv) try {
     return bench::gpu::measure_norms({.plugin = options.collectives.plugin,
                                       .ranks = options.collectives.ranks,
                                       .rounds = options.rounds})
+               ? 0
+               : 1;
+  if (options.shared)
+    return bench::gpu::measure_shared({.plugin = options.collectives.plugin,
+                                       .ranks = options.collectives.ranks,
+                                       .ways = options.collectives.ways,
+                                       .rounds = options.rounds})
                ? 0
                : 1;
   if (options.all) {

@@ -40,7 +40,7 @@ class Rank {
     const Shape& most = std::end(kShapes)[-1];
     for (uint64_t* memory : {&input_, &output_, &residual_, &weight_})
       *memory = allocate(most.rows * most.width * kBf16);
-    world_ = communicator(run.store, "norm", rank, run.size, "");
+    world_ = communicator(run.store, "norm", rank, run.size, "", rank);
     run.meet();
   }
   Rank(const Rank&) = delete;

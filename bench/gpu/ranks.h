@@ -81,10 +81,27 @@ inline std::string us_text(const std::vector<double>& seconds) {
   return fmt::format("{:.2f} [{:.2f} {:.2f}]", spread.median * 1e6, spread.min * 1e6, spread.max * 1e6);
 }
 
+// A contender of ours.
+struct Way {
+  std::string name;
+  std::string config;
+};
+
+// Towline as it is, and others: name|settings of [tuning.collectives], ';' between.
+inline std::vector<Way> ways_of(const std::vector<std::string>& others) {
+  std::vector<Way> made{{"Towline", ""}};
+  for (const std::string& one : others) {
+    const size_t bar = one.find('|');
+    Way& way = made.emplace_back(Way{one.substr(0, bar), bar == one.npos ? "" : one.substr(bar + 1)});
+    std::replace(way.config.begin(), way.config.end(), ';', '\n');
+  }
+  return made;
+}
+
 inline towline_communicator_t* communicator(RankStore& store, const char* name, int rank, int size,
-                                            const std::string& settings) {
+                                            const std::string& settings, int gpu) {
   const auto table = store.table();
-  const std::string config = fmt::format("[tuning.collectives]\ngpu = {}\n{}\n", rank, settings);
+  const std::string config = fmt::format("[tuning.collectives]\ngpu = {}\n{}\n", gpu, settings);
   towline_communicator_options_t options = {};
   options.struct_size = sizeof options;
   options.name = name;

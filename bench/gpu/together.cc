@@ -60,7 +60,7 @@ struct Run {
 void reduce(Run& run, int rank, size_t which) {
   use(rank);
   const Work& work = kWorks[which];
-  towline_communicator_t* const world = communicator(run.stores[which], work.name, rank, run.size, "");
+  towline_communicator_t* const world = communicator(run.stores[which], work.name, rank, run.size, "", rank);
   const uint64_t in = allocate(work.bytes);
   const uint64_t out = allocate(work.bytes);
   number(in, work.bytes / 4, rank);
