@@ -6,6 +6,7 @@ namespace towline::cuda::driver {
 
 namespace {
 
+constexpr int kWithClusters = 11080;
 constexpr int kWanted = 12000;      // 12.0
 constexpr int kOfWholeGpus = 9020;  // functions that knew no MIG yet
 constexpr int kWithGreen = 12050;
@@ -112,6 +113,7 @@ Api::Api(const char* file) : library(file) {
   load_from(kOfWholeGpus, device_get_whole_uuid, "cuDeviceGetUuid");
   load_from(kWanted, pointer_set_attribute, "cuPointerSetAttribute");
   load_from(kWanted, range_handle, "cuMemGetHandleForAddressRange");
+  load_from(kWithClusters, occupancy_clusters, "cuOccupancyMaxActiveClusters");
   load_from(kWithGreen, function_load, "cuFuncLoad");
   load_from(kWithGreen, device_get_resource, "cuDeviceGetDevResource");
   load_from(kWithGreen, split_multiprocessors, "cuDevSmResourceSplitByCount");

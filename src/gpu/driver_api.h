@@ -143,6 +143,7 @@ struct LaunchAttribute {
   int padding = 0;
   union {
     int number = 0;
+    unsigned cluster[3];  // blocks
     unsigned char bytes[64];
   } value;
 };
@@ -158,6 +159,7 @@ struct LaunchConfig {
 static_assert(sizeof(LaunchConfig) == 56);
 // The kernel may begin before the one ahead of it in its stream has ended: it waits itself.
 inline constexpr int kLaunchMayBeginEarly = 6;
+inline constexpr int kLaunchInClusters = 4;
 inline constexpr int kFunctionPtxVersion = 5;  // attribute: 90 where the kernel was compiled for 9.0
 
 struct Api {
@@ -195,6 +197,7 @@ struct Api {
                    void**, void**) = nullptr;
   Result (*launch_with)(const LaunchConfig*, Function, void**, void**) = nullptr;
   Result (*function_get_attribute)(int*, int, Function) = nullptr;
+  Result (*occupancy_clusters)(int*, Function, const LaunchConfig*) = nullptr;
   Result (*stream_create)(Stream*, unsigned) = nullptr;
   Result (*stream_create_with_priority)(Stream*, unsigned, int) = nullptr;
   Result (*context_get_priorities)(int*, int*) = nullptr;

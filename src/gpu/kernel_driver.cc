@@ -1,5 +1,6 @@
 // KernelDevice over NVIDIA's driver.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -205,33 +206,59 @@ class DriverKernels final : public LoadedKernels {
   DriverKernels(const Api& api, driver::Context context, const KernelSet& set)
       : api_(api), context_(context), threads_(set.threads), functions_(functions_of(api, context, set)) {
     const Current current(api_, context_);
-    // Kernels that were translated from an image for older GPUs lack the wait.
+    // Kernels that were translated from an image for older GPUs lack the wait, and the code of clusters.
     int made_for = 0;
-    if (set.wait_themselves && !functions_.empty() &&
-        api_.function_get_attribute(&made_for, driver::kFunctionPtxVersion, functions_[0]) ==
-            driver::kSuccess)
-      may_begin_early_ = made_for >= 90;
+    if (!functions_.empty() && api_.function_get_attribute(&made_for, driver::kFunctionPtxVersion,
+                                                           functions_[0]) == driver::kSuccess)
+      clusters_ = made_for >= 90;
+    may_begin_early_ = clusters_ && set.wait_themselves;
   }
-  Code launch(uint32_t kernel, const void* argument, uint32_t blocks, void* stream) noexcept override {
+  [[nodiscard]] uint32_t clusters(uint32_t kernel, uint32_t blocks) const noexcept override {
+    if (!clusters_ || api_.occupancy_clusters == nullptr) return 0;
+    const CurrentForLaunch current(api_, context_);
+    Attributes attributes;
+    const driver::LaunchConfig config = config_of(blocks, blocks, nullptr, attributes);
+    int most = 0;
+    return api_.occupancy_clusters(&most, functions_[kernel], &config) == driver::kSuccess
+               ? static_cast<uint32_t>(std::max(most, 0))
+               : 0;
+  }
+  Code launch(uint32_t kernel, const void* argument, uint32_t blocks, void* stream,
+              uint32_t cluster) noexcept override {
     const CurrentForLaunch current(api_, context_);
     void* arguments[] = {const_cast<void*>(argument)};
-    driver::LaunchAttribute early;
-    early.id = driver::kLaunchMayBeginEarly;
-    early.value.number = 1;
-    const driver::LaunchConfig config{.grid = {blocks, 1, 1},
-                                      .block = {threads_, 1, 1},
-                                      .shared_bytes = 0,
-                                      .stream = static_cast<driver::Stream>(stream),
-                                      .attributes = &early,
-                                      .attribute_count = may_begin_early_ ? 1u : 0u};
+    Attributes attributes;
+    const driver::LaunchConfig config = config_of(blocks, cluster, stream, attributes);
     return api_.launch_with(&config, functions_[kernel], arguments, nullptr);
   }
 
  private:
+  using Attributes = std::array<driver::LaunchAttribute, 2>;
+  driver::LaunchConfig config_of(uint32_t blocks, uint32_t cluster, void* stream,
+                                 Attributes& attributes) const noexcept {
+    unsigned count = 0;
+    if (may_begin_early_) {
+      attributes[count].id = driver::kLaunchMayBeginEarly;
+      attributes[count++].value.number = 1;
+    }
+    if (cluster != 1) {
+      attributes[count].id = driver::kLaunchInClusters;
+      const unsigned blocks_of_cluster[] = {cluster, 1, 1};
+      std::ranges::copy(blocks_of_cluster, attributes[count++].value.cluster);
+    }
+    return {.grid = {blocks, 1, 1},
+            .block = {threads_, 1, 1},
+            .shared_bytes = 0,
+            .stream = static_cast<driver::Stream>(stream),
+            .attributes = attributes.data(),
+            .attribute_count = count};
+  }
+
   const Api& api_;
   const driver::Context context_;
   const uint32_t threads_;
   const std::vector<driver::Function>& functions_;
+  bool clusters_ = false;
   bool may_begin_early_ = false;
 };
 

@@ -87,6 +87,20 @@ std::string communicator_info(towline_communicator_t* communicator) {
   return json.c_str();
 }
 
+towline_communicator_t* open_second(const Rank& rank, const towline_collective_store_t& store) {
+  towline_communicator_options_t options = {};
+  options.struct_size = sizeof options;
+  options.name = "second";
+  options.backend = rank.gpu.backend();
+  options.rank = rank.rank;
+  options.size = rank.size;
+  options.store = &store;
+  options.timeout_ns = 60'000'000'000;
+  towline_communicator_t* made = nullptr;
+  EXPECT_EQ(towline_communicator_create(&options, &made), TOWLINE_OK) << towline_last_error();
+  return made;
+}
+
 std::string communicator_error(const towline_communicator_t* communicator) {
   char text[1024] = "";
   size_t needed = 0;

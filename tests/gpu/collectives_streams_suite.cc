@@ -295,16 +295,8 @@ TEST(CollectivesBesideFail, TwoCommunicatorsInOppositeOrdersDoNotDeadlock) {
   MapStore store;
   const auto table = store.table();
   run_on_gpus({4, "", 60'000'000'000}, false, [&](Rank& rank) {
-    towline_communicator_options_t options = {};
-    options.struct_size = sizeof options;
-    options.name = "second";
-    options.backend = rank.gpu.backend();
-    options.rank = rank.rank;
-    options.size = rank.size;
-    options.store = &table;
-    options.timeout_ns = 60'000'000'000;
-    towline_communicator_t* second = nullptr;
-    ASSERT_EQ(towline_communicator_create(&options, &second), TOWLINE_OK) << towline_last_error();
+    towline_communicator_t* const second = open_second(rank, table);
+    ASSERT_NE(second, nullptr);
     Buffer a(rank.gpu, kLarge * 4);
     Buffer b(rank.gpu, kLarge * 4);
     fill(rank, a, kLarge, 1);

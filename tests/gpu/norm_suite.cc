@@ -91,9 +91,10 @@ class Tried {
     made.output = norm_.in_place ? input_.at() : output_.at();
     return made;
   }
-  void issue(void* stream) const {
+  void issue(void* stream) const { issue(stream, rank_.on_gpu); }
+  void issue(void* stream, towline_communicator_t* by) const {
     const towline_collective_norm_t made = call();
-    ASSERT_EQ(towline_collective_issue_norm(rank_.on_gpu, &made, nullptr, stream), TOWLINE_OK)
+    ASSERT_EQ(towline_collective_issue_norm(by, &made, nullptr, stream), TOWLINE_OK)
         << name_of(norm_) << ": " << towline_last_error();
   }
   // After the stream was drained.
@@ -155,12 +156,23 @@ class Tried {
   Buffer output_;
 };
 
-// Widths of one block's slots, of several, of no whole slots, and rows that no block has alone.
+// Widths of one block's slots, of several, of no whole slots, rows that no block has alone, and some whose blocks on a GPU do not get
+// the same of them.
 const std::vector<Norm>& shapes() {
   static const std::vector<Norm> all = [] {
     std::vector<Norm> made;
-    for (const auto& [rows, width] : std::initializer_list<std::pair<uint64_t, uint64_t>>{
-             {1, 512}, {3, 100}, {2, 33}, {1, 8192}, {4, 2048}, {37, 260}, {16, 4096}, {1, 1}, {70, 4}})
+    for (const auto& [rows, width] : std::initializer_list<std::pair<uint64_t, uint64_t>>{{1, 512},
+                                                                                          {3, 100},
+                                                                                          {2, 33},
+                                                                                          {1, 8192},
+                                                                                          {4, 2048},
+                                                                                          {37, 260},
+                                                                                          {16, 4096},
+                                                                                          {1, 1},
+                                                                                          {70, 4},
+                                                                                          {1, 8180},
+                                                                                          {2, 4100},
+                                                                                          {4, 4096}})
       made.push_back({.rows = rows, .width = width});
     made.push_back({.datatype = TOWLINE_FLOAT32, .rows = 3, .width = 700});
     made.push_back({.datatype = TOWLINE_FLOAT16, .rows = 5, .width = 1024, .in_place = true});
@@ -363,20 +375,51 @@ TEST(CollectivesNormFails, RanksThatDisagreeAreTold) {
 TEST(CollectivesNormFails, ARankThatDoesNotComeIsNamed) {
   Ranks ranks = two();
   ranks.timeout_ns = 300'000'000;
-  run_on_gpus(ranks, true, [](Rank& rank) {
-    const Tried tried(rank, {.rows = 2, .width = 256});
-    if (rank.rank == 1) {
-      while (communicator_error(rank.on_gpu).empty()) std::this_thread::yield();
-      return;
-    }
-    void* const stream = rank.gpu.make_stream();
-    tried.issue(stream);
-    rank.gpu.drain(stream);
-    std::string text;
-    while ((text = communicator_error(rank.on_gpu)).empty()) std::this_thread::yield();
-    EXPECT_NE(text.find("rank 1 did not come"), std::string::npos) << text;
-    rank.gpu.free_stream(stream);
-  });
+  for (const uint64_t width : {256, 8192})  // in one block, in several
+    run_on_gpus(ranks, true, [&](Rank& rank) {
+      const Tried tried(rank, {.rows = 2, .width = width});
+      if (rank.rank == 1) {
+        while (communicator_error(rank.on_gpu).empty()) std::this_thread::yield();
+        return;
+      }
+      void* const stream = rank.gpu.make_stream();
+      tried.issue(stream);
+      rank.gpu.drain(stream);
+      std::string text;
+      while ((text = communicator_error(rank.on_gpu)).empty()) std::this_thread::yield();
+      EXPECT_NE(text.find("rank 1 did not come"), std::string::npos) << text;
+      rank.gpu.free_stream(stream);
+    });
+}
+
+// A row's blocks begin together, for which another communicator's must leave room.
+TEST(CollectivesNormFails, TwoCommunicatorsInOppositeOrdersDoNotDeadlock) {
+  for (const int size : {2, 4}) {  // 16 streams of 8 ranks get no work queues of their own
+    MapStore store;
+    const auto table = store.table();
+    run_on_gpus({size, "", 60'000'000'000}, true, [&](Rank& rank) {
+      void* const streams[] = {rank.gpu.make_stream(), rank.gpu.make_stream()};
+      towline_communicator_t* const worlds[] = {rank.on_gpu, open_second(rank, table)};
+      ASSERT_NE(worlds[1], nullptr);
+      std::vector<std::unique_ptr<Tried>> all;
+      for (const uint64_t rows : {1, 2, 4, 8})
+        for (int world = 0; world < 2; ++world)
+          all.push_back(std::make_unique<Tried>(rank, Norm{.rows = rows, .width = 4096, .adds = false}));
+      meet(rank);
+      for (size_t turn = 0; turn < 100; ++turn) {
+        const size_t swapped = (static_cast<size_t>(rank.rank) + turn) % 2;
+        for (const size_t which : {swapped, 1 - swapped})
+          all[2 * (turn % 4) + which]->issue(streams[which], worlds[which]);
+      }
+      for (void* const stream : streams) {
+        rank.gpu.drain(stream);
+        rank.gpu.free_stream(stream);
+      }
+      for (const auto& one : all) one->check();
+      EXPECT_EQ(communicator_error(worlds[0]) + communicator_error(worlds[1]), "");
+      towline_communicator_destroy(worlds[1]);
+    });
+  }
 }
 
 TEST(CollectivesNormFails, WhatItCannotDoIsRefusedAndNothingIsEnqueued) {

@@ -84,7 +84,13 @@ GpuBackend::GpuShare GpuBackend::least_share(Deadline deadline) const {
   const cuda::Gpu& mine = device_.gpus()[gpu_];
   const uint32_t usable = reserved_sms_ != 0 ? reserved_sms_ : mine.multiprocessors;
   GpuShare least{std::max(1u, usable / memory_->ranks_on_gpu()),
-                 mine.whole_lines && memory_->ranks_on_gpu() == 1 ? 1u : 0u};
+                 mine.whole_lines && memory_->ranks_on_gpu() == 1 ? 1u : 0u,
+                 {}};
+  // Clusters that multiprocessors of their own would hold are not known.
+  const uint32_t norm = marked_norm_kernel(std::min(size_, kMarkedRanks), 0);
+  for (uint32_t i = 0; i < kClusters && reserved_sms_ == 0; ++i)
+    least.clusters[i] =
+        std::min(kernels_->clusters(norm, 2u << i), usable / (2u << i)) / memory_->ranks_on_gpu();
   const cuda::Noticeboard all = board();
   std::array<uint8_t, sizeof least> said;
   std::memcpy(said.data(), &least, said.size());
@@ -98,6 +104,8 @@ GpuBackend::GpuShare GpuBackend::least_share(Deadline deadline) const {
       fail(Status::kMismatch, "gpu: rank {} runs another build of Towline", rank);
     least.multiprocessors = std::min(least.multiprocessors, share.multiprocessors);
     least.whole_lines = std::min(least.whole_lines, share.whole_lines);
+    for (uint32_t i = 0; i < kClusters; ++i)
+      least.clusters[i] = std::min(least.clusters[i], share.clusters[i]);
   }
   return least;
 }

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -68,6 +69,7 @@ class GpuBackend final : public StreamBackend {
     Job job;
     uint32_t kernel;
     uint32_t blocks;
+    uint32_t cluster = 1;  // blocks
   };
 
   void build(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, Launch& launch);
@@ -88,20 +90,25 @@ class GpuBackend final : public StreamBackend {
   void launch_steps(std::span<const towline_collective_step_t> steps, const std::vector<Launch>& launches,
                     void* stream, uint64_t graph, cuda::Moment* ended);
   // The means that a rank has on its GPU. least_share() gives the least of any rank.
+  static constexpr uint32_t kClusters = std::countr_zero(kMostParts);
   struct GpuShare {
     uint32_t multiprocessors;
-    uint32_t whole_lines;  // lines that it stores arrive whole (Gpu::whole_lines)
+    uint32_t whole_lines;                      // lines that it stores arrive whole (Gpu::whole_lines)
+    std::array<uint32_t, kClusters> clusters;  // of 2, 4, 8 blocks that are at work at once
   };
   [[nodiscard]] GpuShare least_share(Deadline deadline) const;
   void settle_ways(const towline_collective_open_args& args);
   void reserve();
   [[nodiscard]] uint32_t marking_blocks() const noexcept;
-  [[nodiscard]] uint64_t most_marked_rows() const noexcept;
+  [[nodiscard]] bool marks_rows(uint64_t bytes, uint32_t parts) const noexcept;
+  [[nodiscard]] uint32_t parts_of_row(uint64_t rows, uint64_t units) const noexcept;
   [[nodiscard]] MarkedLimits limited(const MarkedLimits& usual, uint64_t most) const;
   void mark(Launch& launch, uint64_t bytes, bool lines) const;
   void choose(Launch& launch) const;
   void push(Launch& launch) const;
-  [[nodiscard]] uint32_t blocks_for(uint64_t bytes) const noexcept;
+  // Kernels move so much with a block before another one pays.
+  static constexpr uint64_t kBytesPerBlock = 8 << 10;
+  [[nodiscard]] uint32_t blocks_for(uint64_t bytes, uint64_t of_block = kBytesPerBlock) const noexcept;
   Channel& build_any(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, Launch& launch);
   // `graph`: the one that the stream records, or 0. `seen`: words that count replays.
   void launch(Channel& channel, const Launch& launch, void* stream, uint64_t graph, cuda::Moment* ended,
@@ -136,7 +143,9 @@ class GpuBackend final : public StreamBackend {
   bool direct_ = false;
   bool push_ = false;
   uint32_t max_blocks_ = 0;
-  uint32_t share_ = 0;  // multiprocessors for a rank
+  uint32_t share_ = 0;                             // multiprocessors for a rank
+  std::array<uint32_t, kClusters> clusters_ = {};  // for a rank, of 2, 4, 8 blocks
+  uint64_t slots_per_block_ = 0;                   // before another block pays
   uint32_t reserved_sms_ = 0;
   std::string none_reserved_;  // why, where some were asked for
   std::unique_ptr<cuda::LoadedKernels> kernels_;

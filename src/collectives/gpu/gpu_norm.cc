@@ -13,6 +13,8 @@ namespace {
 
 // Blocks of a kernel that waits for no other rank.
 constexpr uint64_t kNormBlocks = 1024;
+constexpr uint64_t kLeastUnitsOfPart = 256;
+constexpr uint64_t kMarkedRowsOnOneGpu = 64 << 10;
 constexpr uint64_t kMarkedRowsBesideLines = 8 << 10;
 
 void take_rows(const towline_collective_norm_t& norm, Job& job) noexcept {
@@ -35,13 +37,33 @@ void GpuBackend::build_rows(const towline_collective_norm_t& norm, Launch& launc
   launch.blocks = static_cast<uint32_t>(std::clamp<uint64_t>(norm.rows, 1, kNormBlocks));
 }
 
-// The bytes up to which every rank normalises all rows (norm_marked.h), measured on H200 with rows of 4096 and 8192 bfloat16.
-uint64_t GpuBackend::most_marked_rows() const noexcept {
-  // One GPU, us a row, beside a row for each rank (kDirectNorm): 2 ranks 4.1 and 6.0, 4 ranks 6.1 and 7.1, 8 ranks 10.3 and 9.6.
-  if (direct_) return size_ <= 4 ? in_slots_.bytes : 0;
-  // Several GPUs, beside an all_reduce in lines and a kernel after it: a row of 8 KiB 4.4 and 5.2, of 16 KiB 6.4 and 6.3.
-  if (lines_) return std::min(in_slots_.bytes, kMarkedRowsBesideLines);
-  return in_slots_.bytes;
+// Whether every rank normalises all rows (norm_marked.h) rather than some of them for all, or after an all_reduce. Measured on H200 with rows of
+// 4096 and 8192 bfloat16.
+bool GpuBackend::marks_rows(uint64_t bytes, uint32_t parts) const noexcept {
+  uint64_t most = in_slots_.bytes;
+  // One GPU, us a row in one block, beside a row for each rank (kDirectNorm): 2 ranks 4.5 and 6.1, 4 ranks 6.5 and 7.2, 8 ranks 10.7 and 9.6;
+  // in four blocks 3.6, 4.7 and 7.1.
+  if (direct_) {
+    if (size_ > 2) most = std::min(most, kMarkedRowsOnOneGpu);
+    if (size_ > 4 && parts == 1) return false;
+  }
+  // Several GPUs, beside an all_reduce in lines and a kernel after it: a row of 8 KiB in one block 4.4 and 5.2, of 16 KiB 6.4 and 6.3. In
+  // several blocks not measured.
+  if (!direct_ && lines_)
+    most = std::min(most, parts == 1 ? kMarkedRowsBesideLines : 2 * kMarkedRowsBesideLines);
+  return bytes <= most;
+}
+
+// How many blocks a row goes to. They begin together, and kernels wait for one another: so two communicators' clusters must have room at
+// once, wherever the other's happen to be. Clusters of one size leave no holes that the next one does not fit in, and those of the
+// communicator with smaller ones always fit; so they are counted as if all were of this size.
+uint32_t GpuBackend::parts_of_row(uint64_t rows, uint64_t units) const noexcept {
+  for (uint32_t i = kClusters; i-- > 0;) {
+    const uint32_t parts = 2u << i;
+    if (units >= parts * kLeastUnitsOfPart && 2 * rows <= clusters_[i] && rows * parts <= marking_blocks())
+      return parts;
+  }
+  return 1;
 }
 
 bool GpuBackend::build_norm(const towline_collective_norm_t& norm, uint64_t number, uint64_t timeout_ns,
@@ -57,16 +79,19 @@ bool GpuBackend::build_norm(const towline_collective_norm_t& norm, uint64_t numb
   take_rows(norm, job);
   if (job.bytes == 0) return true;
   const uint64_t row_bytes = job.bytes / norm.rows;
-  const bool marks = size_ > 1 && size_ <= kMarkedRanks && job.bytes <= most_marked_rows() &&
-                     row_bytes % 8 == 0 && row_bytes / 8 <= kMarkedRowUnits &&
-                     norm.rows <= marking_blocks() &&
-                     norm.rows * marked_blocks_of_row(row_bytes) <= marked_blocks(size_);
+  const uint64_t units = row_bytes / 8;
+  job.parts = parts_of_row(norm.rows, units);
+  const uint64_t blocks = norm.rows * job.parts;
+  const bool marks = size_ > 1 && size_ <= kMarkedRanks && marks_rows(job.bytes, job.parts) &&
+                     row_bytes % 8 == 0 && units <= kMarkedRowUnits && blocks <= marking_blocks() &&
+                     blocks * marked_blocks_of(units_of_part(units, job.parts)) <= marked_blocks(size_);
   if (!marks && !direct_) return false;
   const uint32_t type = float_type(norm.datatype);
   job.way = marks ? Way::kMarkedNorm : Way::kDirectNorm;
   launch.kernel = marks ? marked_norm_kernel(size_, type) : kNormKernels + type;
+  if (marks) launch.cluster = job.parts;
   launch.blocks = static_cast<uint32_t>(
-      marks ? norm.rows : std::clamp<uint64_t>((norm.rows + size_ - 1) / size_, 1, max_blocks_));
+      marks ? blocks : std::clamp<uint64_t>((norm.rows + size_ - 1) / size_, 1, max_blocks_));
   return true;
 }
 

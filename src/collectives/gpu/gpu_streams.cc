@@ -48,7 +48,7 @@ void GpuBackend::launch(Channel& channel, const Launch& launch, void* stream, ui
       launch.job.mark.op < kOps ? op_name(launch.job.mark.op) : "an operation of a window";
   put(channel, what, stream, graph, ended, [&](void* in) {
     const auto enqueue = [&](const Launch& one) {
-      return kernels_->launch(one.kernel, &one.job, one.blocks, in);
+      return kernels_->launch(one.kernel, &one.job, one.blocks, in, one.cluster);
     };
     cuda::Code code = seen ? enqueue(count_up(seen->begun)) : 0;
     if (code == 0) code = enqueue(launch);

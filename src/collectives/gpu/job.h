@@ -15,6 +15,7 @@ inline constexpr uint32_t kMaxBlocks = 128;
 // The smallest operations: data and its mark in one store.
 inline constexpr uint32_t kMarkedSlots = 512;  // that a block fills first; 16 bytes each, of which 8 are data
 inline constexpr uint32_t kMarkedRanks = 8;
+inline constexpr uint32_t kMostParts = 8;    // of a row that is normalised
 inline constexpr uint32_t kMarkedTurns = 4;  // an operation takes one or two
 constexpr uint32_t marked_blocks(uint32_t size) { return size <= 4 ? 64 : 32; }
 // The most slots of a block. Two ranks lose nothing by it: their bytes go once whichever way they take.
@@ -207,7 +208,7 @@ struct Job {
   uint64_t rows;
   uint64_t width;  // elements of a row
   float epsilon;
-  uint32_t reserved;
+  uint32_t parts;  // kMarkedNorm: the blocks of a row, which are a cluster
 };
 static_assert(sizeof(Job) <= 4096);
 static_assert(kLegWords <= 4 * kMaxRanks);

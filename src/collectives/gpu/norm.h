@@ -12,10 +12,9 @@
 
 namespace towline::collectives::gpu {
 
-// Marked stores a row takes: so many blocks' slots.
-constexpr uint64_t marked_blocks_of_row(uint64_t row_bytes) {
-  return (row_bytes / 8 + kMarkedSlots - 1) / kMarkedSlots;
-}
+// A row's units of 8 bytes that each of its blocks has at most, and how many blocks' slots those take.
+constexpr uint64_t units_of_part(uint64_t units, uint32_t parts) { return (units + parts - 1) / parts; }
+constexpr uint64_t marked_blocks_of(uint64_t units) { return (units + kMarkedSlots - 1) / kMarkedSlots; }
 
 // The sum of one number of each thread, the same on all threads; `failed`: that of any thread. By all threads of a block, which
 // have met since they called it last.

@@ -1,9 +1,9 @@
 // all_reduce with RMSNorm of a few rows: every rank gives its input to all others with marked stores, and all normalise all
-// rows, each in a block of its own.
+// rows, each in a block of its own or, where the GPU has clusters, in several blocks that add up what they have of the row.
 //
-// Decoding asks for this once a layer, on a few KiB, so what counts is how often a thread waits for memory. All that does not
-// depend on other ranks is loaded first, and a row stays in registers from there to its end. kRanks and kOdd are constants, since
-// a kernel's code comes from memory as well.
+// Decoding asks for this once a layer, on a few KiB, so what counts is how often a thread waits for memory, and how much goes through
+// one multiprocessor: with 8 ranks 28 bytes for each byte of the row. All that does not depend on other ranks is loaded first, and
+// a row stays in registers from there to its end. kRanks and kOdd are constants, since a kernel's code comes from memory as well.
 #pragma once
 
 #include "collectives/gpu/norm.h"
@@ -19,6 +19,74 @@ inline constexpr uint32_t kRowThreads = kThreads;
 inline constexpr uint32_t kRowThreads = 1;  // the model's block has one thread
 #endif
 inline constexpr uint32_t kRowUnits = kMarkedRowUnits / kRowThreads;  // of a thread, one every kRowThreads
+
+// A row's blocks are a cluster, whose warps store their sums in one another's shared memory. What arrives there counts itself, so
+// that no block waits for its other stores, as it would at the cluster's barrier.
+//
+// First each block gets ready for that. All threads; what the others said is awaited with their sums.
+TOWLINE_DEVICE void begin_cluster([[maybe_unused]] uint32_t parts, [[maybe_unused]] Scratch& scratch) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (parts == 1) return;
+  if (threadIdx.x == 0) {
+    const auto counter = static_cast<uint32_t>(__cvta_generic_to_shared(&scratch.arrivals));
+    asm volatile(
+        "mbarrier.init.shared::cta.b64 [%0], 1;\n\t"
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n\t"
+        "fence.mbarrier_init.release.cluster;" ::"r"(counter),
+        "r"(parts * (blockDim.x / 32) * 8)
+        : "memory");
+  }
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+
+// As sum_of_block, of all threads of the blocks of a row, of which this is number `part`.
+TOWLINE_DEVICE float sum_of_cluster(float mine, bool& failed, [[maybe_unused]] uint32_t part,
+                                    [[maybe_unused]] uint32_t parts, Scratch& scratch) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (parts == 1) return sum_of_block(mine, failed, scratch.partial);
+  TOWLINE_UNROLL
+  for (uint32_t apart = 16; apart != 0; apart /= 2) mine += __shfl_xor_sync(~0u, mine, apart);
+  const uint64_t failing = __any_sync(~0u, failed) != 0 ? 1 : 0;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t warps = blockDim.x / 32;
+  const auto counter = static_cast<uint32_t>(__cvta_generic_to_shared(&scratch.arrivals));
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+  if (lane < parts) {  // each to one block
+    const auto place =
+        static_cast<uint32_t>(__cvta_generic_to_shared(&scratch.partials[part * warps + threadIdx.x / 32]));
+    asm volatile(
+        "{\n\t.reg .b32 place, counter;\n\t"
+        "mapa.shared::cluster.u32 place, %0, %2;\n\t"
+        "mapa.shared::cluster.u32 counter, %1, %2;\n\t"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u64 [place], %3, [counter];\n\t}" ::"r"(place),
+        "r"(counter), "r"(lane), "l"(failing << 32 | __float_as_uint(mine))
+        : "memory");
+  }
+  uint32_t came = 0;
+  while (came == 0)
+    asm volatile(
+        "{\n\t.reg .pred came;\n\t"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 came, [%1], 0;\n\t"
+        "selp.u32 %0, 1, 0, came;\n\t}"
+        : "=r"(came)
+        : "r"(counter)
+        : "memory");
+  float sum = 0;
+  bool fails = false;
+  for (uint32_t from = lane; from < parts * warps; from += 32) {
+    const uint64_t one = scratch.partials[from];
+    sum += __uint_as_float(static_cast<uint32_t>(one));
+    fails = fails || one >> 32 != 0;
+  }
+  TOWLINE_UNROLL
+  for (uint32_t apart = 16; apart != 0; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+  failed = __any_sync(~0u, fails) != 0;
+  return sum;
+#else
+  return sum_of_block(mine, failed, scratch.partial);
+#endif
+}
 
 // What a thread has of its row.
 struct RowPart {
@@ -39,9 +107,10 @@ struct MarkedRow {
 
   const Job& job;
   const Turn& turn;
-  const uint64_t units;
-  const uint64_t begin;        // of the row, in bytes
-  const uint32_t first_block;  // the row's slots are those of this block, and of the ones behind it
+  const uint64_t units;        // of this block's part of the row
+  const uint64_t begin;        // of that part, in bytes
+  const uint64_t weight;       // the part's
+  const uint32_t first_block;  // its slots are those of this block, and of the ones behind it
 
   TOWLINE_DEVICE static uint64_t unit_of(uint32_t k) { return device::thread() + uint64_t{k} * kRowThreads; }
   TOWLINE_DEVICE static uint64_t load(uint64_t address) {
@@ -73,7 +142,7 @@ struct MarkedRow {
       part.input[k] = load(job.in[0] + begin + unit * 8);
       part.marked[k] = me.marked[first_block + unit / kMarkedSlots];
       if (job.residual != 0) part.residual[k] = load(job.residual + begin + unit * 8);
-      if (job.weight != 0) part.weight[k] = load(job.weight + unit * 8);
+      if (job.weight != 0) part.weight[k] = load(weight + unit * 8);
     }
     TOWLINE_UNROLL
     for (uint32_t k = 0; k < kRowUnits; ++k) {
@@ -187,8 +256,17 @@ template <class E, uint32_t kRanks, bool kOdd>
 TOWLINE_DEVICE void run_marked_row(const Job& job, Turn& turn, Scratch& scratch) {
   using Row = MarkedRow<E, kRanks, kOdd>;
   const uint64_t row_bytes = row_bytes_of(job, sizeof(typename E::Bits));
-  const auto of_row = static_cast<uint32_t>(marked_blocks_of_row(row_bytes));
-  const Row row{job, turn, row_bytes / 8, turn.block * row_bytes, turn.block * of_row};
+  const uint64_t units = row_bytes / 8;
+  const uint32_t at = turn.block % job.parts;
+  const uint64_t each = units_of_part(units, job.parts);
+  const auto of_part = static_cast<uint32_t>(marked_blocks_of(each));
+  const uint64_t begin = at * each;
+  const Row row{job,
+                turn,
+                rest(units, begin, each),
+                turn.block / job.parts * row_bytes + begin * 8,
+                job.weight + begin * 8,
+                turn.block * of_part};
   RowPart part = {};
   row.give(part);
   show_marked(job, turn);
@@ -207,16 +285,17 @@ TOWLINE_DEVICE void run_marked_row(const Job& job, Turn& turn, Scratch& scratch)
         Row::store(job.residual + row.begin + Row::unit_of(first + k) * 8, part.input[first + k]);
     }
   }
-  const float mean = sum_of_block(squares, failed, scratch.partial) / static_cast<float>(job.width);
+  const float mean = sum_of_cluster(squares, failed, at, job.parts, scratch) / static_cast<float>(job.width);
   let_next_begin();  // no thread waits any more
   if (!failed) row.normalize(part, 1.0f / sqrtf(mean + job.epsilon));
   Control& me = control_of(job, job.rank);
-  for (uint32_t block = device::thread(); block < of_row; block += device::threads())
+  for (uint32_t block = device::thread(); block < of_part; block += device::threads())
     ++me.marked[row.first_block + block];
 }
 
 template <class E, uint32_t kRanks>
 TOWLINE_DEVICE void run_marked_norm(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
+  begin_cluster(job.parts, scratch);
   Turn turn = begin_turn(job, block, blocks);
   if (((job.in[0] | job.out[0] | job.residual | job.weight) & 7) != 0)
     run_marked_row<E, kRanks, true>(job, turn, scratch);

@@ -165,7 +165,9 @@ class ThreadStream final : public OwnStream {
 class Models final : public LoadedKernels {
  public:
   explicit Models(const KernelSet& set) : set_(set) {}
-  Code launch(uint32_t kernel, const void* argument, uint32_t blocks, void* stream) noexcept override {
+  [[nodiscard]] uint32_t clusters(uint32_t, uint32_t) const noexcept override { return 0; }
+  Code launch(uint32_t kernel, const void* argument, uint32_t blocks, void* stream,
+              uint32_t) noexcept override {
     if (const Code refusal = faults().take_refusal(); refusal != 0) return refusal;
     std::vector<uint64_t> copy(set_.argument_bytes / 8 + 1);
     std::memcpy(copy.data(), argument, set_.argument_bytes);
