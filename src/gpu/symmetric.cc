@@ -291,6 +291,12 @@ void SymmetricMemory::send_to(uint32_t rank, const PieceNotice& notice, Deadline
   sockets_[rank] = std::move(socket);
 }
 
+void SymmetricMemory::stop_watching() noexcept {
+  sockets_.clear();
+  processes_.clear();
+  visitors_.clear();
+}
+
 std::optional<uint32_t> SymmetricMemory::lost() noexcept {
   for (uint32_t rank = 0; rank < sockets_.size(); ++rank) {
     if (!sockets_[rank]) continue;

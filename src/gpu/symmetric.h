@@ -64,6 +64,8 @@ class SymmetricMemory {
   [[nodiscard]] uint32_t ranks_on_gpu() const noexcept { return ranks_on_gpu_; }
   // A rank whose process is gone, if any. Does not block.
   [[nodiscard]] std::optional<uint32_t> lost() noexcept;
+  // lost() is not asked any more: closes the descriptors that it needs, three for each rank of another process.
+  void stop_watching() noexcept;
 
  private:
   [[nodiscard]] PieceNotice describe(uint32_t gpu) const;

@@ -9,6 +9,8 @@
 #include <condition_variable>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
@@ -174,6 +176,24 @@ TEST_F(SymmetricMemoryTest, ARankThatFailsTellsTheOthersItsWords) {
   board_.set("gpu/1/in", {reinterpret_cast<const uint8_t*>(why.data()), why.size()});
   rank0_.join();
   EXPECT_NE(failure_.find("rank 1 failed: " + why), std::string::npos) << failure_;
+}
+
+size_t open_descriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+TEST_F(SymmetricMemoryTest, MemoryThatIsNotWatchedHoldsNoDescriptors) {
+  start();
+  const auto piece = device_.allocate(0, kBytes);
+  const UniqueFd real = connect();
+  say(real, {notice_.key, 1}, piece.get());
+  finish();
+  ASSERT_EQ(failure_, "");
+  const size_t watching = open_descriptors();
+  memory_->stop_watching();
+  EXPECT_EQ(open_descriptors(), watching - 3);
+  EXPECT_EQ(memory_->lost(), std::nullopt);
 }
 
 // Else ranks of other processes would wait for its memory, and not hear that it failed.

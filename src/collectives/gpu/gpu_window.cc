@@ -62,6 +62,9 @@ GpuWindow::GpuWindow(GpuBackend& backend, void* address, uint64_t bytes, uint64_
   signals_ = std::make_unique<cuda::SymmetricMemory>(backend.device_, backend.gpu_, std::move(signals),
                                                      words_, backend.rank_, backend.size_, backend.board(),
                                                      deadline, prefix + "signals/");
+  // The communicator's own memory tells of ranks that are gone.
+  memory_->stop_watching();
+  signals_->stop_watching();
 }
 
 // This rank's memory: new, of the pool, or the application's.
