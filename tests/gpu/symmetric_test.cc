@@ -240,10 +240,9 @@ class ProcessWithAChild {
       close(stays[1]);
       const UniqueFd listener = packets::listen_on({true, name});
       if (fork() != 0) pause();
-      (void)write(ready[1], "", 1);
       char ended = 0;
-      (void)read(stays[0], &ended, 1);  // until the test ends
-      _exit(0);
+      // Until the test ends.
+      _exit(write(ready[1], "", 1) == 1 && read(stays[0], &ended, 1) == 0 ? 0 : 1);
     }
     close(ready[1]);
     close(stays[0]);
