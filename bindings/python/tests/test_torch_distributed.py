@@ -51,6 +51,10 @@ def test_groups_of_some(ranks):
     assert ranks.run(ranks_do.groups) == [[2.0], [2.0, 2.0], [2.0], []]
 
 
+def test_a_groups_timeout_is_in_its_options(ranks):
+    assert ranks.run(ranks_do.timeouts) == [40.0] * SIZE
+
+
 def test_ranks_that_disagree_are_told(ranks):
     told = ranks.run(ranks_do.disagree)
     assert len(set(told)) == 1 and "nothing" not in told[0], told

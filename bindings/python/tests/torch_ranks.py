@@ -89,6 +89,17 @@ def names(world) -> tuple:
     return dist.get_backend(), dist.get_rank(), dist.get_world_size(), dist.get_backend_config()
 
 
+def timeouts(world) -> float:
+    """torch reads a group's timeout at its backend, for groups of its own that it makes of it."""
+    group = dist.new_group(backend="towline", timeout=timedelta(seconds=50))
+    if _torch_group.TAKES_BACKENDS:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=40), group)
+        options = group._get_backend(torch.device("cpu")).options
+        assert options.backend == "towline"
+        return options._timeout.total_seconds()
+    return 40.0
+
+
 def operations(world, dtype_name: str, count: int) -> None:
     dtype = getattr(torch, dtype_name)
     rank, size = world.rank(), world.size()

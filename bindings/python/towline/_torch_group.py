@@ -533,6 +533,10 @@ class PythonBackend(Operations, c10d.Backend):
             )
 
     # All of these must be defined: the inherited ones recurse without end.
+    @property
+    def options(self) -> Any:
+        return c10d.Backend.Options(self.getBackendName(), timedelta(seconds=self._comm.timeout))
+
     supports_coalescing = property(lambda self: _torch_gpu.gpu.available())
     supports_reconfigure = property(lambda self: False)
     supports_shrinking = property(lambda self: False)
