@@ -90,9 +90,10 @@ def names(world) -> tuple:
 
 
 def timeouts(world) -> float:
-    """torch reads a group's timeout at its backend, for groups of its own that it makes of it."""
+    """torch reads a group's timeout at its backend, for groups of its own that it makes of it. Its monitored barrier takes the group."""
     group = dist.new_group(backend="towline", timeout=timedelta(seconds=50))
     if _torch_group.TAKES_BACKENDS:
+        dist.monitored_barrier(group)
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=40), group)
         options = group._get_backend(torch.device("cpu")).options
         assert options.backend == "towline"
