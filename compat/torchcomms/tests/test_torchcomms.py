@@ -326,6 +326,8 @@ def test_windows(comm):
     work = window.wait_signal(0, True, timeout=timedelta(milliseconds=20))
     with pytest.raises(RuntimeError, match="no signal of rank . came within "):
         work.wait()
+    with pytest.raises(RuntimeError, match="put: the offset -1 is negative"):
+        window.put(torch.tensor([5.0]), 0, -1, False)
     with pytest.raises(RuntimeError, match="put: windows know no hint 'order'"):
         window.put(torch.tensor([5.0]), 0, 3, False, hints={"order": "none"})
     assert (window.shape, window.dtype, window.get_size()) == ([8], torch.float32, 32)

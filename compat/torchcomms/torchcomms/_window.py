@@ -127,6 +127,8 @@ class TorchCommWindow:
         return self._tensor
 
     def put(self, tensor, dst_rank: int, target_offset_nelems: int, async_op: bool, hints=None, timeout=None) -> TorchWork:
+        if target_offset_nelems < 0:
+            raise RuntimeError(f"put: the offset {target_offset_nelems} is negative: it counts elements from the window's beginning")
         offset = target_offset_nelems * tensor.element_size()
         return self._do("put", async_op, hints, timeout, dst_rank, offset, tensor)
 
