@@ -150,9 +150,7 @@ std::string render_topology(const json& topology, const json& places, const Term
 }  // namespace
 
 json never_met_beside_backends() {
-  return json::array(
-      {{{"part", "experts"},
-        {"what", "a NIC between hosts, and a GPU where a dispatch sends one row for all ranks of a host"}}});
+  return json::array({{{"part", "experts"}, {"what", "a NIC between hosts, and a second machine"}}});
 }
 
 std::string render_info(const json& info, const Terminal& terminal) {
