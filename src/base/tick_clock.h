@@ -32,6 +32,8 @@ class TickClock {
  public:
   explicit TickClock(bool by_ticks = ticks_are_steady()) noexcept : by_ticks_(by_ticks), first_(read()) {}
 
+  // now() is ticks(), or later by one.
+  bool by_ticks() const noexcept { return by_ticks_; }
   // Never 0.
   uint64_t now() const noexcept { return by_ticks_ ? ticks() | 1 : monotonic_now_ns(); }
 

@@ -24,6 +24,8 @@ int32_t refuse(const char* function, Status code, const char* why) noexcept {
   }
 }
 
+void fail_null(const char* what) { fail(Status::kInvalidArgument, "{} is null", what); }
+
 int32_t refuse_null(const char* function, const char* what) noexcept {
   try {
     return refuse(Status::kInvalidArgument, fmt::format("{}: {} is null", function, what));

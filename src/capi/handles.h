@@ -99,8 +99,10 @@ int32_t guard(const char* function, Call&& call) noexcept {
   }
 }
 
+[[noreturn, gnu::cold]] void fail_null(const char* what);
 inline void need(const void* pointer, const char* what) {
-  if (pointer == nullptr) fail(Status::kInvalidArgument, "{} is null", what);
+  if (pointer == nullptr) [[unlikely]]
+    fail_null(what);
 }
 
 // The layout that the list was made with; null: none.

@@ -19,4 +19,10 @@ void load_backend(const std::string& name, const std::string& path);
 const towline_collective_table_v1_t& cpu_backend();
 const towline_collective_table_v1_t& fake_backend();
 
+// The CPU backend itself, for small operations that its communicator gives it without the table. Null: the backend is
+// another, or its ranks are on several hosts.
+class CpuBackend;
+CpuBackend* cpu_backend_of_one_host(const towline_collective_table_v1_t& table,
+                                    towline_collective_backend& backend) noexcept;
+
 }  // namespace towline::collectives

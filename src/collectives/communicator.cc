@@ -260,6 +260,7 @@ void Communicator::open() {
     status = table_->open(&args, &backend_);
   }
   std::string reason = backend_text.empty() ? status_text(Status{status}) : backend_text.c_str();
+  if (status >= 0) cpu_ = cpu_backend_of_one_host(*table_, *backend_);
   if (status >= 0 && table_->issue != nullptr) confirm(Deadline::at(args.deadline_ns), status, reason);
   store_->formed();
   formed_.store(status >= 0, std::memory_order_release);
@@ -576,12 +577,15 @@ Status Communicator::run(const towline_collective_t& call, const towline_collect
                          std::string& text) {
   if (const Status status = usable_fast(); is_error(status)) [[unlikely]]
     return usable(text);
-  check_call(call);
   const uint64_t timeout_ns = timeout_of(options);
+  const Interrupt interrupt(options);
+  const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
+  if (cpu_ != nullptr && !hooked) {
+    if (Status status{}; perform_small(call, timeout_ns, text, status)) return status;
+  }
+  check_call(call);
   const Deadline deadline = deadline_in(timeout_ns);
   const uint64_t op_id = next_op_id();
-  const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
-  const Interrupt interrupt(options);
   if (hooked) call_hooks(TOWLINE_HOOK_PRE, &call, call.op, options, op_id, 0, nullptr, nullptr, false);
   Status status = Status::kOk;
   if (call.op == TOWLINE_COLLECTIVE_SEND || call.op == TOWLINE_COLLECTIVE_RECV) {

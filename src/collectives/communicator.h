@@ -53,6 +53,8 @@ struct CommunicatorOptions {
   std::map<std::string, std::string> hints;
 };
 
+class CpuBackend;
+
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   // Collective. Throws Error.
@@ -144,6 +146,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   uint64_t timeout_of(const towline_collective_options_t* options) const noexcept;
   static Deadline deadline_in(uint64_t timeout_ns) noexcept;
   Status perform(const towline_collective_t& call, Deadline deadline, std::string& text);
+  class Beside;
+  // Performs a small operation if nothing is in its way; else false, and nothing was done.
+  bool perform_small(const towline_collective_t& call, uint64_t timeout_ns, std::string& text,
+                     Status& status);
   Status perform_now(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline, uint64_t op_id,
                      std::string& text);
   static void begin_backend_call() noexcept;  // forgets what a call on this thread said before
@@ -171,7 +177,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Messages
   Work* begin_messages(uint32_t op, std::vector<std::unique_ptr<OwnedCall>> calls, uint64_t timeout_ns,
                        Deadline deadline, uint64_t op_id);
-  bool move_messages(Work& work);  // true if it has ended
+  bool move_messages(Work& work, bool heeds_deadline = true);  // true if it has ended
   void wait_for_messages(Work& work, Deadline until);
   Status run_messages(std::vector<std::unique_ptr<OwnedCall>> calls, uint32_t op, uint64_t timeout_ns,
                       Deadline deadline, uint64_t op_id, std::string& text);
@@ -193,6 +199,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::vector<std::vector<int>> hosts_;  // the ranks of each, where GPUs of several work together
   towline_collective_host_v1_t host_ = {};
   towline_collective_backend* backend_ = nullptr;
+  CpuBackend* cpu_ = nullptr;  // performs small operations; null: the table does
   const uint64_t forks_;
   towline_communicator_t* handle_ = nullptr;
   std::atomic<uint64_t> timeout_ns_;

@@ -411,19 +411,15 @@ void CpuBackend::message_wait(uint64_t until_ns) {
 // ---- Performing
 
 // A loop makes one call again and again. Calls with lists are taken apart each time, since their lists may have changed.
-void CpuBackend::take(const towline_collective_t& call, uint64_t number, Deadline deadline) {
-  if (std::memcmp(&call, &taken_, sizeof call) == 0) {
+void CpuBackend::take(const towline_collective_t& call, bool again, uint64_t number) {
+  if (again) {
     call_.header.number = number;
-    call_.deadline = deadline;
     return;
   }
   taken_.struct_size = 0;
-  take_apart(call, rank_, size_, number, deadline, call_);
-  const bool lists = call.inputs != nullptr || call.outputs != nullptr || call.input_counts != nullptr ||
-                     call.output_counts != nullptr || call.input_offsets != nullptr ||
-                     call.output_offsets != nullptr;
+  take_apart(call, rank_, size_, number, Deadline::never(), call_);
   // Operations between hosts change the call.
-  if (one_host() && !lists) taken_ = call;
+  if (one_host() && !has_lists(call)) taken_ = call;
 }
 
 Status CpuBackend::perform(const towline_collective_t& call, uint64_t number, Deadline deadline) {
@@ -434,9 +430,39 @@ Status CpuBackend::perform(const towline_collective_t& call, uint64_t number, De
   }
   // A rank that was stopped for long may have all its data and also the verdict of the others.
   if (!one_host() && mesh_->verdict_waits()) return breaker_.status();
-  take(call, number, deadline);
+  try {
+    take(call, is_last(call), number);
+    call_.deadline = deadline;
+    call_.late = nullptr;
+    group_->begin(false);
+    return perform_taken(number);
+  } catch (const std::bad_alloc&) {
+    return out_of_memory();
+  }
+}
+
+Status CpuBackend::perform_small(const towline_collective_t& call, bool again, uint64_t number,
+                                 LateDeadline& late) {
+  if (breaker_.broken() || group_->broken()) [[unlikely]]
+    return perform(call, number, late.get());
+  try {
+    take(call, again, number);
+    call_.late = &late;
+    group_->begin(true);
+    return perform_taken(number);
+  } catch (const std::bad_alloc&) {
+    return out_of_memory();
+  }
+}
+
+// The operation is partly done: the other ranks must not wait for it.
+Status CpuBackend::out_of_memory() {
+  return breaker_.raise(Status::kOutOfMemory, "out of memory in an operation");
+}
+
+Status CpuBackend::perform_taken(uint64_t number) {
   performing_.store(number + 1, std::memory_order_relaxed);
-  const Status status = run(call_);
+  const Status status = one_host() ? run_on_host(call_, *group_) : run_between_hosts(call_);
   performing_.store(0, std::memory_order_relaxed);
   return status;
 }

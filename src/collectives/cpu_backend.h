@@ -33,7 +33,12 @@ class CpuBackend {
   explicit CpuBackend(const towline_collective_open_args& args);
   ~CpuBackend();
 
+  // A failure's reason is the breaker's.
   Status perform(const towline_collective_t& call, uint64_t number, Deadline deadline);
+  // Whether the call is the one that was performed last, so that it need not be checked again. Called as perform is.
+  bool is_last(const towline_collective_t& call) const noexcept { return same_call(call, taken_); }
+  // The same as perform for a small operation on one host; `again`: what is_last says of the call.
+  Status perform_small(const towline_collective_t& call, bool again, uint64_t number, LateDeadline& late);
   MessageEngine& messages() { return *messages_; }
   void message_wait(uint64_t until_ns);
   void abort(Status status, const std::string& text) { breaker_.raise(status, text); }
@@ -74,7 +79,9 @@ class CpuBackend {
   void watch_once(std::vector<pollfd>& polled, bool& told);
   void warn_of_delays(uint64_t now_ns);
   Breakage agree(Breakage reason);
-  void take(const towline_collective_t& call, uint64_t number, Deadline deadline);
+  void take(const towline_collective_t& call, bool again, uint64_t number);
+  Status perform_taken(uint64_t number);
+  Status out_of_memory();
   Status run(Call& call);
   Status run_on_host(const Call& call, ShmGroup& group);
   // In cpu_hosts.cc. They may change the call.

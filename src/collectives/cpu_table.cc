@@ -42,13 +42,8 @@ void close(towline_collective_backend* self) { delete self; }
 
 int32_t perform(towline_collective_backend* self, const towline_collective_t* call, uint64_t number,
                 uint64_t deadline_ns) {
-  try {
-    const Status status = self->backend.perform(*call, number, Deadline::at(deadline_ns));
-    return is_error(status) ? tell(self, status) : TOWLINE_OK;
-  } catch (const std::bad_alloc&) {
-    // The operation is partly done: the other ranks must not wait for it.
-    return tell(self, self->backend.breaker().raise(Status::kOutOfMemory, "out of memory in an operation"));
-  }
+  const Status status = self->backend.perform(*call, number, Deadline::at(deadline_ns));
+  return is_error(status) ? tell(self, status) : TOWLINE_OK;
 }
 
 int32_t message_start(towline_collective_backend* self, const towline_collective_t* call,
@@ -158,6 +153,11 @@ int32_t window_wait_signal(towline_collective_window* window, int32_t rank, uint
 }
 
 }  // namespace
+
+CpuBackend* cpu_backend_of_one_host(const towline_collective_table_v1_t& table,
+                                    towline_collective_backend& backend) noexcept {
+  return table.perform == perform && backend.backend.one_host() ? &backend.backend : nullptr;
+}
 
 const towline_collective_table_v1_t& cpu_backend() {
   static const towline_collective_table_v1_t table = [] {

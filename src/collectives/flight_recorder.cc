@@ -25,17 +25,16 @@ bool is_message(uint32_t op) {
 
 }  // namespace
 
-uint64_t FlightRecorder::issue(const towline_collective_t* call, uint32_t op, uint64_t op_id,
-                               uint64_t timeout_ns) noexcept {
+uint64_t FlightRecorder::issue_at(uint64_t when, const towline_collective_t* call, uint32_t op,
+                                  uint64_t op_id, uint64_t timeout_ns) noexcept {
   if (entries_.empty()) return 0;
-  const uint64_t now = clock_.now();
   const Guard guard(lock_);
   const uint64_t record = ++recorded_;
   Entry& entry = place_of(record);
   entry.record.store(record, std::memory_order_relaxed);
   entry.outcome.store(0, std::memory_order_relaxed);
   entry.ended.store(0, std::memory_order_relaxed);
-  entry.created = now;
+  entry.created = when;
   entry.started = 0;
   entry.op_id = op_id;
   entry.sequence = is_message(op) ? ++messages_ : ++collectives_;
@@ -48,16 +47,15 @@ uint64_t FlightRecorder::issue(const towline_collective_t* call, uint32_t op, ui
   return record;
 }
 
-void FlightRecorder::start(uint64_t record) noexcept {
-  const uint64_t now = clock_.now();
+void FlightRecorder::start_at(uint64_t when, uint64_t record) noexcept {
   const Guard guard(lock_);
-  if (Entry* entry = find(record)) entry->started = now;
+  if (Entry* entry = find(record)) entry->started = when;
 }
 
-void FlightRecorder::end(uint64_t record, Status status) noexcept {
+void FlightRecorder::end_at(uint64_t when, uint64_t record, Status status) noexcept {
   Entry* const entry = find(record);
   if (entry == nullptr) return;
-  entry->ended.store(clock_.now(), std::memory_order_relaxed);
+  entry->ended.store(when, std::memory_order_relaxed);
   entry->outcome.store(outcome_of(record, status), std::memory_order_release);
   // The next record's lines come from further away than the first cache meanwhile.
   const auto* const next = reinterpret_cast<const uint8_t*>(&place_of(record + 1));
@@ -92,8 +90,8 @@ std::vector<FlightRecorder::Told> FlightRecorder::told() const {
     const uint64_t ended = entry.ended.load(std::memory_order_relaxed);
     if (ended == 0 || outcome >> 32 != (record & UINT32_MAX)) continue;  // it runs yet
     one.status = Status{static_cast<int32_t>(outcome)};
-    one.ended = ended;
     if (one.started == 0) one.started = one.created;
+    one.ended = std::max(ended, one.started);  // they may be read in one moment and out of order
   }
   return all;
 }

@@ -22,9 +22,20 @@ class FlightRecorder {
       : capacity_(capacity), entries_(capacity == 0 ? 0 : std::bit_ceil(capacity)) {}
 
   // Returns the number of the record for later calls; 0 if recording is off.
-  uint64_t issue(const towline_collective_t* call, uint32_t op, uint64_t op_id, uint64_t timeout_ns) noexcept;
-  void start(uint64_t record) noexcept;
-  void end(uint64_t record, Status status) noexcept;
+  uint64_t issue(const towline_collective_t* call, uint32_t op, uint64_t op_id,
+                 uint64_t timeout_ns) noexcept {
+    return issue_at(now(), call, op, op_id, timeout_ns);
+  }
+  void start(uint64_t record) noexcept { start_at(now(), record); }
+  void end(uint64_t record, Status status) noexcept { end_at(now(), record, status); }
+
+  // The same with a time that the caller has: now(), or ticks() where by_ticks().
+  uint64_t now() const noexcept { return clock_.now(); }
+  bool by_ticks() const noexcept { return clock_.by_ticks(); }
+  uint64_t issue_at(uint64_t when, const towline_collective_t* call, uint32_t op, uint64_t op_id,
+                    uint64_t timeout_ns) noexcept;
+  void start_at(uint64_t when, uint64_t record) noexcept;
+  void end_at(uint64_t when, uint64_t record, Status status) noexcept;
   void reset() noexcept;
 
   // JSON in the format of torch's flight recorder. Times are those of the wall clock.

@@ -98,6 +98,13 @@ bool MessageEngine::move_out(Peer& peer) {
   while (!peer.sends.empty()) {
     Message& message = *peer.sends.front();
     const Wire wire = {message.bytes, message.tag, message.datatype, 0};
+    if (message.done == 0 && message.bytes <= kWithHeader) {
+      uint8_t both[sizeof wire + kWithHeader];
+      std::memcpy(both, &wire, sizeof wire);
+      if (message.bytes != 0) std::memcpy(both + sizeof wire, message.data, message.bytes);
+      message.done = peer.channel->write(both, sizeof wire + message.bytes);
+      moved |= message.done != 0;
+    }
     if (message.done < sizeof wire) {
       const size_t n = peer.channel->write(reinterpret_cast<const uint8_t*>(&wire) + message.done,
                                            sizeof wire - message.done);

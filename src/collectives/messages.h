@@ -87,6 +87,7 @@ class MessageEngine {
     uint32_t datatype;
     uint32_t reserved;
   };
+  static constexpr uint64_t kWithHeader = 256;  // up to here a message goes to the channel in one piece
   struct Kept {
     Wire wire;
     std::vector<uint8_t> data;

@@ -35,11 +35,11 @@ Status ShmGroup::by_choice(const Call& call, DirectChoice::Operation operation, 
     if (!good) choice_.prove(false, settings_.single_copy);  // memory without ordinary pages behind it, say
   }
   if (!good) {
-    const Status status = staged([&] { return direct ? phase(call.deadline) : choice_phase(call); });
+    const Status status = staged([&] { return direct ? phase(call.ends_by()) : choice_phase(call); });
     if (is_error(status)) return status;
   }
   choice_.ended(of_class, good, bytes, monotonic_now_ns() - began_ns);
-  return choice_.is_proved() ? Status::kOk : prove_direct(call.deadline);
+  return choice_.is_proved() ? Status::kOk : prove_direct(call.ends_by());
 }
 
 template <typename Give, typename Take, typename Staged>
@@ -72,7 +72,7 @@ Status ShmGroup::copy_directly(const Call& call, const Give& give, const Take& t
   const uint8_t* const from = give(me);
   if (own.bytes != 0 && own.to != from)
     copy_out(own.to, from, own.bytes, own.bytes * n >= settings_.streaming_bytes);
-  return everyone(call.deadline, good);
+  return everyone(call.ends_by(), good);
 }
 
 }  // namespace towline::collectives

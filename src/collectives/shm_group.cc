@@ -10,6 +10,7 @@
 #include "base/id.h"
 #include "base/os/futex.h"
 #include "base/sync/prefetch.h"
+#include "base/ticks.h"
 #include "collectives/interrupt.h"
 
 namespace towline::collectives {
@@ -50,6 +51,27 @@ const EarlyLines& early_lines() noexcept {
   return lines;
 }
 
+// At most a line's data, for which a call of memcpy takes as long as the copy.
+void copy_to_line(uint8_t* to, const void* from, uint64_t bytes) noexcept {
+  const auto* const source = static_cast<const uint8_t*>(from);
+  const auto ends = [&](auto word) {  // two words, which overlap where there is less
+    std::memcpy(&word, source, sizeof word);
+    auto last = word;
+    std::memcpy(&last, source + bytes - sizeof last, sizeof last);
+    std::memcpy(to, &word, sizeof word);
+    std::memcpy(to + bytes - sizeof last, &last, sizeof last);
+  };
+  if (bytes > 16) {
+    std::memcpy(to, source, bytes);
+  } else if (bytes >= 8) {
+    ends(uint64_t{});
+  } else if (bytes >= 4) {
+    ends(uint32_t{});
+  } else {
+    for (uint64_t i = 0; i < bytes; ++i) to[i] = source[i];
+  }
+}
+
 }  // namespace
 
 uint64_t ShmGroup::bytes(uint32_t ranks, const ShmSettings& settings) {
@@ -63,6 +85,7 @@ ShmGroup::ShmGroup(Mapping mapping, int index, std::vector<int> ranks, const Shm
     : mapping_(std::move(mapping)),
       index_(index),
       ranks_(std::move(ranks)),
+      size_(static_cast<int>(ranks_.size())),
       settings_(settings),
       share_bytes_(settings.stage_bytes / ranks_.size() / kCacheLineBytes * kCacheLineBytes),
       breaker_(breaker),
@@ -100,10 +123,8 @@ void ShmGroup::sleep(uint32_t seen, uint64_t until_ns) noexcept {
 
 void ShmGroup::retire() noexcept { front().sleepers.fetch_sub(1, std::memory_order_relaxed); }
 
-void ShmGroup::notify() noexcept {
+void ShmGroup::wake_sleepers() noexcept {
   Front& all = front();
-  full_fence();
-  if (all.sleepers.load(std::memory_order_relaxed) == 0) return;
   all.epoch.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(all.epoch, FutexScope::kShared);
 }
@@ -187,9 +208,10 @@ void ShmGroup::post(const Header* header) noexcept {
 
 Status ShmGroup::first_phase(const Call& call, const void* inlined, uint64_t bytes) {
   current_ = call.header;
-  if (const Status status = make_room(call.deadline); is_error(status)) return status;
-  if (bytes != 0) std::memcpy(line(index_, phase_ + 1).inlined, inlined, bytes);
-  if (const Status status = post_and_wait(&call.header, call.deadline); is_error(status)) return status;
+  const auto ends_by = [&] { return call.ends_by(); };
+  if (const Status status = make_room(ends_by); is_error(status)) return status;
+  copy_to_line(line(index_, phase_ + 1).inlined, inlined, bytes);
+  if (const Status status = post_and_wait(&call.header, ends_by); is_error(status)) return status;
   for (int other = 0; other < size(); ++other) {
     if (other == index_ || agree(index_, other, phase_)) continue;
     // All ranks name the same two.
@@ -201,17 +223,19 @@ Status ShmGroup::first_phase(const Call& call, const void* inlined, uint64_t byt
 }
 
 Status ShmGroup::phase(Deadline deadline) {
-  if (const Status status = make_room(deadline); is_error(status)) return status;
-  return post_and_wait(nullptr, deadline);
+  const auto ends_by = [&] { return deadline; };
+  if (const Status status = make_room(ends_by); is_error(status)) return status;
+  return post_and_wait(nullptr, ends_by);
 }
 
-Status ShmGroup::post_and_wait(const Header* header, Deadline deadline) {
+template <typename EndsBy>
+Status ShmGroup::post_and_wait(const Header* header, const EndsBy& ends_by) {
   ++stage_;
   post(header);
   for (int step = 1; step < size(); ++step) {
     const int other = after(index_, step);
     if (has_posted(other, phase_)) continue;
-    if (const Status status = wait_for(other, deadline, Late::kEveryone); is_error(status)) return status;
+    if (const Status status = wait_for(other, ends_by(), Late::kEveryone); is_error(status)) return status;
   }
   if (last_lockstep_ == phase_ - 1) {
     done_.store(phase_ - 1, std::memory_order_relaxed);
@@ -277,7 +301,15 @@ Status ShmGroup::wait(const Arrived& arrived, const Stuck& stuck, Deadline deadl
     return breaker_.record(breakage());
   };
   const auto late = [&](uint64_t now) { return deadline.passed(now) || breaker_.hurried(); };
+  arrived_ticks_ = 0;
   if (!settings_.crowded) {
+    for (uint32_t turn = 0; turn < quick_turns_; ++turn) {
+      const uint64_t now_ticks = ticks();
+      if (arrived()) {
+        arrived_ticks_ = now_ticks;
+        return Status::kOk;
+      }
+    }
     for (uint32_t turn = 0; turn < pauses_; ++turn) {
       if (arrived()) {
         pauses_ = std::min(2 * pauses_, kMostPauses);

@@ -69,7 +69,7 @@ class ShmGroup {
   ShmGroup(Mapping mapping, int index, std::vector<int> ranks, const ShmSettings& settings, Breaker& breaker);
 
   int index() const noexcept { return index_; }
-  int size() const noexcept { return static_cast<int>(ranks_.size()); }
+  int size() const noexcept { return size_; }
   int rank(int index) const noexcept { return ranks_[static_cast<size_t>(index)]; }
   const ShmSettings& settings() const noexcept { return settings_; }
   // "never", "always", "auto", or why it can't be: of this host.
@@ -120,9 +120,26 @@ class ShmGroup {
   void sleep(uint32_t seen, uint64_t until_ns) noexcept;
   void retire() noexcept;
   // Call after making something visible to other ranks.
-  void notify() noexcept;
+  void notify() noexcept {
+    full_fence();
+    if (front().sleepers.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      wake_sleepers();
+  }
+
+  // Called before an operation. In small ones a wait looks some times before it pauses.
+  void begin(bool small) noexcept {
+    quick_turns_ = small ? kQuickTurns : 0;
+    arrived_ticks_ = kNoWait;
+  }
+  // ticks() shortly before the last wait of a small operation ended; 0: the wait was longer, or ticks() tells nothing;
+  // kNoWait: there was none.
+  static constexpr uint64_t kNoWait = 1;
+  uint64_t arrived_ticks() const noexcept { return arrived_ticks_; }
 
  private:
+  [[gnu::cold]] void wake_sleepers() noexcept;
+  // Before its first pause, since a pause of 30 ns is a third of a small operation.
+  static constexpr uint32_t kQuickTurns = 8;
   static constexpr uint64_t kLines = 64;          // how many phases ranks may be apart
   static constexpr uint64_t kBatch = kLines / 4;  // loose phases that are compared and published together
   // Limit for a rank's data in phases with which not all ranks are done: small enough to stay in the caches.
@@ -200,7 +217,9 @@ class ShmGroup {
   Status first_phase(const Call& call, const void* inlined = nullptr, uint64_t bytes = 0);
   // A later phase.
   Status phase(Deadline deadline);
-  Status post_and_wait(const Header* header, Deadline deadline);
+  // `ends_by` gives the deadline, and is called only if this rank has to wait.
+  template <typename EndsBy>
+  Status post_and_wait(const Header* header, const EndsBy& ends_by);
 
   // ---- Direct copies (shm_choice.h, shm_direct.cc)
   // What this rank gives every other, and what it takes of them; `bytes` of one part, the same on all ranks. Either by
@@ -246,8 +265,9 @@ class ShmGroup {
 
   // ---- Both
   // Waits until the line of the next phase may be written.
-  Status make_room(Deadline deadline) {
-    return phase_ < all_done_ + kLines ? Status::kOk : wait_for_room(phase_ + 1 - kLines, deadline);
+  template <typename EndsBy>
+  Status make_room(const EndsBy& ends_by) {
+    return phase_ < all_done_ + kLines ? Status::kOk : wait_for_room(phase_ + 1 - kLines, ends_by());
   }
   // Waits until every other rank is done with that phase.
   Status wait_for_room(uint64_t needed, Deadline deadline);
@@ -290,6 +310,7 @@ class ShmGroup {
   Mapping mapping_;
   const int index_;
   const std::vector<int> ranks_;
+  const int size_;
   const ShmSettings settings_;
   const uint64_t share_bytes_;  // one rank's share of a half, in whole lines
   Breaker& breaker_;
@@ -312,6 +333,8 @@ class ShmGroup {
   // kLines: phase << 16 | index of the rank to compare with.
   std::atomic<uint64_t> done_{0};
   std::array<std::atomic<uint64_t>, kLines> pending_{};
+  uint64_t arrived_ticks_ = kNoWait;
+  uint32_t quick_turns_ = 0;
   uint32_t pauses_;            // for the next wait
   uint32_t sleepy_waits_ = 0;  // number of next waits that sleep instead of yielding
   Header current_;

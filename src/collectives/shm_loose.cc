@@ -80,7 +80,7 @@ Status ShmGroup::check_leavers() {
 
 Status ShmGroup::begin_loose(const Call& call, uint64_t bytes, uint8_t*& place) {
   current_ = call.header;
-  if (const Status status = make_room(call.deadline); is_error(status)) return status;
+  if (const Status status = make_room([&] { return call.ends_by(); }); is_error(status)) return status;
   Posted& mine = line(index_, phase_ + 1);
   place = mine.inlined;
   if (fits_line(bytes)) return Status::kOk;
@@ -92,7 +92,7 @@ Status ShmGroup::begin_loose(const Call& call, uint64_t bytes, uint8_t*& place) 
   uint64_t needed = all_done_;
   while (needed < phase_ && given_then_[needed % kLines] + kGivenBytes < given_bytes_) ++needed;
   if (needed != all_done_) {
-    if (const Status status = wait_for_room(needed, call.deadline); is_error(status)) return status;
+    if (const Status status = wait_for_room(needed, call.ends_by()); is_error(status)) return status;
   }
   std::memcpy(mine.inlined, &at, sizeof at);
   place = given_at(index_, at);
@@ -117,7 +117,7 @@ Status ShmGroup::loose_to_root(const Call& call, const Take& take) {
   if (index_ != call.root) return end_loose(call.root);
   for (int other = 0; other < size(); ++other) {
     if (has_posted(other, phase_)) continue;
-    if (const Status status = wait_for(other, call.deadline, Late::kEveryone); is_error(status))
+    if (const Status status = wait_for(other, call.ends_by(), Late::kEveryone); is_error(status))
       return status;
   }
   for (int other = 0; other < size(); ++other)
@@ -136,7 +136,7 @@ Status ShmGroup::loose_from_root(const Call& call, uint64_t bytes, const Give& g
   if (const Status status = check_leavers(); is_error(status)) return status;
   if (index_ == call.root) return end_loose(index_ == 0 ? -1 : 0);
   if (!has_posted(call.root, phase_)) {
-    if (const Status status = wait_for(call.root, call.deadline, Late::kThatOne); is_error(status))
+    if (const Status status = wait_for(call.root, call.ends_by(), Late::kThatOne); is_error(status))
       return status;
   }
   if (!agree(index_, call.root, phase_)) return fail_mismatch(index_, call.root, phase_);

@@ -42,7 +42,7 @@ Status ShmGroup::broadcast(const Call& call) {
       const uint64_t bytes = piece_at(call.bytes, begin, piece);
       const uint64_t at = next_stage();
       if (index_ == call.root) copy(half(index_, at), call.input + begin, bytes);
-      const Status status = step == 0 ? first() : phase(call.deadline);
+      const Status status = step == 0 ? first() : phase(call.ends_by());
       if (is_error(status)) return status;
       if (index_ != call.root && bytes != 0) {
         copy_out(call.output + begin, half(call.root, at), bytes, streaming);
@@ -74,7 +74,7 @@ Status ShmGroup::scatter(const Call& call) {
           if (rank != static_cast<uint64_t>(index_))
             copy(half(index_, at) + rank * piece, call.in.at[rank] + begin, bytes);
       }
-      const Status status = step == 0 ? first() : phase(call.deadline);
+      const Status status = step == 0 ? first() : phase(call.ends_by());
       if (is_error(status)) return status;
       if (bytes == 0) continue;
       const auto me = static_cast<uint64_t>(index_);
@@ -112,7 +112,7 @@ Status ShmGroup::all_gather(const Call& call) {
         if (call.out.at[me] != call.input)
           copy_out(call.out.at[me] + begin, call.input + begin, mine, streaming);
       }
-      const Status status = step == 0 ? first() : phase(call.deadline);
+      const Status status = step == 0 ? first() : phase(call.ends_by());
       if (is_error(status)) return status;
       for (int offset = 1; offset < size(); ++offset) {
         const int other = after(index_, offset);
@@ -141,7 +141,7 @@ Status ShmGroup::gather(const Call& call) {
       const uint64_t bytes = piece_at(call.bytes, begin, piece);
       const uint64_t at = next_stage();
       if (!is_root) copy(half(index_, at), call.input + begin, bytes);
-      const Status status = step == 0 ? first() : phase(call.deadline);
+      const Status status = step == 0 ? first() : phase(call.ends_by());
       if (is_error(status)) return status;
       if (!is_root || bytes == 0) continue;
       for (int other = 0; other < size(); ++other) {
@@ -199,7 +199,7 @@ Status ShmGroup::all_to_all_v(const Call& call) {
       largest = std::max(largest, sent);
     }
   }
-  const auto next = [&] { return phase(call.deadline); };  // the first one has been
+  const auto next = [&] { return phase(call.ends_by()); };  // the first one has been
   return largest == 0 ? next() : to_everyone(call, largest, next);
 }
 
@@ -221,7 +221,7 @@ Status ShmGroup::to_everyone(const Call& call, uint64_t most_bytes, const First&
       else
         copy(half(index_, at) + rank * piece, call.in.at[rank] + begin, bytes);
     }
-    const Status status = step == 0 ? first() : phase(call.deadline);
+    const Status status = step == 0 ? first() : phase(call.ends_by());
     if (is_error(status)) return status;
     for (uint64_t offset = 1; offset < n; ++offset) {
       const auto rank = static_cast<uint64_t>(after(index_, static_cast<int>(offset)));

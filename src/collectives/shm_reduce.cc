@@ -81,7 +81,7 @@ Status ShmGroup::reduce_directly(const Call& call, bool& good, uint64_t& reduced
   // Beside what everyone() says.
   const uint64_t said = next_stage();
   std::memcpy(half(index_, said) + sizeof reduced, &reduced, sizeof reduced);
-  if (const Status status = everyone(call.deadline, good); is_error(status)) return status;
+  if (const Status status = everyone(call.ends_by(), good); is_error(status)) return status;
   std::memcpy(&reduced, half(call.root, said) + sizeof reduced, sizeof reduced);
   reduced = std::min(reduced, call.bytes);
   return Status::kOk;
@@ -187,7 +187,7 @@ Status ShmGroup::reduce_in_slices(const Call& call, int root, const First& first
       }
     }
     if (step + 1 < steps) put_inputs(step + 1, results);
-    if (const Status status = phase(call.deadline); is_error(status)) return status;
+    if (const Status status = phase(call.ends_by()); is_error(status)) return status;
     if (!wanted_here) continue;
     for (uint64_t offset = 1; offset < n; ++offset) {
       const uint64_t rank = (me + offset) % n;
@@ -221,7 +221,7 @@ Status ShmGroup::reduce_scatter(const Call& call) {
       const uint64_t bytes = piece_at(call.in.bytes[rank], begin, piece);
       if (rank != me && bytes != 0) copy(half(index_, at) + rank * piece, call.in.at[rank] + begin, bytes);
     }
-    const Status status = step == 0 ? first_phase(call) : phase(call.deadline);
+    const Status status = step == 0 ? first_phase(call) : phase(call.ends_by());
     if (is_error(status)) return status;
     const uint64_t mine = piece_at(call.in.bytes[me], begin, piece);
     if (mine == 0) continue;

@@ -3,10 +3,12 @@
 #include "base/os/futex.h"
 #include "base/sync/spin.h"
 #include "collectives/call_out.h"
+#include "collectives/calls/call.h"
 
 namespace towline::collectives {
 
 OwnedCall::OwnedCall(const towline_collective_t& call, int size) : call_(call) {
+  if (!has_lists(call)) return;
   const auto n = static_cast<size_t>(size);
   numbers_.reserve(4 * n);
   pointers_.reserve(2 * n);
@@ -77,16 +79,20 @@ void Work::finish(Status status, std::string text) {
                                                          : TOWLINE_WORK_ERROR;
     state_.store(state, std::memory_order_release);
   }
-  futex_wake_all(state_);
+  // A waking is a system call, and a thread that waits for a message seldom sleeps.
+  full_fence();
+  if (sleepers_.load(std::memory_order_relaxed) != 0) futex_wake_all(state_);
   call_all(TOWLINE_WORK_END);
 }
 
 void Work::sleep(Deadline until) const noexcept {
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
   for (;;) {
-    const uint32_t seen = state();
-    if (seen >= TOWLINE_WORK_COMPLETED || until.passed(monotonic_now_ns())) return;
+    const uint32_t seen = state_.load(std::memory_order_seq_cst);
+    if (seen >= TOWLINE_WORK_COMPLETED || until.passed(monotonic_now_ns())) break;
     futex_wait(state_, seen, until.ns());
   }
+  sleepers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 }  // namespace towline::collectives

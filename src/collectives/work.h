@@ -90,6 +90,7 @@ class Work {
   const Deadline deadline_;
   std::atomic<uint32_t> owners_{1};
   mutable std::atomic<uint32_t> state_{TOWLINE_WORK_NOT_STARTED};
+  mutable std::atomic<uint32_t> sleepers_{0};  // threads in sleep()
   Status status_ = Status::kInProgress;
   std::string text_;
   std::mutex listeners_mutex_;

@@ -2,11 +2,13 @@
 // indices.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
+#include "collectives/calls/late_deadline.h"
 #include "towline/collectives.h"
 
 namespace towline::collectives {
@@ -70,13 +72,31 @@ struct Call {
   uint64_t element = 1;            // bytes
   const uint8_t* input = nullptr;  // if all of it is one buffer
   uint8_t* output = nullptr;
-  uint64_t bytes = 0;  // of that buffer, or of this rank's part
-  Parts in;            // parts for the ranks: reduce_scatter, scatter (root), all_to_all
-  Parts out;           // parts of the ranks: all_gather, gather (root), all_to_all
-  Deadline deadline;
-  bool streaming = false;  // results are stored past the caches, whatever the size of this part
-  bool compared = false;   // a later part of an operation; its headers were compared
+  uint64_t bytes = 0;            // of that buffer, or of this rank's part
+  Parts in;                      // parts for the ranks: reduce_scatter, scatter (root), all_to_all
+  Parts out;                     // parts of the ranks: all_gather, gather (root), all_to_all
+  Deadline deadline;             // if `late` is null
+  LateDeadline* late = nullptr;  // of a small operation of one host's ranks
+  bool streaming = false;        // results are stored past the caches, whatever the size of this part
+  bool compared = false;         // a later part of an operation; its headers were compared
+
+  Deadline ends_by() const noexcept { return late == nullptr ? deadline : late->get(); }
 };
+
+inline bool has_lists(const towline_collective_t& call) noexcept {
+  return call.inputs != nullptr || call.outputs != nullptr || call.input_counts != nullptr ||
+         call.output_counts != nullptr || call.input_offsets != nullptr || call.output_offsets != nullptr;
+}
+
+// Field by field: a caller has just stored them one by one, and the processor waits before it loads several of them at once.
+inline bool same_call(const towline_collective_t& a, const towline_collective_t& b) noexcept {
+  return a.count == b.count && a.input == b.input && a.output == b.output && a.op == b.op &&
+         a.datatype == b.datatype && a.reduction == b.reduction && a.root == b.root && a.inputs == b.inputs &&
+         a.outputs == b.outputs && a.input_counts == b.input_counts && a.output_counts == b.output_counts &&
+         a.input_offsets == b.input_offsets && a.output_offsets == b.output_offsets && a.tag == b.tag &&
+         std::bit_cast<uint64_t>(a.factor) == std::bit_cast<uint64_t>(b.factor) &&
+         a.struct_size == b.struct_size;
+}
 
 // Converts a checked call of the C API. Does not read `inputs`/`outputs` that the operation does not use.
 void take_apart(const towline_collective_t& call, int rank, int size, uint64_t number, Deadline deadline,
