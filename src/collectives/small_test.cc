@@ -93,6 +93,7 @@ TEST(Small, EveryNumberOfBytesThatFitsALineArrives) {
 
 TEST(Small, RecordsHaveTheirNumbersAndTimes) {
   std::atomic<Communicator*> first = nullptr;
+  std::atomic<bool> looked = false;  // rank 1 does so no more
   run_ranks(World{}, [&](Communicator& ranks) {
     if (ranks.rank() == 0) first = &ranks;
     constexpr uint64_t kLateNs = 3 * kMillisecondNs;
@@ -105,6 +106,7 @@ TEST(Small, RecordsHaveTheirNumbersAndTimes) {
     do_barrier(ranks);
     if (ranks.rank() == 1) {
       eventually([&] { return records_of(*first).size() == 202; });
+      looked = true;
       pass(kLateNs);
     }
     do_barrier(ranks);
@@ -127,19 +129,23 @@ TEST(Small, RecordsHaveTheirNumbersAndTimes) {
     const int64_t since = static_cast<int64_t>(last["time_discovered_completed_ns"]) -
                           static_cast<int64_t>(records[200]["time_discovered_completed_ns"]);
     EXPECT_GE(since, static_cast<int64_t>(kLateNs) * 9 / 10);
+    eventually([&] { return looked.load(); });
   });
 }
 
 TEST(Small, ARecordStandsWhileARankWaits) {
   std::atomic<Communicator*> waiting = nullptr;
+  std::atomic<bool> looked = false;
   run_ranks(World{}, [&](Communicator& ranks) {
     if (ranks.rank() == 0) {
       waiting = &ranks;
       do_barrier(ranks);
-      return do_barrier(ranks);
+      do_barrier(ranks);
+      return eventually([&] { return looked.load(); });
     }
     eventually([&] { return waiting != nullptr && records_of(*waiting).size() == 1; });
     EXPECT_NE(records_of(*waiting)[0]["state"], "completed");
+    looked = true;
     do_barrier(ranks);
     do_barrier(ranks);
   });
