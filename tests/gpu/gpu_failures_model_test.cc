@@ -212,10 +212,11 @@ TEST_F(CollectivesOnGpuRefuse, AReplayThatTimesOutNamesItsGraph) {
     while (communicator_error(rank.on_gpu).empty() && std::chrono::steady_clock::now() < until)
       std::this_thread::yield();
     const std::string text = communicator_error(rank.on_gpu);
-    if (rank.rank == 0)
+    if (rank.rank == 0) {
       EXPECT_NE(text.find("which graph " + std::to_string(numbers[1]) + " recorded: rank 1 did not come"),
                 std::string::npos)
           << text;
+    }
     stream.drain();
   });
 }
