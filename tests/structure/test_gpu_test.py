@@ -76,7 +76,7 @@ class TestGpu(unittest.TestCase):
         code, text, runs = self.run_script(TOWLINE_GPU_BENCH="no")
         self.assertEqual((code, len(runs)), (0, 2), text)
         self.assertEqual(text.count("left out: no compute-sanitizer here"), 6)
-        self.assertEqual(text.count("left out: TOWLINE_GPU_BENCH=no"), 5)
+        self.assertEqual(text.count("left out: TOWLINE_GPU_BENCH=no"), 6)
         self.assertIn("left out: python3 has no pytest, torch and towline\n", text)
         self.assertEqual(text.count("left out") + text.count("passed"), len(parts))
 

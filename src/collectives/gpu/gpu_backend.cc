@@ -79,6 +79,16 @@ void GpuBackend::reserve() {
   if (reserved_sms_ != 0) wish_ = wish;
 }
 
+// How many clusters of so many blocks all ranks of a GPU may use. They begin together, on multiprocessors that are neighbours, and kernels wait for one
+// another: so the last must have room beside the others and half a GPU of another communicator's, wherever these are. A GPU has up to eight
+// neighbourhoods, of which each may lack one multiprocessor for a cluster.
+uint32_t GpuBackend::clusters_beside(uint32_t multiprocessors, uint32_t parts) {
+  constexpr uint32_t kNeighbourhoods = 8;
+  const uint32_t mine = multiprocessors / 2 + parts;
+  const uint32_t spare = kNeighbourhoods * (parts - 1) + 1;
+  return mine <= spare ? 0 : (mine - spare) / parts;
+}
+
 // GPUs may differ, and ranks may be spread unevenly over them.
 GpuBackend::GpuShare GpuBackend::least_share(Deadline deadline) const {
   const cuda::Gpu& mine = device_.gpus()[gpu_];
@@ -87,10 +97,10 @@ GpuBackend::GpuShare GpuBackend::least_share(Deadline deadline) const {
                  mine.whole_lines && memory_->ranks_on_gpu() == 1 ? 1u : 0u,
                  {}};
   // Clusters that multiprocessors of their own would hold are not known.
-  const uint32_t norm = marked_norm_kernel(std::min(size_, kMarkedRanks), 0);
   for (uint32_t i = 0; i < kClusters && reserved_sms_ == 0; ++i)
-    least.clusters[i] =
-        std::min(kernels_->clusters(norm, 2u << i), usable / (2u << i)) / memory_->ranks_on_gpu();
+    if (const uint32_t parts = 2u << i;
+        kernels_->clusters(marked_norm_kernel(std::min(size_, kMarkedRanks), 0), parts) != 0)
+      least.clusters[i] = clusters_beside(usable, parts) / memory_->ranks_on_gpu();
   const cuda::Noticeboard all = board();
   std::array<uint8_t, sizeof least> said;
   std::memcpy(said.data(), &least, said.size());

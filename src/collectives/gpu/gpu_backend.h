@@ -94,9 +94,10 @@ class GpuBackend final : public StreamBackend {
   struct GpuShare {
     uint32_t multiprocessors;
     uint32_t whole_lines;                      // lines that it stores arrive whole (Gpu::whole_lines)
-    std::array<uint32_t, kClusters> clusters;  // of 2, 4, 8 blocks that are at work at once
+    std::array<uint32_t, kClusters> clusters;  // of 2, 4, 8 blocks
   };
   [[nodiscard]] GpuShare least_share(Deadline deadline) const;
+  static uint32_t clusters_beside(uint32_t multiprocessors, uint32_t parts);
   void settle_ways(const towline_collective_open_args& args);
   void reserve();
   [[nodiscard]] uint32_t marking_blocks() const noexcept;

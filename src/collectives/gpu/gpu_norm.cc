@@ -54,13 +54,11 @@ bool GpuBackend::marks_rows(uint64_t bytes, uint32_t parts) const noexcept {
   return bytes <= most;
 }
 
-// How many blocks a row goes to. They begin together, and kernels wait for one another: so two communicators' clusters must have room at
-// once, wherever the other's happen to be. Clusters of one size leave no holes that the next one does not fit in, and those of the
-// communicator with smaller ones always fit; so they are counted as if all were of this size.
+// How many blocks a row goes to: a cluster.
 uint32_t GpuBackend::parts_of_row(uint64_t rows, uint64_t units) const noexcept {
   for (uint32_t i = kClusters; i-- > 0;) {
     const uint32_t parts = 2u << i;
-    if (units >= parts * kLeastUnitsOfPart && 2 * rows <= clusters_[i] && rows * parts <= marking_blocks())
+    if (units >= parts * kLeastUnitsOfPart && rows <= clusters_[i] && rows * parts <= marking_blocks())
       return parts;
   }
   return 1;
