@@ -112,9 +112,9 @@ class LoadedKernels {
   LoadedKernels(const LoadedKernels&) = delete;
   LoadedKernels& operator=(const LoadedKernels&) = delete;
   virtual ~LoadedKernels() = default;
-  // Clusters of so many blocks (up to 8), which begin together and near one another, that the GPU has room for when nothing else
-  // runs. 0: it has none, or this image no code for them.
-  [[nodiscard]] virtual uint32_t clusters(uint32_t kernel, uint32_t blocks) const noexcept = 0;
+  // Whether the GPU runs the kernel in clusters of so many blocks (up to 8), which begin together and near one another, and this
+  // image has code for them.
+  [[nodiscard]] virtual bool clusters(uint32_t kernel, uint32_t blocks) const noexcept = 0;
   // The argument is copied. `cluster` divides `blocks`.
   virtual Code launch(uint32_t kernel, const void* argument, uint32_t blocks, void* stream,
                       uint32_t cluster = 1) noexcept = 0;

@@ -213,15 +213,13 @@ class DriverKernels final : public LoadedKernels {
       clusters_ = made_for >= 90;
     may_begin_early_ = clusters_ && set.wait_themselves;
   }
-  [[nodiscard]] uint32_t clusters(uint32_t kernel, uint32_t blocks) const noexcept override {
-    if (!clusters_ || api_.occupancy_clusters == nullptr) return 0;
+  [[nodiscard]] bool clusters(uint32_t kernel, uint32_t blocks) const noexcept override {
+    if (!clusters_ || api_.occupancy_clusters == nullptr) return false;
     const CurrentForLaunch current(api_, context_);
     Attributes attributes;
     const driver::LaunchConfig config = config_of(blocks, blocks, nullptr, attributes);
     int most = 0;
-    return api_.occupancy_clusters(&most, functions_[kernel], &config) == driver::kSuccess
-               ? static_cast<uint32_t>(std::max(most, 0))
-               : 0;
+    return api_.occupancy_clusters(&most, functions_[kernel], &config) == driver::kSuccess && most > 0;
   }
   Code launch(uint32_t kernel, const void* argument, uint32_t blocks, void* stream,
               uint32_t cluster) noexcept override {

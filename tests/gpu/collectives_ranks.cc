@@ -87,15 +87,16 @@ std::string communicator_info(towline_communicator_t* communicator) {
   return json.c_str();
 }
 
-towline_communicator_t* open_second(const Rank& rank, const towline_collective_store_t& store) {
+towline_communicator_t* open_another(const Rank& rank, const towline_collective_store_t& store,
+                                     const char* name, uint64_t timeout_ns) {
   towline_communicator_options_t options = {};
   options.struct_size = sizeof options;
-  options.name = "second";
+  options.name = name;
   options.backend = rank.gpu.backend();
   options.rank = rank.rank;
   options.size = rank.size;
   options.store = &store;
-  options.timeout_ns = 60'000'000'000;
+  options.timeout_ns = timeout_ns;
   towline_communicator_t* made = nullptr;
   EXPECT_EQ(towline_communicator_create(&options, &made), TOWLINE_OK) << towline_last_error();
   return made;

@@ -295,7 +295,7 @@ TEST(CollectivesBesideFail, TwoCommunicatorsInOppositeOrdersDoNotDeadlock) {
   MapStore store;
   const auto table = store.table();
   run_on_gpus({4, "", 60'000'000'000}, false, [&](Rank& rank) {
-    towline_communicator_t* const second = open_second(rank, table);
+    towline_communicator_t* const second = open_another(rank, table, "second", 60'000'000'000);
     ASSERT_NE(second, nullptr);
     Buffer a(rank.gpu, kLarge * 4);
     Buffer b(rank.gpu, kLarge * 4);

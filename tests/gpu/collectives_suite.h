@@ -131,8 +131,9 @@ struct Opened {
 };
 std::vector<Opened> open_ranks(const std::vector<std::string>& configs);
 
-// Another communicator of the same ranks, with a store for both; null, after a failure, if it can't be made.
-towline_communicator_t* open_second(const Rank& rank, const towline_collective_store_t& store);
+// Another communicator of the same ranks, with a store of all; null, after a failure, if it can't be made.
+towline_communicator_t* open_another(const Rank& rank, const towline_collective_store_t& store,
+                                     const char* name, uint64_t timeout_ns);
 std::string communicator_error(const towline_communicator_t* communicator);
 std::string communicator_info(towline_communicator_t* communicator);  // JSON
 

@@ -399,7 +399,8 @@ TEST(CollectivesNormFails, TwoCommunicatorsInOppositeOrdersDoNotDeadlock) {
     const auto table = store.table();
     run_on_gpus({size, "", 60'000'000'000}, true, [&](Rank& rank) {
       void* const streams[] = {rank.gpu.make_stream(), rank.gpu.make_stream()};
-      towline_communicator_t* const worlds[] = {rank.on_gpu, open_second(rank, table)};
+      towline_communicator_t* const worlds[] = {rank.on_gpu,
+                                                open_another(rank, table, "second", 60'000'000'000)};
       ASSERT_NE(worlds[1], nullptr);
       std::vector<std::unique_ptr<Tried>> all;
       for (const uint64_t rows : {1, 2, 4, 8})

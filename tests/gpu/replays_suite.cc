@@ -27,17 +27,8 @@ struct Shape {
 // Another communicator of the same ranks. A stream in which rank 0 has its barrier stands still until the others come.
 class Gate {
  public:
-  Gate(Rank& rank, const towline_collective_store_t& store) {
-    towline_communicator_options_t options = {};
-    options.struct_size = sizeof options;
-    options.name = "gate";
-    options.backend = rank.gpu.backend();
-    options.rank = rank.rank;
-    options.size = rank.size;
-    options.store = &store;
-    options.timeout_ns = kPatienceNs;
-    EXPECT_EQ(towline_communicator_create(&options, &gate_), TOWLINE_OK) << towline_last_error();
-  }
+  Gate(const Rank& rank, const towline_collective_store_t& store)
+      : gate_(open_another(rank, store, "gate", kPatienceNs)) {}
   Gate(const Gate&) = delete;
   Gate& operator=(const Gate&) = delete;
   ~Gate() { towline_communicator_destroy(gate_); }
@@ -49,7 +40,7 @@ class Gate {
   }
 
  private:
-  towline_communicator_t* gate_ = nullptr;
+  towline_communicator_t* const gate_;
 };
 
 // A rank with two streams and what it puts into them: `one` holds ones, and all results are sums of them.

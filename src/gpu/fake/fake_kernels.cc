@@ -165,7 +165,7 @@ class ThreadStream final : public OwnStream {
 class Models final : public LoadedKernels {
  public:
   explicit Models(const KernelSet& set) : set_(set) {}
-  [[nodiscard]] uint32_t clusters(uint32_t, uint32_t) const noexcept override { return 0; }
+  [[nodiscard]] bool clusters(uint32_t, uint32_t) const noexcept override { return false; }
   Code launch(uint32_t kernel, const void* argument, uint32_t blocks, void* stream,
               uint32_t) noexcept override {
     if (const Code refusal = faults().take_refusal(); refusal != 0) return refusal;
