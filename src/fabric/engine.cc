@@ -140,6 +140,7 @@ std::size_t Engine::progress(uint64_t now_ns) noexcept {
     for (int i = 0; i < kPollsPerRail; ++i)
       if (s.poll(rail) < kPollBatch) break;
   s.drain_broken();
+  if (s.owed_credits != 0) s.send_owed_credits();
   if (s.cancels) {
     s.cancels = false;
     for (Transfer& transfer : s.transfers)
@@ -169,7 +170,7 @@ std::size_t Engine::progress(uint64_t now_ns) noexcept {
 }
 
 bool Engine::State::busy() const noexcept {
-  if (transfers_in_use != 0 || busy_connections != 0 || abandons) return true;
+  if (transfers_in_use != 0 || busy_connections != 0 || owed_credits != 0 || abandons) return true;
   return std::any_of(rails.begin(), rails.end(), [](const Rail& rail) { return rail.down; });
 }
 
@@ -188,6 +189,7 @@ bool Engine::arm() noexcept {
 }
 
 bool Engine::needs_polls() const noexcept {
+  if (state_->owed_credits != 0) return true;  // the domain may take them at any time
   const bool asked = state_->now_ns < state_->poll_until_ns;
   return std::any_of(state_->rails.begin(), state_->rails.end(), [&](const Rail& rail) {
     return (asked || rail.under_way != 0) && rail.domain->traits().moves_by_polls;
@@ -210,8 +212,21 @@ std::string Engine::describe() const {
                       connection.under_way(), connection.sent, connection.granted);
     }
   }
+  for (const auto& entry : s.peers) {
+    const Peer& peer = *entry;
+    if (peer.generation == 0) continue;
+    text += fmt::format(
+        "  peer {}: records up to {} given, {} of them free again, below {} confirmed; below {} seen\n",
+        peer.index, peer.last_sequence, peer.unused.size(), peer.confirmed, peer.seen.base());
+  }
+  constexpr uint32_t kMostTold = 32;  // thousands may be queued
+  uint32_t told = 0;
   for (const Transfer& transfer : s.transfers) {
     if (transfer.peer == kNoIndex) continue;
+    if (++told > kMostTold) {
+      text += "  …\n";
+      break;
+    }
     text += fmt::format("  transfer {}: {} of {} bytes issued, {} done, {} under way{}{}{}\n",
                         transfer.cookie, transfer.issued, transfer.request.bytes, transfer.done,
                         transfer.outstanding, transfer.queued ? ", queued" : "",

@@ -7,48 +7,34 @@ namespace towline::fabric::engine_chain_test {
 namespace {
 
 using testing::Buffers;
+using testing::PortAround;
 using testing::TestHost;
 using testing::World;
 
 // Takes up to `takes` requests between two polls.
-struct NarrowPort final : Domain {
+struct NarrowPort final : PortAround {
   struct Seen {
     std::size_t takes = 1;
     std::size_t offered = 0;
     std::size_t taken = 0;
     std::size_t longest = 0;
   };
-  NarrowPort(std::unique_ptr<Domain> port, Seen& seen) : port_(std::move(port)), seen_(seen) {}
+  NarrowPort(std::unique_ptr<Domain> port, Seen& seen) : PortAround(std::move(port)), seen_(seen) {}
 
-  const DomainTraits& traits() const noexcept override { return port_->traits(); }
-  std::vector<uint8_t> address() const override { return port_->address(); }
-  Registration register_memory(const MemoryToRegister& memory) override {
-    return port_->register_memory(memory);
-  }
-  void deregister_memory(const Registration& one) noexcept override { port_->deregister_memory(one); }
-  std::vector<uint8_t> open(uint32_t number, ConnectionEnd end) override { return port_->open(number, end); }
-  void connect(uint32_t number, std::span<const uint8_t> end) override { port_->connect(number, end); }
-  void stop(uint32_t number) noexcept override { port_->stop(number); }
-  void release(uint32_t number) noexcept override { port_->release(number); }
   std::size_t post(uint32_t number, const WorkRequest* requests, std::size_t count) noexcept override {
     seen_.offered += count;
     seen_.longest = std::max(seen_.longest, count);
-    const std::size_t taken = port_->post(number, requests, std::min(count, room_));
+    const std::size_t taken = PortAround::post(number, requests, std::min(count, room_));
     room_ -= taken;
     seen_.taken += taken;
     return taken;
   }
-  std::size_t post_receives(uint32_t number, const ReceiveRequest* requests,
-                            std::size_t count) noexcept override {
-    return port_->post_receives(number, requests, count);
-  }
   std::size_t poll(Completion* completions, std::size_t capacity) noexcept override {
     room_ = seen_.takes;
-    return port_->poll(completions, capacity);
+    return PortAround::poll(completions, capacity);
   }
 
  private:
-  std::unique_ptr<Domain> port_;
   Seen& seen_;
   std::size_t room_ = 0;
 };

@@ -18,6 +18,7 @@ void Engine::State::break_connection(Connection& connection, Status status) noex
   }
   connection.why = status;
   connection.state = ConnectionState::kDraining;
+  pay_credit(connection);  // to nobody
   rails[connection.rail].domain->stop(connection.number);
   draining.push_back(&connection);
 }

@@ -208,6 +208,8 @@ void Engine::State::post(Connection& connection, std::size_t count) noexcept {
   ++rail.counters.posts;
   rail.counters.requests += posted;
   turn_events += posted;
+  if (posted != 0 && connection.refused_since_ns != 0) [[unlikely]]
+    takes_again(connection);
   // Each request that the domain leaves is taken back, and made again in the next turn.
   if (posted == connection.chain) connection.chain = static_cast<uint32_t>(2 * posted);
   if (posted < count) {
@@ -224,6 +226,7 @@ void Engine::State::take_back(Connection& connection, std::size_t count) noexcep
     --rail.under_way;
     if (entry.kind == EntryKind::kCredit) {
       connection.free_buffers |= uint64_t{1} << entry.slice.local_region;
+      owe_credit(connection);
       continue;
     }
     Transfer& transfer = transfers[entry.slice.transfer];
@@ -242,8 +245,24 @@ void Engine::State::take_back(Connection& connection, std::size_t count) noexcep
   // A domain that can't take more now is tried again in the next turn. Not only after a completion: what is under way may
   // be unsignalled, and then none comes.
   connection.full_at = turns;
+  if (connection.under_way() == 0) note_refusal(connection);
   if (!rail.in_order) return;
   break_connection(connection, Status::kIo);
+}
+
+// Nothing of it will complete, so that no other clock runs.
+void Engine::State::note_refusal(Connection& connection) noexcept {
+  const bool again = connection.refused_since_ns != 0 && now_ns - connection.refused_at_ns < options.stall_ns;
+  if (!again) connection.refused_since_ns = now_ns;
+  connection.refused_at_ns = now_ns;
+}
+
+void Engine::State::takes_again(Connection& connection) noexcept {
+  connection.refused_since_ns = 0;
+  if (!connection.initiator) return;
+  Peer& peer = *peers[connection.peer];
+  peer.paths[connection.path].refused = false;
+  peer.no_path_since_ns = 0;
 }
 
 }  // namespace towline::fabric

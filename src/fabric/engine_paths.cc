@@ -35,7 +35,8 @@ void Engine::State::open_paths(Peer& peer) noexcept {
       path.backoff_ns = std::clamp(path.backoff_ns * 2, options.backoff_ns, options.max_backoff_ns);
       path.retry_at_ns = now_ns + path.backoff_ns;
     }
-    ready |= path.connection != nullptr && path.connection->state == ConnectionState::kReady;
+    ready |= path.connection != nullptr && path.connection->state == ConnectionState::kReady &&
+             path.connection->refused_since_ns == 0;
   }
   if (ready) {
     peer.no_path_since_ns = 0;
@@ -130,6 +131,7 @@ void Engine::State::prepare(Connection& connection) {
   connection.head = connection.tail = connection.bytes = 0;
   connection.granted = connection.sent = connection.consumed = connection.told = 0;
   connection.chain = UINT32_MAX;
+  connection.refused_since_ns = 0;
   connection.announce_end = true;
   connection.failed_path = false;
   connection.control_wait_ns = first_control_wait_ns();
@@ -337,7 +339,10 @@ void Engine::State::on_accept(Connection& connection, const ControlMessage& mess
   Path& path = peer.paths[connection.path];
   path.backoff_ns = 0;
   path.timeouts = 0;
-  peer.no_path_since_ns = 0;
+  if (path.refused)
+    note_refusal(connection);  // until it has taken something
+  else
+    peer.no_path_since_ns = 0;
 }
 
 void Engine::State::on_close(Peer& peer, const ControlMessage& message) noexcept {

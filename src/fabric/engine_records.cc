@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "fabric/engine_state.h"
 
@@ -144,9 +145,11 @@ void Engine::State::take_record(Connection& connection, const RecordHeader& head
 void Engine::State::send_credit(Connection& connection) noexcept {
   if (connection.initiator || connection.state != ConnectionState::kReady) return;
   Peer& peer = *peers[connection.peer];
-  const bool many = connection.consumed - connection.told >= (options.credits + 1) / 2;
+  const bool many =
+      connection.owes_credit || connection.consumed - connection.told >= (options.credits + 1) / 2;
   if (!many && peer.seen.base() - peer.told_base < SequenceWindow::kSpan / 4) return;
   if (connection.free_buffers == 0 || connection.under_way() == kCreditRing) return;  // when one has gone
+  pay_credit(connection);
   uint8_t* at = nullptr;
   const uint32_t buffer = take_buffer(connection, at);
   RecordHeader header;
@@ -167,6 +170,27 @@ void Engine::State::send_credit(Connection& connection) noexcept {
   request.length = sizeof header;
   request.kind = RequestKind::kSend;
   post(connection, 1);
+}
+
+// Until it comes the peer may have nothing that it may send, so that nothing of it would remind this side.
+void Engine::State::owe_credit(Connection& connection) noexcept {
+  if (!std::exchange(connection.owes_credit, true)) ++owed_credits;
+}
+
+void Engine::State::pay_credit(Connection& connection) noexcept {
+  if (std::exchange(connection.owes_credit, false)) --owed_credits;
+}
+
+void Engine::State::send_owed_credits() noexcept {
+  for (Rail& rail : rails) {
+    for (Connection& connection : rail.connections) {
+      if (!connection.owes_credit) continue;
+      if (takes_nothing(connection))
+        break_connection(connection, Status::kTimedOut);
+      else
+        send_credit(connection);
+    }
+  }
 }
 
 }  // namespace towline::fabric

@@ -11,45 +11,22 @@ namespace towline::fabric {
 namespace {
 
 using testing::Buffers;
+using testing::PortAround;
 using testing::TestHost;
 using testing::World;
 
 // Opening an end takes time, in which its engine does nothing else.
-class SlowPort : public Domain {
+class SlowPort : public PortAround {
  public:
   SlowPort(std::unique_ptr<Domain> port, uint64_t& now_ns, uint64_t open_ns)
-      : port_(std::move(port)), now_ns_(now_ns), open_ns_(open_ns) {}
+      : PortAround(std::move(port)), now_ns_(now_ns), open_ns_(open_ns) {}
 
-  const DomainTraits& traits() const noexcept override { return port_->traits(); }
-  std::vector<uint8_t> address() const override { return port_->address(); }
-  Registration register_memory(const MemoryToRegister& memory) override {
-    return port_->register_memory(memory);
-  }
-  void deregister_memory(const Registration& registration) noexcept override {
-    port_->deregister_memory(registration);
-  }
   std::vector<uint8_t> open(uint32_t connection, ConnectionEnd end) override {
     now_ns_ += open_ns_;
-    return port_->open(connection, end);
-  }
-  void connect(uint32_t connection, std::span<const uint8_t> other_end) override {
-    port_->connect(connection, other_end);
-  }
-  void stop(uint32_t connection) noexcept override { port_->stop(connection); }
-  void release(uint32_t connection) noexcept override { port_->release(connection); }
-  std::size_t post(uint32_t connection, const WorkRequest* requests, std::size_t count) noexcept override {
-    return port_->post(connection, requests, count);
-  }
-  std::size_t post_receives(uint32_t connection, const ReceiveRequest* requests,
-                            std::size_t count) noexcept override {
-    return port_->post_receives(connection, requests, count);
-  }
-  std::size_t poll(Completion* completions, std::size_t capacity) noexcept override {
-    return port_->poll(completions, capacity);
+    return PortAround::open(connection, end);
   }
 
  private:
-  std::unique_ptr<Domain> port_;
   uint64_t& now_ns_;
   const uint64_t open_ns_;
 };

@@ -131,6 +131,7 @@ struct Connection {
   uint64_t sent = 0;
   uint64_t consumed = 0;
   uint64_t told = 0;
+  bool owes_credit = false;          // the domain did not take one
   uint64_t free_buffers = 0;         // of sends, a bit each
   uint32_t receives = 0;             // posted at its start
   std::unique_ptr<uint8_t[]> block;  // buffers of receives, then of sends
@@ -141,6 +142,8 @@ struct Connection {
   uint64_t control_wait_ns = 0;
   uint64_t last_progress_ns = 0;
   uint64_t full_at = 0;           // the turn in which the domain took no more
+  uint64_t refused_since_ns = 0;  // with nothing under way it has taken nothing since then; 0: it has
+  uint64_t refused_at_ns = 0;     // last
   uint32_t chain = UINT32_MAX;    // requests that it is expected to take at once
   std::vector<uint8_t> endpoint;  // kConnect's, or kAccept's
   Status why = Status::kOk;
@@ -155,6 +158,7 @@ struct Path {
   uint64_t retry_at_ns = 0;
   uint64_t backoff_ns = 0;
   uint32_t timeouts = 0;  // of connecting, in a row
+  bool refused = false;   // the last connection took nothing
 };
 
 // Transfers that have something to post, in the order of their turns.
@@ -251,6 +255,13 @@ struct Engine::State {
   uint64_t window_bytes(const Peer& peer, const Rail& rail) const noexcept;
   void post(Connection& connection, std::size_t count) noexcept;
   void take_back(Connection& connection, std::size_t count) noexcept;
+  void note_refusal(Connection& connection) noexcept;
+  // For so long that it is given up.
+  bool takes_nothing(const Connection& connection) const noexcept {
+    return connection.refused_since_ns != 0 &&
+           connection.refused_at_ns - connection.refused_since_ns >= 2 * options.stall_ns;
+  }
+  void takes_again(Connection& connection) noexcept;
 
   // engine_completions.cc: the data path in.
   std::size_t poll(Rail& rail) noexcept;
@@ -269,6 +280,9 @@ struct Engine::State {
   void receive(Connection& connection, const Completion& completion) noexcept;
   void take_record(Connection& connection, const RecordHeader& header, const uint8_t* message) noexcept;
   void send_credit(Connection& connection) noexcept;
+  void owe_credit(Connection& connection) noexcept;
+  void pay_credit(Connection& connection) noexcept;
+  void send_owed_credits() noexcept;
 
   // engine_paths.cc: connections.
   void open_paths(Peer& peer) noexcept;
@@ -335,6 +349,7 @@ struct Engine::State {
   std::array<Completion, kPollBatch> completions;
   uint64_t last_connection = 0;
   uint32_t busy_connections = 0;  // connecting or closing
+  uint32_t owed_credits = 0;      // connections that owe one
   uint64_t now_ns = 0;
   bool asked = false;  // by a peer to poll, since the last turn
   uint64_t poll_until_ns = 0;

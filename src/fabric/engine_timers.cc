@@ -31,6 +31,10 @@ void Engine::State::forgive(uint64_t gap_ns) noexcept {
       if (connection.state == ConnectionState::kConnecting || connection.state == ConnectionState::kClosing)
         connection.since_ns += gap_ns;
       if (connection.under_way() != 0) connection.last_progress_ns += gap_ns;
+      if (connection.refused_since_ns != 0) {
+        connection.refused_since_ns += gap_ns;
+        connection.refused_at_ns += gap_ns;
+      }
     }
   }
   for (const auto& peer : peers) {
@@ -98,6 +102,9 @@ void Engine::State::check_connections() noexcept {
           peer.pinged_at_ns = now_ns;
           send_control(peer, connection, ControlType::kPing);
         }
+      } else if (takes_nothing(connection)) {
+        peer.paths[connection.path].refused = true;
+        break_connection(connection, Status::kTimedOut);  // a new one may do better
       }
     }
   }

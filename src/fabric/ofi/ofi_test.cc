@@ -96,6 +96,7 @@ struct Side final : EngineHost {
       if (packet[0] == 'K')
         std::memcpy(&acknowledged, rest.data(), std::min(rest.size(), sizeof acknowledged));
       if (packet[0] == 'Q') return false;
+      if (packet[0] == 'D') std::fputs(engine.describe().c_str(), stderr);
     }
     if (engine.progress(monotonic_now_ns()) == 0) sched_yield();  // there may be fewer processors than sides
     return true;
@@ -265,7 +266,8 @@ TEST_P(OfiProcesses, ManySmallMessagesArriveOnceEach) {
       ++sent;
     }
     return side_->done == kMessages && side_->acknowledged == kMessages;
-  })) << side_->engine.describe();
+  })) << side_->engine.describe()
+      << (side_->say('D', {}), "the other side tells its own on stderr");
 }
 
 TEST_P(OfiProcesses, AKilledPeerIsLostInTimeAndTheRestEnds) {
