@@ -54,6 +54,13 @@ class CudaPoolTest : public CudaTest {
   [[nodiscard]] bool arrived() const {
     return std::memcmp(ours_->data(), theirs_->data(), ours_->size()) == 0;
   }
+  // The last word of one of the chunks that the pool holds at once.
+  [[nodiscard]] bool begun_chunk_arrived() const {
+    constexpr uint64_t kChunk = 1 << 20;
+    for (uint64_t end = kChunk; end <= 8 * kChunk; end += kChunk)
+      if (word_of(*ours_, end - 8) == word_of(*theirs_, end - 8)) return true;
+    return false;
+  }
   [[nodiscard]] bool pinned() const {
     return command_("pinned", reinterpret_cast<uint64_t>(ours_->data()), 0, 0);
   }
@@ -134,6 +141,19 @@ TEST_F(CudaPoolTest, AnAgentGoesWhileMemoryIsBeingPinned) {
   left_.reset();
   letting_go.join();
   EXPECT_FALSE(pinned());
+}
+
+// The fake GPU would write to memory that is not mapped any more.
+TEST_F(CudaPoolTest, AnAgentThatEndsWhileTheGpuEmptiesThePoolUnmapsNothing) {
+  make_write();
+  stamp(ours_->data(), ours_->size(), 5);
+  gpu("hold", 1);
+  ASSERT_EQ(write_->post(), Status::kInProgress) << last_error();
+  while (!command_("held", 0, 0, 0)) std::this_thread::yield();
+  left_.reset();
+  EXPECT_EQ(write_->poll(), Status::kClosed);
+  gpu("hold", 0);
+  while (!begun_chunk_arrived()) std::this_thread::yield();
 }
 
 TEST_F(CudaPoolTest, TheOwnerTakesNoPart) {

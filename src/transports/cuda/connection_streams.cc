@@ -53,10 +53,11 @@ void keep_for_good(const void* object) {
 }
 
 Prepared::~Prepared() {
-  if (!given_up && valve == nullptr && captures.empty()) return;
+  const bool runs_on = given_up || (detour != nullptr && detour->given_up);
+  if (!runs_on && valve == nullptr && captures.empty()) return;
   const bool quiet = wait_within(kQuietWithinNs, [this] { return settle(); });
   if (valve != nullptr) device->give_valve_back(*valve);
-  if (quiet && !given_up) return;
+  if (quiet && !runs_on) return;
   TOWLINE_LOG(kError, "cuda: a copy that was begun does not end: what it reaches stays mapped for good");
   keep_for_good(new std::vector(std::move(held)));
   keep_for_good(new std::vector(std::move(pinned)));
