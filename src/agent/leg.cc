@@ -27,6 +27,7 @@ Status Leg::start(uint64_t begin, uint64_t end, uint64_t deadline_ns, uint32_t s
     part.worker->establish_later(part);
   if (!is_error(status)) return status;
   ended_.store(true, std::memory_order_relaxed);
+  shares_.store(0, std::memory_order_release);  // busy without shares is borrowed: see try_release()
   phase_.store(kReady, std::memory_order_release);
   return status;
 }
