@@ -18,6 +18,7 @@
 #include "base/random.h"
 #include "fabric/engine.h"
 #include "fabric/loopback/loopback.h"
+#include "fabric/test_support.h"
 
 namespace towline::fabric {
 namespace {
@@ -109,6 +110,7 @@ class Simulation {
       for (std::size_t i = 0; i < host->engine->rails(); ++i) sum += host->engine->counters(i).retried;
     return sum;
   }
+  uint64_t refused() const { return refused_; }
   uint64_t evictions() const {
     uint64_t sum = 0;
     for (const auto& host : hosts_)
@@ -117,6 +119,20 @@ class Simulation {
   }
 
  private:
+  // Takes some of the requests only, or none.
+  struct FullPort final : testing::PortAround {
+    FullPort(Simulation& owner, std::unique_ptr<Domain> port)
+        : PortAround(std::move(port)), simulation(owner) {}
+    std::size_t post(uint32_t number, const WorkRequest* requests, std::size_t count) noexcept override {
+      Random& random = simulation.random_;
+      const bool full = random.chance(simulation.full_) && !traits().completes_in_order;
+      const std::size_t room = full ? random.below(count) : count;
+      simulation.refused_ += full ? 1 : 0;
+      return room == 0 ? 0 : PortAround::post(number, requests, room);
+    }
+
+    Simulation& simulation;
+  };
   struct Host final : EngineHost {
     Host(Simulation& owner, uint32_t number)
         : simulation(owner), index(number), arena(kArenaBytes, kFill), used(kArenaBytes / 64) {
@@ -127,7 +143,7 @@ class Simulation {
         options.traits = owner.traits_;
         if (owner.random_.chance(0.3))
           options.bytes_per_s = 1'000'000'000 + owner.random_.below(20'000'000'000);
-        domains.push_back(owner.fabric_.make_domain(options));
+        domains.push_back(std::make_unique<FullPort>(owner, owner.fabric_.make_domain(options)));
         ports.push_back(owner.ports_++);
       }
       engine = std::make_unique<Engine>(owner.options_, std::move(domains), *this);
@@ -208,6 +224,7 @@ class Simulation {
     kills_ = random_.chance(0.5);
     sleepy_ = random_.chance(0.5) ? 0.01 : 0;
     data_ = random_.chance(0.8) ? 0.85 : 0.2;
+    full_ = random_.chance(0.5) ? random_.uniform() : 0;
     control_loss_ = random_.chance(0.5) ? random_.uniform() * 0.2 : 0;
     // Longer than anything here lasts: no peer dies.
     options_.stall_ns = 200'000'000;
@@ -478,6 +495,8 @@ class Simulation {
   bool kills_ = false;
   double sleepy_ = 0;  // how often a host does not poll for a while
   double data_ = 0;    // share of moves that move bytes
+  double full_ = 0;    // how often a port has no room for all
+  uint64_t refused_ = 0;
   double control_loss_ = 0;
   uint32_t ports_ = 0;
   std::set<uint32_t> dead_;
@@ -509,18 +528,21 @@ TEST(FabricSimulation, BytesArriveOnceAndCountsOnceWhileRailsDieAndConnectionsBr
   uint64_t late = 0;
   uint64_t retried = 0;
   uint64_t evictions = 0;
+  uint64_t refused = 0;
   for (uint64_t seed = first; seed < first + count; ++seed) {
     Simulation simulation{seed};
     ASSERT_EQ(simulation.run(), "") << "TOWLINE_SIMULATION_SEED=" << seed << " TOWLINE_SIMULATIONS=1";
     late += simulation.late_arrivals();
     retried += simulation.retried();
     evictions += simulation.evictions();
+    refused += simulation.refused();
   }
   if (count < 200) return;
   // The faults that matter have occurred.
   EXPECT_GT(late, count / 10);
   EXPECT_GT(retried, count);
   EXPECT_GT(evictions, count / 10);
+  EXPECT_GT(refused, count);
 }
 
 }  // namespace
