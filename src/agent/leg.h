@@ -16,11 +16,13 @@ namespace towline {
 
 class Leg final : private OwnRoute, public Post {
  public:
-  // `post`: the whole post's, whose number changes with each run; the leg's submits belong to it.
-  Leg(std::shared_ptr<Agent> agent, uint32_t op, std::shared_ptr<BlockList> local,
+  // `worker`: the whole post's, whose lock covers the legs, whichever thread makes them. `post`: the whole post's, whose
+  // number changes with each run; the leg's submits belong to it.
+  Leg(std::shared_ptr<Agent> agent, Worker& worker, uint32_t op, std::shared_ptr<BlockList> local,
       std::shared_ptr<BlockList> remote, Plan&& plan, std::shared_ptr<towline_post> post)
       : OwnRoute{Route(std::move(agent), op, std::move(local), std::move(remote))},
         Post(its_route, std::move(plan), {}, 1, kNoHandle) {
+    parts_[0].worker = &worker;
     post_ = std::move(post);
   }
 

@@ -323,7 +323,8 @@ class Post : public Ending {
   // Sets the state for a new run. The caller has taken the phase.
   void enter_post(uint64_t now_ns, uint64_t deadline_ns) noexcept;
   [[nodiscard]] Status start_staged() noexcept;
-  [[nodiscard]] std::string staged_route() const;
+  [[nodiscard]] std::string staged_route(const StagedTransfer& legs) const;
+  [[nodiscard]] std::shared_ptr<StagedTransfer> held_legs() const;  // null: it has none
   [[nodiscard]] std::string sentence(Status status, const std::string& more) const;
   [[nodiscard]] bool has_message() const noexcept { return !message_.empty(); }
   [[gnu::noinline]] void flush_counts() noexcept;
@@ -374,8 +375,10 @@ class Post : public Ending {
   Part first_part_;
   std::unique_ptr<Part[]> more_parts_;  // all parts, if there may be several
   Part* parts_ = &first_part_;
-  std::shared_ptr<towline_post> post_;      // null: the post is a single submit
-  std::unique_ptr<StagedTransfer> staged_;  // not null: it moves the bytes instead of one backend
+  std::shared_ptr<towline_post> post_;  // null: the post is a single submit
+  // Not null: it moves the bytes instead of one backend. Each post of a plan makes it anew, under the agent's mutex for
+  // details.
+  std::shared_ptr<StagedTransfer> staged_;
   towline_part_result last_result_ = plugin::sized<towline_part_result>();
   std::atomic<uint32_t> parts_left_{0};
   std::atomic<uint32_t> fences_{3};

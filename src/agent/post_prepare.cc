@@ -278,13 +278,22 @@ void Post::follow_route() noexcept {
   is_made();
 }
 
+// Threads that describe the route may still look at the legs of the run before.
 void Post::make_legs(LateDeadline deadline) {
-  staged_.reset();
   divide(1);
-  staged_ = std::make_unique<StagedTransfer>(*this, plan_, route_.op(), route_.held_local(),
-                                             route_.held_remote(), *route_.legs());
-  staged_->establish(std::string(route_.forced()), deadline.ns());
+  auto legs = std::make_shared<StagedTransfer>(*this, plan_, route_.op(), route_.held_local(),
+                                               route_.held_remote(), *route_.legs());
+  legs->establish(std::string(route_.forced()), deadline.ns());
+  {
+    const std::lock_guard lock(agent().transfer_details_mutex());
+    staged_.swap(legs);
+  }
   parts_[0].link = staged_->far_link();
+}
+
+std::shared_ptr<StagedTransfer> Post::held_legs() const {
+  const std::lock_guard lock(agent().transfer_details_mutex());
+  return staged_;
 }
 
 void Post::release_parts() noexcept {

@@ -97,8 +97,8 @@ Price Post::price_of(uint64_t bytes) const {
   return prices_ != nullptr ? prices_->of(bytes) : Price{};
 }
 
-std::string Post::staged_route() const {
-  const StagedTransfer::Description staged = staged_->describe();
+std::string Post::staged_route(const StagedTransfer& legs) const {
+  const StagedTransfer::Description staged = legs.describe();
   const std::string way =
       fmt::format("{} then {}", staged.fill->backend_name(), staged.drain->backend_name());
   const double mebibytes = static_cast<double>(staged.bytes) / (1 << 20);
@@ -112,7 +112,7 @@ std::string Post::staged_route() const {
       {"bytes", plan_.view().bytes},
       {"blocks", plan_.view().blocks},
       {"runs", plan_.view().run_count},
-      {"price", json_of(staged_->price())},
+      {"price", json_of(legs.price())},
       {"staging",
        {{"memory", staged.staging},
         {"bytes", staged.bytes},
@@ -200,12 +200,14 @@ std::string PostPlan::backend_name() {
 }
 
 std::string PostPlan::route_text() {
-  const std::lock_guard lock(making_);
-  return at(0).route();
+  std::unique_lock lock(making_);
+  const PlannedPost& first = at(0);
+  lock.unlock();  // describing it may end legs
+  return first.route();
 }
 
 std::string Post::route() const {
-  if (staged_ != nullptr) return staged_route();
+  if (const auto legs = held_legs(); legs != nullptr) return staged_route(*legs);
   const std::vector<Route::Way> ways = route_.ways(plan_.bytes());
   json result = {{"schema", TOWLINE_JSON_SCHEMA},
                  {"peer", remote().peer()->name()},

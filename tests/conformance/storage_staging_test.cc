@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <numeric>
+#include <set>
 #include <string_view>
 #include <thread>
 
@@ -133,6 +135,44 @@ class StagingTest : public ::testing::TestWithParam<Way> {
 
 INSTANTIATE_TEST_SUITE_P(All, StagingTest, ::testing::ValuesIn(ways()),
                          [](const auto& way) { return way.param.name; });
+
+TEST_P(StagingTest, APlanTellsOfItsRouteWhilePostsMakeTheirLegs) {
+  const Region file = open("told", {.create = true, .bytes = kBytes});
+  const Plan plan = agent_->plan(in_peer(0, kBytes), in_file(file, 0, kBytes));
+  constexpr std::array<uint32_t, 1> kWhole = {0};
+  std::atomic<bool> over{false};
+  std::thread asking([&] {
+    while (!over) EXPECT_NE(plan.route().find("\"legs\""), std::string::npos);
+  });
+  for (int round = 0; round < 40; ++round) {
+    const Post save = plan.post({.from = kWhole, .to = kWhole});
+    EXPECT_EQ(save.wait(60s), Status::kOk) << save.error();
+  }
+  over = true;
+  asking.join();
+}
+
+// Threads have workers of their own; the legs are made anew for each post, and move under the lock of the post's.
+TEST_P(StagingTest, LegsHaveTheWorkerOfTheirPostWhicheverThreadPosts) {
+  start({.workers = 2});
+  const Region file = open("by_threads", {.create = true, .bytes = kBytes});
+  const Plan plan = agent_->plan(in_peer(0, kBytes), in_file(file, 0, kBytes));
+  constexpr std::array<uint32_t, 1> kWhole = {0};
+  std::set<std::string> workers;
+  for (uint64_t thread = 0; thread < 4; ++thread) {
+    stamp_bytes(memory_->data(), kBytes, 50 + thread);
+    std::thread([&] {
+      const Post save = plan.post({.from = kWhole, .to = kWhole});
+      EXPECT_EQ(save.wait(60s), Status::kOk) << save.error();
+    }).join();
+    EXPECT_EQ(first_difference(folder_.get("by_threads").data(), kBytes, 50 + thread), kBytes);
+    const std::string route = plan.route();
+    constexpr std::string_view kWorker = "\"worker\":";
+    for (size_t at = route.find(kWorker); at != std::string::npos; at = route.find(kWorker, at + 1))
+      workers.insert(route.substr(at + kWorker.size(), 1));
+  }
+  EXPECT_EQ(workers.size(), 1u);
+}
 
 TEST_P(StagingTest, WholeMemoryOfAPeerGoesToAFileAndComesBack) {
   const Region file = open("whole", {.create = true, .bytes = kBytes});
