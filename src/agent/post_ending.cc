@@ -133,6 +133,8 @@ void Post::all_parts_ended(Worker& worker) noexcept {
     if (error == 0 && (part_count_ > 1 || staged_ != nullptr) && has_message()) {
       // Striped or staged: the message follows now that every byte is there, on the first part's connection.
       Part& part = parts_[0];
+      // The leg may have gone on to another backend.
+      if (staged_ != nullptr) part.link = staged_->far_link();
       part.message_only = true;
       if (part.worker == &worker) {
         worker.establish_later(part);

@@ -52,7 +52,7 @@ struct Part;
 
 class StagedTransfer {
  public:
-  // Control path, like the destructor, establish and far_link. The lists belong to `whole`; both outlive
+  // Control path, like the destructor and establish. The lists belong to `whole`; both outlive
   // this. Throws Error.
   StagedTransfer(Post& whole, const Plan& plan, uint32_t op, const std::shared_ptr<BlockList>& local,
                  const std::shared_ptr<BlockList>& remote, const StagingPlace& place);
@@ -62,7 +62,7 @@ class StagedTransfer {
 
   // Finds a backend for every leg. `forced`: a backend that one of them must use; empty: any. Throws Error.
   void establish(const std::string& forced, uint64_t deadline_ns);
-  // The link over which messages reach the far side.
+  // The link over which messages reach the far side. Control path, or under the worker's lock.
   [[nodiscard]] class Link* far_link() const noexcept;
 
   // The whole transfer was posted: `part` ends through Post::part_ended, not before this has returned and
