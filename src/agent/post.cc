@@ -128,7 +128,9 @@ Status Post::post_with(const PickPair& picks, const PostOptions& options, void* 
     plan_.compile_again(local().resolved(), picks.local, remote().resolved(), picks.remote, route_.op());
     bring(options);
     aim(stream == nullptr && to_be_split() ? part_room_ : 1);
-    if (route_.legs()) make_legs(LateDeadline::in(agent(), options_.timeout_ns));
+    if (route_.legs())
+      make_legs(options_.deadline_ns != 0 ? LateDeadline::at(options_.deadline_ns)
+                                          : LateDeadline::in(agent(), options_.timeout_ns));
   } catch (...) {
     phase_.store(kReady, std::memory_order_release);
     throw;

@@ -561,6 +561,35 @@ TEST(StagingToObjects, MemoryOfAPeerGoesToAnObjectAndComesBack) {
   }
 }
 
+// The peer's connection was idle and is made again, and the peer does not answer.
+TEST(StagingDeadline, HoldsWhileAPostMakesItsLegs) {
+  constexpr uint64_t kBytes = 64 << 10;
+  const FolderPlace folder;
+  const Agent owner("owner", {.progress = Progress::kCaller, .listen = "127.0.0.1:0", .backends = "tcp"});
+  const Agent agent("stager", {.listen = "127.0.0.1:0",
+                               .backends = "tcp,posix",
+                               .config = "[tuning.connection]\nidle = \"50ms\"\n",
+                               .default_timeout = 60s});
+  const Memory memory(kBytes);
+  const Region region = owner.register_memory(dram(memory), {.access = Access::kAll});
+  const Peer peer = agent.add_peer(owner.metadata());
+  const Region file = agent.register_storage(folder.uri("late"), {.create = true, .bytes = kBytes});
+  std::atomic<bool> answers{true};
+  std::thread owners([&] {
+    while (answers) owner.progress();
+  });
+  const Plan plan = agent.plan(peer.block_list(Blocks::at(memory.data(), kBytes)),
+                               agent.block_list(file.blocks(0, kBytes)));
+  answers = false;
+  owners.join();
+  while (peer.health() != Health::kLost) std::this_thread::yield();
+  constexpr std::array<uint32_t, 1> kWhole = {0};
+  const auto began = std::chrono::steady_clock::now();
+  const Post save = plan.post({.from = kWhole, .to = kWhole, .deadline = Deadline(200ms)});
+  EXPECT_EQ(save.wait(10s), Status::kTimedOut);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 10s);
+}
+
 TEST(StagingSettings, ThatMakeNoSenseAreNamed) {
   const auto refusal = [](const char* config) -> std::string {
     try {
