@@ -105,6 +105,12 @@ struct KernelSet {
   bool wait_themselves = false;
 };
 
+struct Grid {
+  uint32_t blocks = 1;
+  uint32_t threads = 0;  // of a block; 0: the set's
+  uint32_t cluster = 1;  // blocks; divides those of the grid
+};
+
 // A set on one GPU.
 class LoadedKernels {
  public:
@@ -115,9 +121,8 @@ class LoadedKernels {
   // Whether the GPU runs the kernel in clusters of so many blocks (up to 8), which begin together and near one another, and this
   // image has code for them.
   [[nodiscard]] virtual bool clusters(uint32_t kernel, uint32_t blocks) const noexcept = 0;
-  // The argument is copied. `cluster` divides `blocks`.
-  virtual Code launch(uint32_t kernel, const void* argument, uint32_t blocks, void* stream,
-                      uint32_t cluster = 1) noexcept = 0;
+  // The argument is copied.
+  virtual Code launch(uint32_t kernel, const void* argument, const Grid& grid, void* stream) noexcept = 0;
 };
 
 class KernelDevice {

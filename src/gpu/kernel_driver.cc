@@ -217,35 +217,33 @@ class DriverKernels final : public LoadedKernels {
     if (!clusters_ || api_.occupancy_clusters == nullptr) return false;
     const CurrentForLaunch current(api_, context_);
     Attributes attributes;
-    const driver::LaunchConfig config = config_of(blocks, blocks, nullptr, attributes);
+    const driver::LaunchConfig config = config_of({blocks, 0, blocks}, nullptr, attributes);
     int most = 0;
     return api_.occupancy_clusters(&most, functions_[kernel], &config) == driver::kSuccess && most > 0;
   }
-  Code launch(uint32_t kernel, const void* argument, uint32_t blocks, void* stream,
-              uint32_t cluster) noexcept override {
+  Code launch(uint32_t kernel, const void* argument, const Grid& grid, void* stream) noexcept override {
     const CurrentForLaunch current(api_, context_);
     void* arguments[] = {const_cast<void*>(argument)};
     Attributes attributes;
-    const driver::LaunchConfig config = config_of(blocks, cluster, stream, attributes);
+    const driver::LaunchConfig config = config_of(grid, stream, attributes);
     return api_.launch_with(&config, functions_[kernel], arguments, nullptr);
   }
 
  private:
   using Attributes = std::array<driver::LaunchAttribute, 2>;
-  driver::LaunchConfig config_of(uint32_t blocks, uint32_t cluster, void* stream,
-                                 Attributes& attributes) const noexcept {
+  driver::LaunchConfig config_of(const Grid& grid, void* stream, Attributes& attributes) const noexcept {
     unsigned count = 0;
     if (may_begin_early_) {
       attributes[count].id = driver::kLaunchMayBeginEarly;
       attributes[count++].value.number = 1;
     }
-    if (cluster != 1) {
+    if (grid.cluster != 1) {
       attributes[count].id = driver::kLaunchInClusters;
-      const unsigned blocks_of_cluster[] = {cluster, 1, 1};
+      const unsigned blocks_of_cluster[] = {grid.cluster, 1, 1};
       std::ranges::copy(blocks_of_cluster, attributes[count++].value.cluster);
     }
-    return {.grid = {blocks, 1, 1},
-            .block = {threads_, 1, 1},
+    return {.grid = {grid.blocks, 1, 1},
+            .block = {grid.threads != 0 ? grid.threads : threads_, 1, 1},
             .shared_bytes = 0,
             .stream = static_cast<driver::Stream>(stream),
             .attributes = attributes.data(),

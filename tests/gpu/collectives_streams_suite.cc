@@ -323,5 +323,56 @@ TEST(CollectivesBesideFail, TwoCommunicatorsInOppositeOrdersDoNotDeadlock) {
   });
 }
 
+// Small operations and rows have other kernels than large operations. In each turn one rank issues in the other order, so that the GPU meets the
+// large kernels of all ranks but one, then the other one's small kernel, then all other small ones, and behind them the large kernel for which the first
+// ones wait.
+TEST(CollectivesBesideFail, LargeAndSmallOperationsInOppositeOrdersDoNotDeadlock) {
+  constexpr uint64_t kMost = 1 << 18;  // as many blocks as there may be
+  constexpr uint64_t kWidth = 4096;
+  for (const int size : {2, 4, 8}) {
+    MapStore store;
+    const auto table = store.table();
+    run_on_gpus({size, "", 20'000'000'000}, false, [&](Rank& rank) {
+      towline_communicator_t* const second = open_another(rank, table, "second", 20'000'000'000);
+      ASSERT_NE(second, nullptr);
+      Buffer large(rank.gpu, kMost * 4);
+      Buffer small(rank.gpu, 2 * kWidth * 4);
+      fill(rank, large, kMost, 1);
+      fill(rank, small, 2 * kWidth, 1);
+      towline_collective_t most = reduce_call(large, large, kMost);
+      towline_collective_t few = reduce_call(small, small, 2 * kWidth);
+      most.reduction = few.reduction = TOWLINE_REDUCE_MAX;
+      towline_collective_norm_t norm = {};
+      norm.struct_size = sizeof norm;
+      norm.width = kWidth;
+      norm.epsilon = 1e-5F;
+      norm.input = norm.output = small.at();
+      void* const streams[] = {rank.gpu.make_stream(), rank.gpu.make_stream()};
+      meet(rank);
+      for (const uint64_t rows : {0, 1, 2}) {
+        norm.rows = rows;
+        for (int turn = 0; turn < 4 * size; ++turn) {
+          const bool swapped = rank.rank == turn % size;
+          for (const bool first : {!swapped, swapped}) {
+            const int32_t issued = first ? towline_collective_issue(rank.on_gpu, &most, nullptr, streams[0])
+                                   : rows == 0
+                                       ? towline_collective_issue(second, &few, nullptr, streams[1])
+                                       : towline_collective_issue_norm(second, &norm, nullptr, streams[1]);
+            EXPECT_EQ(issued, TOWLINE_OK) << towline_last_error();
+          }
+        }
+      }
+      for (void* const stream : streams) {
+        rank.gpu.drain(stream);
+        rank.gpu.free_stream(stream);
+      }
+      EXPECT_EQ(communicator_error(rank.on_gpu) + communicator_error(second), "");
+      EXPECT_EQ(only_value(rank, large, kMost), 1);
+      EXPECT_NEAR(only_value(rank, small, 2 * kWidth), 1, 1e-3);
+      towline_communicator_destroy(second);
+    });
+  }
+}
+
 }  // namespace
 }  // namespace towline::gpu_test

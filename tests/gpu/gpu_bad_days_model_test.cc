@@ -245,7 +245,7 @@ TEST(MemoryPool, MemoryGoesOnlyAfterTheKernelsThatUseIt) {
   auto stream = std::make_unique<FakeStream>(0);
   stream->hold(true);
   const auto address = reinterpret_cast<uint64_t>(pooled);
-  ASSERT_EQ(kernels->launch(0, &address, 1, stream.get()), 0);
+  ASSERT_EQ(kernels->launch(0, &address, {}, stream.get()), 0);
   std::atomic<bool> freed{false};
   std::thread thread([&] {
     collectives::gpu::pool_free(pooled);

@@ -278,7 +278,7 @@ TEST_P(GpuWindowsOfOneHost, KernelsPutSignalWaitMeetAndGet) {
     what.bytes = kBytes / 8 * 8;
     what.limit_ns = 30'000'000'000;
     const auto outcome = [&](uint32_t kernel) {
-      EXPECT_EQ(kernels->launch(kernel, &what, 1, stream), 0);
+      EXPECT_EQ(kernels->launch(kernel, &what, {}, stream), 0);
       rank.gpu.drain(stream);
       uint64_t told = 0;
       const std::vector<uint8_t> all = result.get();

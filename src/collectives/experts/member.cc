@@ -420,7 +420,7 @@ Job Member::job_of(const towline_experts_call& call) const {
 void Member::run(Kernel kernel, const Job& job, uint64_t blocks, void* stream) {
   const auto most = std::clamp<uint64_t>(blocks, 1, this->blocks());
   if (const cuda::Code code =
-          kernels_->launch(static_cast<uint32_t>(kernel), &job, static_cast<uint32_t>(most), stream);
+          kernels_->launch(static_cast<uint32_t>(kernel), &job, {static_cast<uint32_t>(most)}, stream);
       code != 0)
     fail(Status::kIo, "experts: the GPU refused a kernel: {}", device_.code_text(code));
 }

@@ -79,12 +79,12 @@ void GpuBackend::reserve() {
   if (reserved_sms_ != 0) wish_ = wish;
 }
 
-// How many clusters of so many blocks all ranks of a GPU may use. They begin together, on multiprocessors that are neighbours, and kernels wait for one
-// another: so the last must have room beside the others and half a GPU of another communicator's, wherever these are. A GPU has up to eight
-// neighbourhoods, of which each may lack one multiprocessor for a cluster.
-uint32_t GpuBackend::clusters_beside(uint32_t multiprocessors, uint32_t parts) {
+// How many clusters of so many blocks all ranks of a GPU may use, where half of it has room for `blocks`. They begin together, on multiprocessors
+// that are neighbours, and kernels wait for one another: so the last must have room beside the others and half a GPU of another communicator's,
+// wherever these are. A GPU has up to eight neighbourhoods, of which each may lack room for one block of a cluster.
+uint32_t GpuBackend::clusters_beside(uint32_t blocks, uint32_t parts) {
   constexpr uint32_t kNeighbourhoods = 8;
-  const uint32_t mine = multiprocessors / 2 + parts;
+  const uint32_t mine = blocks + parts;
   const uint32_t spare = kNeighbourhoods * (parts - 1) + 1;
   return mine <= spare ? 0 : (mine - spare) / parts;
 }
@@ -93,14 +93,16 @@ uint32_t GpuBackend::clusters_beside(uint32_t multiprocessors, uint32_t parts) {
 GpuBackend::GpuShare GpuBackend::least_share(Deadline deadline) const {
   const cuda::Gpu& mine = device_.gpus()[gpu_];
   const uint32_t usable = reserved_sms_ != 0 ? reserved_sms_ : mine.multiprocessors;
+  const bool alone = memory_->ranks_on_gpu() == 1;
   GpuShare least{std::max(1u, usable / memory_->ranks_on_gpu()),
-                 mine.whole_lines && memory_->ranks_on_gpu() == 1 ? 1u : 0u,
+                 alone ? 1u : 0u,
+                 alone && mine.whole_lines ? 1u : 0u,
                  {}};
   // Clusters that multiprocessors of their own would hold are not known.
   for (uint32_t i = 0; i < kClusters && reserved_sms_ == 0; ++i)
     if (const uint32_t parts = 2u << i;
         kernels_->clusters(marked_norm_kernel(std::min(size_, kMarkedRanks), 0), parts))
-      least.clusters[i] = clusters_beside(usable, parts) / memory_->ranks_on_gpu();
+      least.clusters[i] = clusters_beside(alone ? usable / 2 : usable, parts) / memory_->ranks_on_gpu();
   const cuda::Noticeboard all = board();
   std::array<uint8_t, sizeof least> said;
   std::memcpy(said.data(), &least, said.size());
@@ -113,6 +115,7 @@ GpuBackend::GpuShare GpuBackend::least_share(Deadline deadline) const {
     if (share.multiprocessors == 0)
       fail(Status::kMismatch, "gpu: rank {} runs another build of Towline", rank);
     least.multiprocessors = std::min(least.multiprocessors, share.multiprocessors);
+    least.alone = std::min(least.alone, share.alone);
     least.whole_lines = std::min(least.whole_lines, share.whole_lines);
     for (uint32_t i = 0; i < kClusters; ++i)
       least.clusters[i] = std::min(least.clusters[i], share.clusters[i]);
@@ -184,8 +187,7 @@ void GpuBackend::tell(Failure failure) noexcept {
   said.job.way = Way::kTell;
   said.job.peer = static_cast<uint32_t>(failure);
   const std::lock_guard lock(control_.mutex);
-  if (kernels_->launch(said.kernel, &said.job, 1, control_.own->native()) == 0)
-    (void)control_.running.last->record(control_.own->native());
+  if (enqueue(said, control_.own->native()) == 0) (void)control_.running.last->record(control_.own->native());
 }
 
 void GpuBackend::abort(Status status, const std::string& text) {

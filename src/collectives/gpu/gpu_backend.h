@@ -70,6 +70,7 @@ class GpuBackend final : public StreamBackend {
     uint32_t kernel;
     uint32_t blocks;
     uint32_t cluster = 1;  // blocks
+    uint32_t threads = 0;  // of a block; 0: kThreads
   };
 
   void build(const towline_collective_t& call, uint64_t number, uint64_t timeout_ns, Launch& launch);
@@ -93,11 +94,12 @@ class GpuBackend final : public StreamBackend {
   static constexpr uint32_t kClusters = std::countr_zero(kMostParts);
   struct GpuShare {
     uint32_t multiprocessors;
+    uint32_t alone;                            // no other rank is on its GPU
     uint32_t whole_lines;                      // lines that it stores arrive whole (Gpu::whole_lines)
     std::array<uint32_t, kClusters> clusters;  // of 2, 4, 8 blocks
   };
   [[nodiscard]] GpuShare least_share(Deadline deadline) const;
-  static uint32_t clusters_beside(uint32_t multiprocessors, uint32_t parts);
+  static uint32_t clusters_beside(uint32_t blocks, uint32_t parts);
   void settle_ways(const towline_collective_open_args& args);
   void reserve();
   [[nodiscard]] uint32_t marking_blocks() const noexcept;
@@ -117,6 +119,7 @@ class GpuBackend final : public StreamBackend {
   // The words of an operation whose replays are watched. `op_id`: what watched_ was when it was issued.
   std::optional<Replays::Words> seen_in(uint64_t graph, uint64_t op_id, uint32_t op);
   [[nodiscard]] Launch count_up(uint64_t word) const;
+  cuda::Code enqueue(const Launch& launch, void* stream) noexcept;
   void note_recorded(const Mark& mark, uint64_t graph);
   Channel& channel_to(uint32_t peer, bool send);
   void tell(Failure failure) noexcept;
@@ -147,6 +150,8 @@ class GpuBackend final : public StreamBackend {
   uint32_t share_ = 0;                             // multiprocessors for a rank
   std::array<uint32_t, kClusters> clusters_ = {};  // for a rank, of 2, 4, 8 blocks
   uint64_t slots_per_block_ = 0;                   // before another block pays
+  uint32_t marking_threads_ = kThreads;            // of a block of a kernel with marks
+  uint32_t marking_share_ = 1;                     // blocks of those for a rank
   uint32_t reserved_sms_ = 0;
   std::string none_reserved_;  // why, where some were asked for
   std::unique_ptr<cuda::LoadedKernels> kernels_;

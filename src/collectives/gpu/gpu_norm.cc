@@ -81,13 +81,18 @@ bool GpuBackend::build_norm(const towline_collective_norm_t& norm, uint64_t numb
   job.parts = parts_of_row(norm.rows, units);
   const uint64_t blocks = norm.rows * job.parts;
   const bool marks = size_ > 1 && size_ <= kMarkedRanks && marks_rows(job.bytes, job.parts) &&
-                     row_bytes % 8 == 0 && units <= kMarkedRowUnits && blocks <= marking_blocks() &&
+                     row_bytes % 8 == 0 && units <= kMarkedRowUnits &&
+                     units_of_part(units, job.parts) <= uint64_t{kUnitsOfThread} * marking_threads_ &&
+                     blocks <= marking_blocks() &&
                      blocks * marked_blocks_of(units_of_part(units, job.parts)) <= marked_blocks(size_);
   if (!marks && !direct_) return false;
   const uint32_t type = float_type(norm.datatype);
   job.way = marks ? Way::kMarkedNorm : Way::kDirectNorm;
   launch.kernel = marks ? marked_norm_kernel(size_, type) : kNormKernels + type;
-  if (marks) launch.cluster = job.parts;
+  if (marks) {
+    launch.cluster = job.parts;
+    launch.threads = marking_threads_;
+  }
   launch.blocks = static_cast<uint32_t>(
       marks ? blocks : std::clamp<uint64_t>((norm.rows + size_ - 1) / size_, 1, max_blocks_));
   return true;

@@ -100,8 +100,7 @@ void GpuBackend::launch_steps(std::span<const towline_collective_step_t> steps,
   try {
     put(channel_of(steps), "an operation between hosts", stream, graph, ended, [&](void* in) -> cuda::Code {
       for (const Launch& one : launches) {
-        if (const cuda::Code code = kernels_->launch(one.kernel, &one.job, one.blocks, in); code != 0)
-          return code;
+        if (const cuda::Code code = enqueue(one, in); code != 0) return code;
         ++begun;
       }
       return 0;

@@ -47,16 +47,17 @@ void GpuBackend::launch(Channel& channel, const Launch& launch, void* stream, ui
   const char* const what =
       launch.job.mark.op < kOps ? op_name(launch.job.mark.op) : "an operation of a window";
   put(channel, what, stream, graph, ended, [&](void* in) {
-    const auto enqueue = [&](const Launch& one) {
-      return kernels_->launch(one.kernel, &one.job, one.blocks, in, one.cluster);
-    };
-    cuda::Code code = seen ? enqueue(count_up(seen->begun)) : 0;
-    if (code == 0) code = enqueue(launch);
-    if (code == 0 && then != nullptr) code = enqueue(*then);
-    if (code == 0 && seen) code = enqueue(count_up(seen->ended));
+    cuda::Code code = seen ? enqueue(count_up(seen->begun), in) : 0;
+    if (code == 0) code = enqueue(launch, in);
+    if (code == 0 && then != nullptr) code = enqueue(*then, in);
+    if (code == 0 && seen) code = enqueue(count_up(seen->ended), in);
     return code;
   });
   note_recorded(launch.job.mark, graph);
+}
+
+cuda::Code GpuBackend::enqueue(const Launch& one, void* stream) noexcept {
+  return kernels_->launch(one.kernel, &one.job, {one.blocks, one.threads, one.cluster}, stream);
 }
 
 void GpuBackend::note_recorded(const Mark& mark, uint64_t graph) {

@@ -21,7 +21,11 @@ constexpr uint64_t kLinesPerBlock = kThreads / kGpuLineThreads;
 
 // About the same bytes out of a GPU, whatever the number of ranks.
 MarkedLimits slot_limits(bool spread, uint32_t size) {
-  if (!spread) return {size <= 2 ? uint64_t{256 << 10} : uint64_t{64 << 10}, 64 << 10, 0};
+  if (!spread) {
+    if (size <= 2) return {256 << 10, 64 << 10, 0};
+    if (size <= 4) return {64 << 10, 64 << 10, 0};
+    return {32 << 10, 32 << 10, 0};
+  }
   if (size <= 2) return {512 << 10, 512 << 10, 0};
   if (size <= 4) return {256 << 10, 128 << 10, 1 << 20};
   return {32 << 10, 64 << 10, 512 << 10};
@@ -36,10 +40,15 @@ MarkedLimits line_limits(uint32_t size) {
 
 // Ranks must settle alike: from settings, and from what all know.
 void GpuBackend::settle_ways(const towline_collective_open_args& args) {
-  // A multiprocessor runs two blocks of 512 threads; half of the GPU is left to another communicator.
+  // A multiprocessor runs two blocks of 512 threads, or of 256 with marks, which have twice the registers; half of the GPU is left to another
+  // communicator.
   const GpuShare share = least_share(Deadline::at(args.deadline_ns));
   share_ = share.multiprocessors;
   clusters_ = share.clusters;
+  // So no block of any kernel needs more than half a multiprocessor, and whatever begins first, the last finds room. A kernel without room keeps
+  // those behind it waiting, which one that runs may wait for. A rank that is alone on its GPU never has the others of its communicator there.
+  marking_threads_ = share.alone != 0 ? kThreads : kThreads / 2;
+  marking_share_ = share.alone != 0 ? share_ / 2 : share_;
   max_blocks_ = static_cast<uint32_t>(
       number_setting("tuning.collectives.gpu_blocks", std::min(share_, kMaxBlocks), kMaxBlocks));
   if (max_blocks_ == 0)
@@ -111,9 +120,8 @@ void GpuBackend::choose(Launch& launch) const {
   if (job.compare != 0) launch.blocks = std::min(16u, max_blocks_);
 }
 
-// A block of a kernel with marks fills a multiprocessor.
 uint32_t GpuBackend::marking_blocks() const noexcept {
-  return std::clamp(std::min(share_ / 2, max_blocks_), 1u, marked_blocks(size_));
+  return std::clamp(std::min(marking_share_, max_blocks_), 1u, marked_blocks(size_));
 }
 
 // With marks; `bytes` go from one rank to another.
@@ -126,6 +134,7 @@ void GpuBackend::mark(Launch& launch, uint64_t bytes, bool lines) const {
                                                    : line_kernel(size_, float_type(launch.job.mark.datatype));
   launch.blocks =
       static_cast<uint32_t>(std::clamp<uint64_t>((units + of_block - 1) / of_block, 1, marking_blocks()));
+  launch.threads = marking_threads_;
   launch.job.slot = (units + launch.blocks - 1) / launch.blocks;
 }
 

@@ -180,7 +180,7 @@ void GpuWindow::issue(const towline_window_call_t& call, uint64_t timeout_ns, vo
   const auto local = reinterpret_cast<uint64_t>(call.address);
   const uint64_t there = memory_->address(rank) + call.offset;
   const auto enqueue = [&](const Launch& launch) {
-    const cuda::Code code = backend_.kernels_->launch(launch.kernel, &launch.job, launch.blocks, stream);
+    const cuda::Code code = backend_.enqueue(launch, stream);
     if (code != 0)
       fail(Status::kIo, "{}: the GPU's driver refused the kernel: {}", text_of(launch.job.mark),
            backend_.device_.code_text(code));

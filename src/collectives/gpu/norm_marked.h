@@ -10,15 +10,15 @@
 
 namespace towline::collectives::gpu {
 
-// The longest row, in units of 8 bytes.
-inline constexpr uint64_t kMarkedRowUnits = 4 * kThreads;
+// Units of 8 bytes that a thread has of its row, and those of the longest row.
+inline constexpr uint32_t kUnitsOfThread = 4;
+inline constexpr uint64_t kMarkedRowUnits = kUnitsOfThread * kThreads;
 
 #if defined(__CUDA_ARCH__)
-inline constexpr uint32_t kRowThreads = kThreads;
+inline constexpr uint32_t kRowUnits = kUnitsOfThread;
 #else
-inline constexpr uint32_t kRowThreads = 1;  // the model's block has one thread
+inline constexpr uint32_t kRowUnits = kMarkedRowUnits;  // the model's block has one thread
 #endif
-inline constexpr uint32_t kRowUnits = kMarkedRowUnits / kRowThreads;  // of a thread, one every kRowThreads
 
 // A row's blocks are a cluster, whose warps store their sums in one another's shared memory. What arrives there counts itself, so
 // that no block waits for its other stores, as it would at the cluster's barrier.
@@ -112,7 +112,7 @@ struct MarkedRow {
   const uint64_t weight;       // the part's
   const uint32_t first_block;  // its slots are those of this block, and of the ones behind it
 
-  TOWLINE_DEVICE static uint64_t unit_of(uint32_t k) { return device::thread() + uint64_t{k} * kRowThreads; }
+  TOWLINE_DEVICE static uint64_t unit_of(uint32_t k) { return device::thread() + k * device::threads(); }
   TOWLINE_DEVICE static uint64_t load(uint64_t address) {
     if constexpr (kOdd)
       return load_any<uint64_t>(address);

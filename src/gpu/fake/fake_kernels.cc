@@ -166,14 +166,14 @@ class Models final : public LoadedKernels {
  public:
   explicit Models(const KernelSet& set) : set_(set) {}
   [[nodiscard]] bool clusters(uint32_t, uint32_t) const noexcept override { return false; }
-  Code launch(uint32_t kernel, const void* argument, uint32_t blocks, void* stream,
-              uint32_t) noexcept override {
+  Code launch(uint32_t kernel, const void* argument, const Grid& grid, void* stream) noexcept override {
     if (const Code refusal = faults().take_refusal(); refusal != 0) return refusal;
     std::vector<uint64_t> copy(set_.argument_bytes / 8 + 1);
     std::memcpy(copy.data(), argument, set_.argument_bytes);
-    static_cast<FakeStream*>(stream)->put([model = set_.models[kernel], copy = std::move(copy), blocks] {
-      for (uint32_t block = 0; block < blocks; ++block) model(copy.data(), block, blocks);
-    });
+    static_cast<FakeStream*>(stream)->put(
+        [model = set_.models[kernel], copy = std::move(copy), blocks = grid.blocks] {
+          for (uint32_t block = 0; block < blocks; ++block) model(copy.data(), block, blocks);
+        });
     return 0;
   }
 
