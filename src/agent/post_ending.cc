@@ -120,6 +120,8 @@ void Post::all_parts_ended(Worker& worker) noexcept {
   ended_at_ns_.store(now_ns, std::memory_order_relaxed);
   const int32_t error = first_error_.load(std::memory_order_acquire);
   if (error != 0 && try_next_backend(worker)) return;
+  // For its message, and its group's: the leg may have gone on to another backend.
+  if (error == 0 && staged_ != nullptr) parts_[0].link = staged_->far_link();
   if (Link* link = parts_[0].link; link != nullptr && staged_ == nullptr) {  // legs count for themselves
     const uint64_t took_ns = now_ns - posted_at_ns_.load(std::memory_order_relaxed);
     const uint64_t bytes = bytes_.load(std::memory_order_relaxed);
@@ -133,8 +135,6 @@ void Post::all_parts_ended(Worker& worker) noexcept {
     if (error == 0 && (part_count_ > 1 || staged_ != nullptr) && has_message()) {
       // Striped or staged: the message follows now that every byte is there, on the first part's connection.
       Part& part = parts_[0];
-      // The leg may have gone on to another backend.
-      if (staged_ != nullptr) part.link = staged_->far_link();
       part.message_only = true;
       if (part.worker == &worker) {
         worker.establish_later(part);
