@@ -102,16 +102,16 @@ std::string Post::staged_route(const StagedTransfer& legs) const {
   const std::string way =
       fmt::format("{} then {}", staged.fill->backend_name(), staged.drain->backend_name());
   const double mebibytes = static_cast<double>(staged.bytes) / (1 << 20);
-  const std::vector<Route::Way> ways = route_.ways(plan_.bytes());
+  const std::vector<Route::Way> ways = route_.ways(staged.plan_bytes);
   const json result = {
       {"schema", TOWLINE_JSON_SCHEMA},
       {"peer", remote().peer()->name()},
       {"direction", direction_of(route_.op())},
       {"backend", "staged"},
       {"why", fmt::format("staged through {:g} MiB: {}; no backend does it in one step", mebibytes, way)},
-      {"bytes", plan_.view().bytes},
-      {"blocks", plan_.view().blocks},
-      {"runs", plan_.view().run_count},
+      {"bytes", staged.plan_bytes},
+      {"blocks", staged.plan_blocks},
+      {"runs", staged.plan_runs},
       {"price", json_of(legs.price())},
       {"staging",
        {{"memory", staged.staging},

@@ -53,6 +53,8 @@ StagedTransfer::StagedTransfer(Post& whole, const Plan& plan, uint32_t op,
     : whole_(whole),
       read_(op == TOWLINE_READ),
       bytes_(plan.bytes()),
+      blocks_(plan.view().blocks),
+      runs_(plan.view().run_count),
       chunk_bytes_(whole.agent().staging().settings().chunk_bytes),
       chunks_((bytes_ + chunk_bytes_ - 1) / chunk_bytes_),
       far_is_own_(has_region(*remote, is_storage)),
@@ -170,7 +172,10 @@ StagedTransfer::Description StagedTransfer::describe() const {
           chunk_bytes_,
           slots_.size(),
           straight_ != nullptr,
-          straight_bytes_.load(std::memory_order_relaxed)};
+          straight_bytes_.load(std::memory_order_relaxed),
+          bytes_,
+          blocks_,
+          runs_};
 }
 
 // ---- moving

@@ -87,6 +87,9 @@ class StagedTransfer {
     uint64_t slots;
     bool has_straight;
     uint64_t straight_bytes;  // bytes of the last post that were read directly
+    uint64_t plan_bytes;
+    uint64_t plan_blocks;
+    uint64_t plan_runs;
   };
   [[nodiscard]] Description describe() const;
   // The price of such a transfer, from the prices of its legs.
@@ -156,6 +159,8 @@ class StagedTransfer {
   Post& whole_;
   const bool read_;
   const uint64_t bytes_;
+  const uint64_t blocks_;  // of the plan, which the next post of a whole plan compiles anew
+  const uint64_t runs_;
   const uint64_t chunk_bytes_;
   const uint64_t chunks_;
   const bool far_is_own_;                     // the far side is storage of this agent
