@@ -30,15 +30,45 @@ uint32_t cost_of(const Backend& backend) noexcept {
   return backend.plugin != nullptr ? backend.plugin->cost : UINT32_MAX;
 }
 
+constexpr const char* kNoReason = "the backend gave no reason";
+constexpr size_t kMaxMoves = 256;       // more than kinds and distances could need
+constexpr size_t kMaxMoveBytes = 4096;  // of one move of a later release
+
 std::vector<towline_move_v1> take_moves(const towline_plugin_v1_t& plugin) {
   std::vector<towline_move_v1> moves;
+  if (plugin.move_count > kMaxMoves)
+    fail(Status::kUnsupported, "{} has {} as move_count; a backend has at most {} moves", plugin.name,
+         plugin.move_count, kMaxMoves);
+  if (plugin.move_count != 0 && plugin.moves == nullptr)
+    fail(Status::kUnsupported, "{} has {} as move_count, and moves is null", plugin.name, plugin.move_count);
   const auto* at = reinterpret_cast<const char*>(plugin.moves);
   for (size_t i = 0; i < plugin.move_count; ++i) {
     const auto* const move = reinterpret_cast<const towline_move_v1*>(at);
-    moves.push_back(take_table(move, TOWLINE_MOVE_V1_MINIMUM, fmt::format("move {} of {}", i, plugin.name)));
-    at += move->struct_size;
+    const std::string what = fmt::format("move {} of {}", i, plugin.name);
+    moves.push_back(take_table(move, TOWLINE_MOVE_V1_MINIMUM, what));
+    const size_t bytes = move->struct_size;
+    if (bytes > kMaxMoveBytes || bytes % alignof(towline_move_v1) != 0)
+      fail(Status::kUnsupported, "the struct_size of {} is {}: not the size of a move of any release", what,
+           bytes);
+    at += bytes;
   }
   return moves;
+}
+
+// The five slots of streams come together, as do the two of views.
+void check_groups(const towline_data_table_v1& data, const std::string& name) {
+  const bool streams[] = {data.stream_capture != nullptr, data.stream_submit != nullptr,
+                          data.stream_wait != nullptr, data.capture_runs != nullptr,
+                          data.capture_forget != nullptr};
+  const bool views[] = {data.view != nullptr, data.view_forget != nullptr};
+  const auto all_or_none = [&](const auto& slots, const char* what) {
+    const auto filled = std::count(std::begin(slots), std::end(slots), true);
+    if (filled != 0 && filled != std::ssize(slots))
+      fail(Status::kUnsupported, "table 'data' of {} has {} of the {} {}; it needs all of them or none", name,
+           filled, std::ssize(slots), what);
+  };
+  all_or_none(streams, "slots stream_capture, stream_submit, stream_wait, capture_runs and capture_forget");
+  all_or_none(views, "slots view and view_forget");
 }
 
 // `text` comes from a backend and begins with the key of the setting.
@@ -215,8 +245,15 @@ void BackendHost::discover_in(const std::string& file, Backends& known) {
       backend->name = backend->file = file;
       load(*backend, plugin);
       const auto same_name = [&](const auto& other) { return other->name == backend->name; };
-      if (find(backend->name) != nullptr || std::any_of(known.begin(), known.end(), same_name))
-        continue;  // the first one named is used
+      const auto first = std::find_if(known.begin(), known.end(), same_name);
+      const Backend* const other = first != known.end() ? first->get() : find(backend->name);
+      if (other != nullptr) {  // the first one named is used
+        if (other->offered != backend->offered)
+          TOWLINE_LOG(kWarning,
+                      "plugin {}: its backend '{}' is left out, since there is another of that name", file,
+                      backend->name);
+        continue;
+      }
       in_use = in_use || backend->plugin != nullptr;
       known.push_back(std::move(backend));
     }
@@ -246,12 +283,16 @@ void BackendHost::load(Backend& backend, const towline_plugin_v1_t* plugin) noex
 void BackendHost::take(Backend& backend, const towline_plugin_v1_t& plugin) {
   Backend::Taken& taken = backend.taken;
   taken.plugin = take_plugin(&plugin, "the plugin");
-  if (taken.plugin.name != nullptr) backend.name = taken.plugin.name;
+  backend.name = taken.plugin.name;
   taken.memory = plugin_table<towline_memory_table_v1>(taken.plugin, "memory");
   taken.connection = plugin_table<towline_connection_table_v1>(taken.plugin, "connection");
   taken.data = plugin_table<towline_data_table_v1>(taken.plugin, "data");
   const bool stores = (taken.plugin.traits & TOWLINE_TRAIT_STORAGE) != 0;
   if (stores) taken.storage = plugin_table<towline_storage_table_v1>(taken.plugin, "storage");
+  if (taken.plugin.open == nullptr || taken.plugin.close == nullptr)
+    fail(Status::kUnsupported, "{} has no function '{}', and every backend needs one", backend.name,
+         taken.plugin.open == nullptr ? "open" : "close");
+  check_groups(taken.data, backend.name);
   backend.moves = take_moves(taken.plugin);
   backend.kinds = backend.remote_kinds = backend.farthest = 0;
   for (const towline_move_v1& move : backend.moves) {
@@ -266,8 +307,7 @@ void BackendHost::take(Backend& backend, const towline_plugin_v1_t& plugin) {
   backend.storage = stores ? &taken.storage : nullptr;
   backend.landing = nullptr;
   if (taken.memory.landing == nullptr) return;
-  taken.landing = take_table(taken.memory.landing, TOWLINE_LANDING_TABLE_V1_MINIMUM,
-                             fmt::format("the landing of {}", backend.name));
+  taken.landing = take_slots(taken.memory.landing, fmt::format("the landing of {}", backend.name));
   backend.landing = &taken.landing;
 }
 
@@ -341,13 +381,17 @@ void BackendHost::open(Backend& backend) {
     if (!check_usable(backend)) return;
     take_failure_text();
     status = backend.plugin->open(&backend.host, &backend.handle);
+    if (status == TOWLINE_OK && backend.handle == nullptr) {
+      status = TOWLINE_INTERNAL;
+      set_failure_text("it answered OK, but gave no backend");
+    }
     if (status == TOWLINE_OK) {
       backend.step = Backend::Step::kOpen;
       return;
     }
     text = take_failure_text();
-    backend.reason =
-        fmt::format("opening it failed: {} ({})", text, status_name(static_cast<Status>(status)));
+    backend.reason = fmt::format("opening it failed: {} ({})", text.empty() ? kNoReason : text,
+                                 status_name(static_cast<Status>(status)));
     // This machine lacks what it needs, and nobody has asked for it by name.
     if (status == TOWLINE_UNSUPPORTED && in_order_of_cost_) {
       backend.reason = fmt::format("not usable here: {}", text);
@@ -363,10 +407,11 @@ void BackendHost::open(Backend& backend) {
 
 bool BackendHost::check_usable(Backend& backend) {
   char reason[256] = "";
-  if (backend.step == Backend::Step::kLoaded && backend.plugin->usable(reason, sizeof reason) == TOWLINE_OK)
+  if (backend.step == Backend::Step::kLoaded &&
+      backend.plugin->usable(reason, sizeof reason - 1) == TOWLINE_OK)
     backend.step = Backend::Step::kUsable;
   else if (backend.step == Backend::Step::kLoaded)
-    backend.reason = fmt::format("not usable here: {}", reason);
+    backend.reason = fmt::format("not usable here: {}", *reason == '\0' ? kNoReason : reason);
   return backend.step == Backend::Step::kUsable;
 }
 
@@ -392,6 +437,25 @@ std::string BackendHost::names() const {
   std::string names;
   for (const Backend* backend : backends()) names += (names.empty() ? "" : ", ") + backend->name;
   return names;
+}
+
+void BackendHost::fail_lacks(std::string_view name) const {
+  std::string advice;
+  const auto advise = [&](std::string_view plugin) {
+    advice = in_order_of_cost_
+                 ? fmt::format("; the setting plugins = \"{0}\" (TOWLINE_PLUGINS={0}) adds it", plugin)
+                 : "; the setting backends leaves it out";
+  };
+  for (const BuiltinBackend& one : builtin_backends())
+    if (one.name == name) advise(name);
+  for (const BundledBackend& one : bundled_backends()) {
+    if (one.name != name) continue;
+    advise(one.plugin);
+    if (bundled_plugin(agent_.config(), one.plugin).empty())
+      advice = fmt::format("; its plugin libtowline_{}.so is not installed beside the library", one.plugin);
+  }
+  fail(Status::kNoRoute, "agent '{}' has no backend '{}'{}. It has: {}", agent_.name(), name, advice,
+       names());
 }
 
 Backend* BackendHost::find(std::string_view name) const noexcept {

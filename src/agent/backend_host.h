@@ -121,6 +121,8 @@ class BackendHost {
 
   [[nodiscard]] Backend* find(std::string_view name) const noexcept;
   [[nodiscard]] std::string names() const;  // "memory, shm, tcp"
+  // Throws Error(kNoRoute): this agent has no backend of that name, and how it gets one.
+  [[noreturn]] void fail_lacks(std::string_view name) const;
   // Backends that were not opened, by choice or by failure: their settings are unknown.
   [[nodiscard]] std::vector<std::string> names_not_open() const;
   // Those that the settings do not name, and that are used by name alone or are not among the named.

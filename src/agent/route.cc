@@ -58,9 +58,7 @@ void Route::establish(Post& post, std::string_view forced_backend, LateDeadline 
   }
   backend_.store(nullptr, std::memory_order_release);
   agent_->check_usable();  // links that close with it are no lack of a way
-  if (!forced.empty() && agent_->backends().find(forced) == nullptr)
-    fail(Status::kNoRoute, "there is no backend '{}' here; there are: {}", forced,
-         agent_->backends().names());
+  if (!forced.empty() && agent_->backends().find(forced) == nullptr) agent_->backends().fail_lacks(forced);
   const LegsPlan legs = plan_legs(peer, need, silent, *local_);
   if (legs.why_not.empty() && !stale) return take_legs(post, legs.staging, deadline);
   Status why = Status::kNoRoute;

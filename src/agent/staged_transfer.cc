@@ -105,7 +105,7 @@ void StagedTransfer::establish(const std::string& forced, uint64_t deadline_ns) 
   Agent& agent = whole_.agent();
   const Backend* backend = forced.empty() ? nullptr : agent.backends().find(forced);
   if (!forced.empty() && (backend == nullptr || backend->plugin == nullptr))
-    fail(Status::kNoRoute, "there is no backend '{}' here; there are: {}", forced, agent.backends().names());
+    agent.backends().fail_lacks(forced);
   const Need whole = need_of(read_ ? TOWLINE_READ : TOWLINE_WRITE, whole_.local(), whole_.remote(), bytes_);
   const bool near = !forced.empty() &&
                     !may_do(*agent.backends().find(forced), *whole_.remote().peer(), far_leg(whole), forced);

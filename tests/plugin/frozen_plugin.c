@@ -11,7 +11,21 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { AS_IT_IS, FEWER_SLOTS, MORE_SLOTS, TOO_SMALL, NO_RESULT_SIZE };
+enum {
+  AS_IT_IS,
+  FEWER_SLOTS,
+  MORE_SLOTS,
+  TOO_SMALL,
+  NO_RESULT_SIZE,
+  NO_SUBMIT,
+  SOME_STREAMS,
+  NO_MOVES,
+  WILD_MOVE,
+  NO_NAME,
+  NO_OPEN,
+  NO_BACKEND,
+  NO_TEXTS,
+};
 #ifndef VARIANT
 #define VARIANT AS_IT_IS
 #endif
@@ -241,10 +255,10 @@ static void disarm(towline_backend* b, uint32_t worker) {
 /* ---- the plugins */
 
 /* A table of a release that has more than the frozen one, or not all of it. What lies behind a table's own end
- * is nobody's business: calling it ends the process. The first two are slots that the library has got since the
- * frozen release (landing, repick): this plugin has none of them. */
+ * is nobody's business: calling it ends the process. The first three are slots that the library has got since
+ * the frozen release (landing; repick, view, view_forget): this plugin has none of them. */
 #define NOWHERE \
-  { NULL, NULL, (void*)1, (void*)1, (void*)1, (void*)1 }
+  { NULL, NULL, NULL, (void*)1, (void*)1, (void*)1 }
 #define TABLE(type)  \
   static struct {    \
     type table;      \
@@ -265,10 +279,14 @@ data = {
     {0, prepare, unprepare, submit, send, cancel, progress, arm, disarm, NULL, NULL, NULL, NULL, NULL, NULL},
     NOWHERE};
 
+static void forget(towline_capture* capture) { (void)capture; }
+
 static const void* query_table(const char* id, uint32_t version) {
   memory.table.struct_size = SIZE(towline_memory_table_v1, TOWLINE_MEMORY_TABLE_V1_MINIMUM);
   connection.table.struct_size = SIZE(towline_connection_table_v1, TOWLINE_CONNECTION_TABLE_V1_MINIMUM);
   data.table.struct_size = SIZE(towline_data_table_v1, TOWLINE_DATA_TABLE_V1_MINIMUM);
+  if (VARIANT == NO_SUBMIT) data.table.submit = NULL;
+  if (VARIANT == SOME_STREAMS) data.table.capture_forget = forget;
   if (VARIANT == TOO_SMALL) data.table.struct_size = TOWLINE_DATA_TABLE_V1_MINIMUM - sizeof(void*);
   if (VARIANT == FEWER_SLOTS) { /* behind the end, where the slots that came later would be */
     memset((char*)&memory + memory.table.struct_size, 1, sizeof memory.table - memory.table.struct_size);
@@ -290,6 +308,7 @@ static int32_t usable(char* reason, size_t capacity) {
 
 static int32_t open_as(const towline_host_v1_t* host, towline_backend** backend, int later) {
   if (host->struct_size < TOWLINE_HOST_V1_MINIMUM) return TOWLINE_UNSUPPORTED;
+  if (VARIANT == NO_BACKEND) return TOWLINE_OK;
   *backend = calloc(1, sizeof **backend);
   memcpy(&(*backend)->host, host, sizeof *host < host->struct_size ? sizeof *host : host->struct_size);
   (*backend)->later = later;
@@ -307,8 +326,9 @@ static int32_t open_later(const towline_host_v1_t* host, towline_backend** backe
 static void close_backend(towline_backend* backend) { free(backend); }
 
 EXPORT const towline_plugin_v1_t* towline_plugin_v1(uint32_t number) {
-  static const towline_move_v1 moves[] = {{sizeof(towline_move_v1), 1 << OP_READ | 1 << OP_WRITE, 1 << DRAM,
-                                           1 << DRAM, TOWLINE_WHERE_SAME_PROCESS}};
+  static const towline_move_v1 moves[] = {{VARIANT == WILD_MOVE ? (size_t)1 << 60 : sizeof(towline_move_v1),
+                                           1 << OP_READ | 1 << OP_WRITE, 1 << DRAM, 1 << DRAM,
+                                           TOWLINE_WHERE_SAME_PROCESS}};
   static towline_plugin_v1_t plugins[2];
   if (number >= 2) return NULL;
   towline_plugin_v1_t* plugin = &plugins[number];
@@ -327,6 +347,11 @@ EXPORT const towline_plugin_v1_t* towline_plugin_v1(uint32_t number) {
   plugin->open = number == 0 ? open_now : open_later;
   plugin->close = close_backend;
   plugin->query_table = query_table;
+  if (VARIANT == NO_MOVES) plugin->moves = NULL;
+  if (VARIANT == WILD_MOVE) plugin->move_count = 2;
+  if (VARIANT == NO_NAME) plugin->name = NULL;
+  if (VARIANT == NO_OPEN) plugin->open = NULL;
+  if (VARIANT == NO_TEXTS) plugin->version = plugin->description = plugin->fence_reason = NULL;
   if (VARIANT == FEWER_SLOTS) memset(&plugin->describe, 1, sizeof plugin->describe); /* behind its end */
   return plugin;
 }

@@ -94,6 +94,27 @@ TEST(FrozenPlugin, OneWithATableSmallerThanAnyReleaseIsRefusedWithASentence) {
   EXPECT_NE(agent.info().find("\"name\":\"memory\""), std::string::npos);
 }
 
+TEST(FrozenPlugin, OneThatLacksWhatEveryBackendNeedsIsRefusedWithASentence) {
+  for (const auto& [variant, sentence] : std::vector<std::pair<std::string, std::string>>{
+           {"no_submit", "the slot 'submit' of table 'data' of frozen is null"},
+           {"some_streams", "table 'data' of frozen has 1 of the 5 slots stream_capture"},
+           {"no_moves", "frozen has 1 as move_count, and moves is null"},
+           {"wild_move", "the struct_size of move 0 of frozen is 1152921504606846976"},
+           {"no_name", "the plugin has no name, and every plugin needs one"},
+           {"no_open", "frozen has no function 'open', and every backend needs one"},
+           {"no_backend", "opening it failed: it answered OK, but gave no backend"}}) {
+    const Agent agent("host", {.listen = "none", .config = settings(variant)});
+    EXPECT_NE(agent.info().find(sentence), std::string::npos) << variant << ": " << agent.info();
+    EXPECT_NE(agent.info().find("\"name\":\"memory\""), std::string::npos);
+  }
+}
+
+TEST(FrozenPlugin, OneWithoutTextsForPeopleMovesBytesAndIsListed) {
+  SelfCopy agent("no_texts", "frozen");
+  agent.moves("frozen");
+  EXPECT_NE(agent.info().find("\"name\":\"frozen\""), std::string::npos);
+}
+
 TEST(FrozenPlugin, OneLibraryOffersSeveralBackends) {
   SelfCopy both("as_it_is", "frozen,frozen_later");
   EXPECT_NE(both.info().find("\"name\":\"frozen_later\""), std::string::npos) << both.info();

@@ -57,5 +57,26 @@ TEST(Plugin, OneThatCannotBeLoadedIsNamedWithTheReasonAndTheRestGoesOn) {
   }
 }
 
+TEST(Plugin, OfABackendThatTheAgentLacksItIsToldHowToGetIt) {
+  std::vector<std::byte> memory(8192);
+  for (const auto& [backends, wanted, text] : std::vector<std::tuple<std::string, std::string, std::string>>{
+           {"", "ucx",
+            "agent 'host' has no backend 'ucx'; the setting plugins = \"ucx\" (TOWLINE_PLUGINS=ucx) adds it"},
+           {"memory", "tcp",
+            "agent 'host' has no backend 'tcp'; the setting backends leaves it out. It has: memory"},
+           {"memory", "nonesuch", "agent 'host' has no backend 'nonesuch'. It has: memory"}}) {
+    const Agent agent("host", {.listen = "none", .backends = backends});
+    const Region region = agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
+    const Peer self = agent.add_peer(agent.metadata());
+    try {
+      (void)agent.transfer(agent.block_list(Blocks::at(memory.data(), 4096)),
+                           self.block_list(Blocks::at(memory.data() + 4096, 4096)), {.backend = wanted});
+      ADD_FAILURE() << wanted;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace towline

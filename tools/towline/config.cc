@@ -21,13 +21,13 @@ struct ConfigOptions {
   bool set_only = false;
 };
 
+}  // namespace
+
 json read_settings(const std::string& text) {
   return json::parse(towline::detail::read_text([&](char* out, size_t capacity, size_t* needed) {
     return towline_settings(text.empty() ? nullptr : text.c_str(), out, capacity, needed);
   }));
 }
-
-}  // namespace
 
 json chosen_settings(const json& settings, const std::string& filter, bool all, bool set_only) {
   json chosen = settings;

@@ -11,6 +11,8 @@ namespace tool {
 
 void add_config_command(CLI::App& app, CommonOptions& common);
 
+// What towline_settings says; `text`: TOML over environment and file.
+[[nodiscard]] nlohmann::json read_settings(const std::string& text = "");
 // The settings of towline_settings whose names contain `filter`; with `all` also those without promise that are not set.
 [[nodiscard]] nlohmann::json chosen_settings(const nlohmann::json& settings, const std::string& filter,
                                              bool all, bool set_only);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "config.h"
 #include "failure.h"
 #include "json_output.h"
 #include "process.h"
@@ -76,7 +77,11 @@ class Bench {
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> environment() const {
     std::vector<std::pair<std::string, std::string>> result;
     if (!options_.faults.empty()) result.emplace_back("TOWLINE_FAULTS", options_.faults);
-    if (options_.common.backend == "tcpx") result.emplace_back("TOWLINE_PLUGINS", "tcpx");
+    std::string named;
+    for (const json& setting : read_settings().at("settings"))
+      if (setting.value("name", "") == "plugins") named = setting.value("value", "");
+    if (const std::string plugins = plugins_with(options_.common.backend, named); plugins != named)
+      result.emplace_back("TOWLINE_PLUGINS", plugins);
     if (!options_.source.empty()) result.emplace_back("TOWLINE_TUNING_TCPX_SOURCE", options_.source);
     return result;
   }
@@ -207,6 +212,12 @@ std::string render(const BenchOptions& options, const json& rows, const Terminal
 }
 
 }  // namespace
+
+std::string plugins_with(const std::string& backend, const std::string& named) {
+  for (const char* const name : {"tcpx", "ucx", "libfabric", "nixl_net"})
+    if (backend == name) return named.empty() ? name : named + "," + name;
+  return named;
+}
 
 std::vector<Row> rows_of(const BenchOptions& options) {
   if (!options.batches.empty() && options.batches.size() != 1 &&

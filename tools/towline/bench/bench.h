@@ -29,6 +29,9 @@ struct BenchOptions {
   CollectiveOptions collective;  // with operations: collectives instead of transfers
 };
 
+// The setting `plugins`, `named` by the user, with `backend` added if an agent has that one only where a setting names it.
+[[nodiscard]] std::string plugins_with(const std::string& backend, const std::string& named);
+
 [[nodiscard]] std::vector<Row> rows_of(const BenchOptions& options);
 
 // Joins the reports of all initiators into one row. `measured`, `checked`: one report of each initiator.

@@ -57,6 +57,13 @@ TEST(Bench, RowsSayWhereBytesComeFrom) {
   EXPECT_EQ(rows_of(options).back().from, "storage");
 }
 
+TEST(Bench, ABackendThatIsLoadedByNameAloneIsAddedToThePluginsOfTheUser) {
+  EXPECT_EQ(plugins_with("ucx", ""), "ucx");
+  EXPECT_EQ(plugins_with("libfabric", "object,/tmp/mine.so"), "object,/tmp/mine.so,libfabric");
+  EXPECT_EQ(plugins_with("tcp", "object"), "object");
+  EXPECT_EQ(plugins_with("", ""), "");
+}
+
 TEST(Bench, AProductThatEndedNotOnceLosesNothing) {
   nlohmann::json one = measured(2, 4'000'000'000);
   one["product"] = {{"tflops_alone", 0}, {"tflops_beside", 0}, {"bytes_per_s_alone", 3e9}};
