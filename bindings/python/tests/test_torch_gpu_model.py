@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import re
 import shutil
 import subprocess
 import sys
@@ -13,11 +14,13 @@ from datetime import timedelta
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: scripts/torch-cpu makes an environment with it")
+torch = pytest.importorskip("torch", reason="torch is not installed: scripts/torch-cpu makes an environment with it")
 
 import gpu_model  # noqa: E402
+import torch.distributed._symmetric_memory as symm_mem  # noqa: E402
 import torch_ranks as ranks_do  # noqa: E402
 import torch_symmetric_ranks as symmetric_do  # noqa: E402
+import towline  # noqa: E402
 from collective_ranks import TIMEOUT, Ranks  # noqa: E402
 
 SIZE = 4
@@ -70,6 +73,16 @@ def test_groups_of_a_job_that_is_bound_to_a_device(monkeypatch, tmp_path, whole_
         assert ranks.stop() == [0, 0]
 
 
+def test_another_backend_for_gpus_is_refused_where_the_whole_group_is_ours(monkeypatch, tmp_path):
+    monkeypatch.setenv("TOWLINE_TEST_PROCESS_GROUP", "1")  # torch before 2.15
+    ranks = Ranks(2, str(tmp_path), ranks_do.serve_on_model)
+    try:
+        told = ranks.run(ranks_do.another_backend_for_gpus)
+    finally:
+        assert ranks.stop() == [0, 0]
+    assert all(f"torch {torch.__version__} " in one and '"cpu:towline,cuda:gloo" has no gloo for GPUs' in one for one in told), told
+
+
 def test_ranks_that_disagree_are_told(ranks):
     told = ranks.run(ranks_do.disagree_on_gpus)
     assert all("ranks disagree" in one and "of 4 float32" in one and "of 3 float32" in one for one in told), told
@@ -112,12 +125,22 @@ def test_threads_that_are_first_together_make_one_communicator(monkeypatch):
 def symmetric(tmp_path_factory):
     if shutil.which("ninja") is None or shutil.which("c++") is None:
         pytest.skip("torch compiles no extension here: ninja or a C++ compiler is missing")
+    if not hasattr(symm_mem, "set_backend"):
+        pytest.skip(f"torch {torch.__version__} has no other symmetric memory than its own: 2.9 does")
     from towline import torch_symmetric
 
     torch_symmetric._extension()  # once for all ranks
     ranks = Ranks(SIZE, str(tmp_path_factory.mktemp("symmetric")), ranks_do.serve_on_model)
     yield ranks
     assert ranks.stop() == [0] * SIZE
+
+
+def test_a_torch_that_has_only_its_own_symmetric_memory_is_named(monkeypatch):
+    from towline import torch_symmetric
+
+    monkeypatch.delattr(symm_mem, "set_backend", raising=False)  # torch before 2.9
+    with pytest.raises(towline.Unsupported, match=rf"torch {re.escape(torch.__version__)} .*: use torch 2.9 or later"):
+        torch_symmetric._extension()
 
 
 def test_symmetric_memory_of_torch(symmetric):

@@ -655,6 +655,16 @@ def bound_to_a_device(world, folder: str) -> list:
     return told
 
 
+def another_backend_for_gpus(world) -> str:
+    """A tensor on a GPU where the program asked for another backend there."""
+    group = dist.new_group(backend="cpu:towline,cuda:gloo")
+    try:
+        dist.all_reduce(torch.ones(2), group=group)
+    except towline.Unsupported as error:
+        return str(error)
+    return "nothing"
+
+
 def again(world, folder: str) -> list:
     """The whole thing once more, with the device named."""
     global _gloo

@@ -220,6 +220,7 @@ class Communicators:
         self._of_pairs: dict[tuple[int, int], collectives.Communicator] = {}
         self._making: dict[tuple[int, ...], threading.Lock] = {}  # each has its own: two pairs may form at once
         self._ended = False
+        self.check: Callable[[], None] | None = None  # called before one is made; may refuse
 
     def of_all(self, index: int) -> collectives.Communicator:
         made = self._of_all.get(index)
@@ -248,6 +249,8 @@ class Communicators:
     def _make(self, index: int, name: str, rank: int, size: int) -> collectives.Communicator:
         if self._ended:
             raise _errors.Closed("the process group was destroyed")
+        if self.check is not None:
+            self.check()
         made = collectives.Communicator(
             rank=rank,
             size=size,

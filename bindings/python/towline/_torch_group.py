@@ -553,6 +553,19 @@ class _ProcessGroup(Operations, c10d.ProcessGroup):
         c10d.ProcessGroup.__init__(self, communicator.rank, communicator.size)
         self._comm, self._gpus = communicator, gpus
         self._name = communicator.name
+        gpus.check = self._check_that_gpus_are_ours
+
+    def _check_that_gpus_are_ours(self) -> None:
+        """The whole group is ours, also where the program names another backend for GPUs."""
+        from torch.distributed import distributed_c10d
+
+        asked = distributed_c10d._world.pg_backend_config.get(self, "")
+        other = dict(one.split(":") for one in asked.split(",") if ":" in one).get("cuda", NAME)
+        if other != NAME:
+            raise _errors.Unsupported(
+                f'torch {torch.__version__} gives a backend made in Python the whole group, so "{asked}" has no {other} for GPUs: '
+                f'use "{NAME}" for both, a group of {other} beside this one (new_group), or torch 2.15 or later'
+            )
 
     def _done(self, outputs: list[Any]) -> Any:
         return _Work(None, outputs)

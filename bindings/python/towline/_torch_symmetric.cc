@@ -6,6 +6,7 @@
 // a GPU itself are torch's own operations.
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/extension.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <map>
@@ -33,6 +34,14 @@ struct InUse {
 InUse& in_use() {
   static InUse& of_process = *new InUse;  // never destroyed: torch frees memory at exit
   return of_process;
+}
+
+size_t signal_pad_size() {
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 10
+  return size_t{32} * 72 * sizeof(uint32_t);  // as torch's own: channels, ranks
+#else
+  return symmetric::get_signal_pad_size();
+#endif
 }
 
 // Calls Python. Its errors become torch's.
@@ -78,6 +87,9 @@ class Memory final : public symmetric::SymmetricMemory {
   void** get_buffer_ptrs_dev() override { return static_cast<void**>(buffers_there_.data_ptr()); }
   void** get_signal_pad_ptrs_dev() override { return static_cast<void**>(signals_there_.data_ptr()); }
   size_t get_buffer_size() override { return bytes_; }
+  // torch 2.9 asks this; later ones have a function of their own that is not virtual.
+  // NOLINTNEXTLINE(modernize-use-override)
+  size_t get_signal_pad_size() { return signal_pad_size(); }
   size_t get_offset() override { return 0; }
   bool has_multicast_support() override { return false; }
   void* get_multicast_ptr() override { return nullptr; }
@@ -123,7 +135,7 @@ class Allocator final : public symmetric::SymmetricMemoryAllocator {
     Block block;
     block.bytes = bytes;
     block.signals_at = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    block.whole = block.signals_at + symmetric::get_signal_pad_size();
+    block.whole = block.signals_at + signal_pad_size();
     block.device = device_of(index);
     block.index = std::max<int>(block.device.index(), 0);
     void* const address = malloc_(static_cast<int64_t>(block.whole), block.index, nullptr);

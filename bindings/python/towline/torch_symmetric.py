@@ -68,8 +68,13 @@ def _folder() -> pathlib.Path:
 
 
 def _extension() -> Any:
+    import torch.distributed._symmetric_memory as symm_mem
     from torch.utils import cpp_extension
 
+    if not hasattr(symm_mem, "set_backend"):
+        raise _errors.Unsupported(
+            f"torch {torch.__version__} has no other symmetric memory than its own: use torch 2.9 or later, or towline.collectives' windows"
+        )
     folder = _folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -75,13 +75,23 @@ class CommMeeting:
         return any(again for _, again, _ in told)
 
 
+def _store_of(group):
+    """The store of a process group. torch before 2.9 has no get_group_store(), and a group made in Python may give none."""
+    store = group.get_group_store() if hasattr(group, "get_group_store") else None
+    if store is None:
+        from torch.distributed import distributed_c10d
+
+        store = distributed_c10d._get_process_group_store(group)
+    return store
+
+
 def meeting_of(tcp_store_group, group, comm, mode: str) -> StoreMeeting | CommMeeting:
     """The one that the application gave: a store, torch's process group, an MPI communicator, or etcd by NIXL's environment. mode: ranks of
     this mode alone meet."""
     if tcp_store_group is not None:
         return StoreMeeting(tcp_store_group, mode)
     if group is not None:
-        return StoreMeeting(group.get_group_store(), mode)
+        return StoreMeeting(_store_of(group), mode)
     if comm is not None:
         return CommMeeting(comm)
     if os.environ.get("NIXL_ETCD_ENDPOINTS"):

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import warnings
 
 import pytest
@@ -449,8 +450,17 @@ def test_ranks_meet(gpu, by, a_host, tmp_path, monkeypatch):
             assert experts_etcd.keys(address) == [], "ranks that end take their descriptions away"
 
 
-def test_what_torch_and_etcd_are_asked_for_is_there(gpu, monkeypatch):
-    assert hasattr(torch.distributed.ProcessGroup, "get_group_store")
+@pytest.mark.parametrize("made", ["before torch 2.9", "in Python"])
+def test_a_group_that_gives_no_store_has_one(monkeypatch, made):
+    from nixl_ep import _meeting
+
+    group = types.SimpleNamespace() if made == "before torch 2.9" else types.SimpleNamespace(get_group_store=lambda: None)
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_process_group_store", lambda one: store if one is group else None)
+    assert _meeting._store_of(group) is store
+
+
+def test_ranks_that_cannot_meet_are_told(gpu, monkeypatch):
     for endpoints, text in (("", "ranks can't meet"), ("127.0.0.1:1", "etcd .* refuses put: http://127.0.0.1:1")):
         monkeypatch.setenv("NIXL_ETCD_ENDPOINTS", endpoints)
         buffer = Buffer(rank=0)
