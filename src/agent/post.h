@@ -326,6 +326,9 @@ class Post : public Ending {
   [[nodiscard]] std::string staged_route(const StagedTransfer& legs) const;
   [[nodiscard]] std::shared_ptr<StagedTransfer> held_legs() const;  // null: it has none
   [[nodiscard]] std::string sentence(Status status, const std::string& more) const;
+  [[nodiscard]] std::string way_name() const;  // "tcp", or the backends of both legs: "tcp then posix"
+  // Which region is not registered any more, in a sentence; "": none.
+  [[nodiscard]] std::string gone_region() const;
   [[nodiscard]] bool has_message() const noexcept { return !message_.empty(); }
   [[gnu::noinline]] void flush_counts() noexcept;
   void add_to_counts(uint64_t posts, uint64_t bytes, uint64_t blocks) noexcept;

@@ -79,7 +79,13 @@ void Route::take_legs(Post& post, const StagingPlace& staging, LateDeadline dead
     post.make_legs(deadline);
     post.is_made();
   } catch (const Error& error) {
-    if (others_ == nullptr || others_->rejected.empty()) throw;
+    if (others_ == nullptr || others_->rejected.empty()) {
+      if (error.code() != Status::kNoRoute) throw;
+      fail(Status::kNoRoute,
+           "no backend moves the blocks of peer '{}' in one step, nor in two steps, through staging memory: "
+           "{}",
+           peer().name(), error.message());
+    }
     std::string reasons;
     for (const auto& [backend, reason] : others_->rejected)
       reasons += fmt::format("\n  {}: {}", backend->name, reason);

@@ -65,6 +65,8 @@ std::vector<Route::Way> Route::ways(uint64_t bytes) const {
       const auto tried = std::find_if(rejected.begin(), rejected.end(),
                                       [&](const auto& entry) { return entry.first == backend; });
       way.reason = tried != rejected.end() ? tried->second : reason_against(*backend, peer(), need, forced);
+      if (const std::string own = backend->name + ": "; way.reason.starts_with(own))
+        way.reason.erase(0, own.size());  // each place that shows it names the backend
       way.possible = way.reason.empty();
       if (way.possible && taken != nullptr)
         way.reason = fmt::format("not tried: '{}' comes before it", taken->name);
@@ -127,13 +129,38 @@ std::string Post::staged_route(const StagedTransfer& legs) const {
 
 std::string Post::backend_name() const {
   const std::lock_guard lock(agent().transfer_details_mutex());
-  return staged_ != nullptr ? "staged" : backend_->name;
+  // Without a backend: its legs could not be made.
+  return staged_ != nullptr || backend_ == nullptr ? "staged" : backend_->name;
+}
+
+std::string Post::way_name() const {
+  const auto legs = held_legs();
+  if (legs == nullptr) return backend_name();
+  const StagedTransfer::Description staged = legs->describe();
+  return fmt::format("{} then {}", staged.fill->backend_name(), staged.drain->backend_name());
+}
+
+std::string Post::gone_region() const {
+  for (const auto& region : remote().remote_regions())
+    if (region->revoked.load(std::memory_order_acquire))
+      return fmt::format("peer '{}' has deregistered the region with key {}", remote().peer()->name(),
+                         region->ref.key);
+  for (const towline_region_ref& region : local().resolved().regions()) {
+    bool there = false;
+    (void)agent().regions().look_at(region.key, [&](const Region& own) { there = !own.retired; });
+    if (!there && region.key != kNotRegistered)
+      return fmt::format("this agent has deregistered the region with key {}", region.key);
+  }
+  return {};
 }
 
 std::string Post::failure() const {
   std::string more;
   const Part& part = parts_[0];
-  if (const Status status = outcome(); status == Status::kPeerLost || status == Status::kUnreachable) {
+  const Status status = outcome();
+  if (status == Status::kStale && !gone_region().empty()) {
+    more = fmt::format(" ({})", gone_region());
+  } else if (status == Status::kPeerLost || status == Status::kUnreachable) {
     const Worker::Guard guard(*part.worker);
     if (part.link != nullptr && !part.link->last_error_text().empty())
       more = fmt::format(" ({})", part.link->last_error_text());
@@ -158,10 +185,11 @@ std::string Post::refusal_of(Status status) const noexcept {
   try {
     std::string why = take_failure_text();
     if (status == Status::kBusy) why = "it is in flight; wait for its outcome before it is posted again";
+    if (why.empty() && status == Status::kStale) why = gone_region();
     if (why.empty()) why = status_text(status);
     return fmt::format("a {} of {} blocks {} peer '{}' over {} was refused: {}",
                        route_.op() == TOWLINE_WRITE ? "write" : "read", plan_.picked_blocks(),
-                       direction_of(route_.op()), remote().peer()->name(), backend_name(), why);
+                       direction_of(route_.op()), remote().peer()->name(), way_name(), why);
   } catch (const std::bad_alloc&) {
     return {};
   }
@@ -174,10 +202,15 @@ std::string Post::sentence(Status status, const std::string& more) const {
     const std::lock_guard lock(failure_lock_);
     if (waited_for_ != nullptr) where += fmt::format(" ({})", *waited_for_);
   }
+  std::string leg;
+  const auto legs = held_legs();
+  if (legs != nullptr && status != Status::kTimedOut && status != Status::kCancelled)
+    if (const Post* const failed = legs->describe().failed; failed != nullptr)
+      leg = fmt::format(" in the leg over {}", failed->backend_name());
   return fmt::format(
-      "{} {} blocks ({} bytes) {} peer '{}' over {}: {}{}{}; {} bytes have moved; the local memory {}",
+      "{} {} blocks ({} bytes) {} peer '{}' over {}: {}{}{}{}; {} bytes have moved; the local memory {}",
       route_.op() == TOWLINE_WRITE ? "writing" : "reading", plan_.picked_blocks(), plan_.bytes(),
-      direction_of(route_.op()), remote().peer()->name(), backend_name(), status_text(status), more, where,
+      direction_of(route_.op()), remote().peer()->name(), way_name(), status_text(status), leg, more, where,
       moved_bytes(), reuse_of(fence(TOWLINE_FENCE_LOCAL)));
 }
 
@@ -187,7 +220,7 @@ std::string Post::no_fence() const noexcept {
     return fmt::format(
         "no fence for {} {} blocks {} peer '{}' over {}: it can't say when nothing moves any more{}{}",
         route_.op() == TOWLINE_WRITE ? "writing" : "reading", plan_.picked_blocks(),
-        direction_of(route_.op()), remote().peer()->name(), backend_name(), direct ? "; " : "",
+        direction_of(route_.op()), remote().peer()->name(), way_name(), direct ? "; " : "",
         direct ? backend_->plugin->fence_reason : "");
   } catch (const std::bad_alloc&) {
     return {};
@@ -213,7 +246,8 @@ std::string Post::route() const {
                  {"peer", remote().peer()->name()},
                  {"direction", direction_of(route_.op())},
                  {"backend", backend_name()},
-                 {"why", route_.why(ways)},
+                 {"why", backend_ == nullptr ? "its legs could not be made; the next post tries it again"
+                                             : route_.why(ways)},
                  {"bytes", plan_.view().bytes},
                  {"blocks", plan_.view().blocks},
                  {"runs", plan_.view().run_count},

@@ -175,7 +175,8 @@ StagedTransfer::Description StagedTransfer::describe() const {
           straight_bytes_.load(std::memory_order_relaxed),
           bytes_,
           blocks_,
-          runs_};
+          runs_,
+          failed_leg_.load(std::memory_order_acquire)};
 }
 
 // ---- moving
@@ -187,6 +188,7 @@ uint64_t StagedTransfer::bytes_of(uint64_t chunk) const noexcept {
 void StagedTransfer::begin(Part& part) noexcept {
   part_ = &part;
   has_set_ = reached_ = failed_ = stop_asked_ = stopped_ = timed_ = false;
+  failed_leg_.store(nullptr, std::memory_order_relaxed);
   next_chunk_ = 0;
   stretch_ = not_straight_ = 0;
   straight_bytes_.store(0, std::memory_order_relaxed);
@@ -408,6 +410,7 @@ void StagedTransfer::chunk_failed(Slot& slot, bool filling, const towline_part_r
   }
   if (failed_) return;
   failed_ = true;
+  failed_leg_.store(&leg_of(slot, filling), std::memory_order_release);
   whole_.leg_failed(static_cast<Status>(status));
   if (collects_) stop();
 }

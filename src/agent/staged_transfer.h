@@ -90,6 +90,7 @@ class StagedTransfer {
     uint64_t plan_bytes;
     uint64_t plan_blocks;
     uint64_t plan_runs;
+    const Post* failed;  // the leg that failed first in the last post; null: neither
   };
   [[nodiscard]] Description describe() const;
   // The price of such a transfer, from the prices of its legs.
@@ -180,9 +181,10 @@ class StagedTransfer {
   // State of the current post.
   Part* part_ = nullptr;  // null: not in flight
   bool has_set_ = false;
-  bool reached_ = false;     // the far side was reached
-  bool failed_ = false;      // no chunk starts any more
-  bool stop_asked_ = false;  // and chunks in flight are stopped
+  bool reached_ = false;                         // the far side was reached
+  bool failed_ = false;                          // no chunk starts any more
+  std::atomic<const Leg*> failed_leg_{nullptr};  // the first
+  bool stop_asked_ = false;                      // and chunks in flight are stopped
   bool stopped_ = false;
   bool timed_ = false;         // the choice knows when this post began
   uint64_t next_chunk_ = 0;    // the next to start

@@ -164,6 +164,7 @@ TEST_P(LegsTest, AFailureNamesTheBlocksThatDidNotArrive) {
     gpu("refuse", 1, 700);
     ASSERT_EQ(transfer.post(), Status::kInProgress);
     EXPECT_TRUE(is_error(transfer.wait(20s)));
+    EXPECT_NE(std::string(last_error()).find(" in the leg over cuda"), std::string::npos) << last_error();
     ASSERT_EQ(transfer.wait_fenced(Fence::kBoth, 20s), Status::kOk);
     const Result result = transfer.result();
     ASSERT_GE(result.failed_ranges, 1u);
@@ -232,6 +233,22 @@ TEST_P(LegsTest, ARegionThatALegUsesIsDeregisteredWhenTheLegHasEnded) {
   EXPECT_NE(transfer.wait(20s), Status::kNotYet);
   ASSERT_EQ(transfer.wait_fenced(Fence::kBoth, 20s), Status::kOk);
   EXPECT_EQ(transfer.post(), Status::kStale);
+  EXPECT_NE(std::string(last_error()).find("this agent has deregistered the region with key"),
+            std::string::npos)
+      << last_error();
+}
+
+TEST_P(LegsTest, ARegionThatThePeerHasDeregisteredIsNamed) {
+  const Transfer transfer = move(Op::write);
+  ASSERT_EQ(run(transfer), Status::kOk);
+  right_region_->deregister(20s);
+  const auto until = std::chrono::steady_clock::now() + 20s;
+  while (run(transfer) == Status::kOk && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  ASSERT_EQ(transfer.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+  EXPECT_EQ(run(transfer), Status::kStale);
+  EXPECT_NE(std::string(last_error()).find("peer 'right' has deregistered the region with key"),
+            std::string::npos)
+      << last_error();
 }
 
 TEST_P(LegsTest, MoreTransfersThanThereAreSetsTakeTurns) {
@@ -265,13 +282,29 @@ TEST_P(LegsTest, StagingMemoryThatCanNotBePinnedStillServes) {
   EXPECT_TRUE(same());
 }
 
+TEST_P(LegsTest, ABackendThatDoesNeitherLegIsRefusedByTheNameOfThePeerThatWasAskedFor) {
+  const std::string config = std::string("plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n") + GetParam().config;
+  const Agent wide(
+      "wide",
+      {.listen = "127.0.0.1:0", .backends = std::string(GetParam().here) + ",posix", .config = config});
+  const Region region = wide.register_memory(vram(mine_), {.access = Access::kAll});
+  const Peer peer = wide.add_peer(right_->metadata());
+  const std::string text = text_of([&] {
+    (void)wide.transfer(wide.block_list(pages(mine_)),
+                        peer.block_list(Blocks::at(theirs_->data(), kPage).repeat(kCount, kPage)),
+                        {.backend = "posix"});
+  });
+  EXPECT_NE(text.find("no backend moves the blocks of peer 'right' in one step"), std::string::npos) << text;
+  EXPECT_NE(text.find("posix: it does not"), std::string::npos) << text;
+}
+
 TEST_P(LegsTest, WithoutAWayToTheStagingMemoryBothReasonsAreGiven) {
   const Agent other("other", {.listen = "127.0.0.1:0", .backends = "tcp"});
   const Region there = other.register_memory(dram(theirs_->data(), kBytes), {.access = Access::kAll});
   const Peer unreached = left_->add_peer(other.metadata());
   const std::string text = text_of(
       [&] { (void)left_->transfer(ours(), unreached.block_list(Blocks::at(theirs_->data(), kBytes))); });
-  EXPECT_NE(text.find("cuda: the peer does not offer it"), std::string::npos) << text;
+  EXPECT_NE(text.find("\n  cuda: the peer does not offer it"), std::string::npos) << text;
   EXPECT_NE(
       text.find("in two steps, through staging memory: no backend moves staging memory to dram of the peer"),
       std::string::npos)

@@ -149,5 +149,39 @@ TEST_P(Legs, ACancelInTheMiddleLeavesWhatIsNotNamedAsFailed) {
   expect_rest_here(half.result(), 4);
 }
 
+TEST_P(Legs, APostThatIsRefusedSinceItsPeerIsGoneDoesNotHoldUpTheEndOfItsAgent) {
+  Victim victim({.backends = "shm", .config = path()});
+  const Peer peer = agent_.connect(victim.address());
+  const Plan plan = agent_.plan(
+      agent_.block_list(Blocks::at(memory_.data(), kLegBlock, Kind::kVram).repeat(kLegBlocks, kLegBlock)),
+      peer.block_list(Blocks::at(victim.memory(), kLegBlock).repeat(kLegBlocks, kLegBlock)));
+  ASSERT_EQ(plan.post({.stream = unordered}).wait(60s), Status::kOk);
+  victim.kill_hard();
+  bool refused = false;
+  for (const auto until = std::chrono::steady_clock::now() + 20s;
+       !refused && std::chrono::steady_clock::now() < until;) {
+    const Post post = plan.post({.stream = unordered});
+    refused = !post.accepted();
+    if (!refused) (void)post.wait(20s);
+  }
+  ASSERT_TRUE(refused);
+  EXPECT_NE(plan.route().find("staged"), std::string::npos) << plan.route();
+  const auto began = std::chrono::steady_clock::now();
+  agent_.close();
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 3s);
+}
+
+TEST(Ways, NotTakenNameTheirBackendOnce) {
+  Victim victim({.backends = "memory,shm", .config = ""});
+  const Agent agent("here", {.listen = "none", .backends = "memory,shm"});
+  const Memory memory(kLegBlock);
+  const Region region = agent.register_memory(dram(memory));
+  const Peer peer = agent.connect(victim.address());
+  const Transfer move = agent.transfer(agent.block_list(Blocks::at(memory.data(), kLegBlock)),
+                                       peer.block_list(Blocks::at(victim.memory(), kLegBlock)));
+  EXPECT_NE(move.route().find("\"memory: the peer is not an agent of this process\""), std::string::npos)
+      << move.route();
+}
+
 }  // namespace
 }  // namespace towline::faults
