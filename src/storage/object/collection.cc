@@ -20,7 +20,7 @@ void Collection::add(Job& job) {
 }
 
 void Collection::take(Job& job) noexcept {
-  if (ending_) {
+  if (ending_ || status_ != Status::kOk) {  // an object has failed, and the others are told in the next step
     job.failed(status_ != Status::kOk ? status_ : Status::kInternal, http_status_, job.begin, job.end);
     return job.task_over();
   }

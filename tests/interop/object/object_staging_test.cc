@@ -222,6 +222,18 @@ TEST_F(ObjectStaging, ARefusedPartFailsAllAndLeavesNothing) {
   expect_object("refused", kAll, 1);
 }
 
+// Large chunks, so that the last one often comes between the object's failure and the end of the write.
+TEST_F(ObjectStaging, AStretchThatIsRefusedMovesNothingWheneverItsChunksCome) {
+  go_through(server_->url(), "[tuning.staging]\nchunk = \"4MiB\"\ndepth = 2\n");
+  make_object("staged-refused", 9 * kMib, 7);
+  const Region object = open("staged-refused", {.access = Access::kAll});
+  const Transfer refused = save(object, 100, 8 * kMib);
+  for (int i = 0; i < 500 && !HasFailure(); ++i) {
+    ASSERT_EQ(run(refused), Status::kUnsupported);
+    expect_nothing_moved(refused, 1, Status::kUnsupported, 0);
+  }
+}
+
 // The last chunks have been taken when the server refuses to put the parts together.
 TEST_F(ObjectStaging, ACompletionThatIsRefusedIsTheOutcome) {
   go_through_proxy();
