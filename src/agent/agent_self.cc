@@ -1,5 +1,7 @@
 // Agent: what it tells others of itself, itself as its own peer, and backends that come later.
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "agent/agent.h"
 #include "agent/block_list.h"
@@ -126,41 +128,69 @@ void Agent::forget_own_region(uint64_t key) noexcept {
 
 namespace {
 
-// "ucx?transports=tcp&slice_bytes=64KiB" sets tuning.ucx.transports and tuning.ucx.slice_bytes. Returns "ucx".
-std::string take_settings(const std::string& plugin, Config& config) {
-  const auto mark = plugin.find('?');
-  const std::string name = plugin.substr(0, mark);
-  if (mark == std::string::npos || name.find_first_of("/.") != std::string::npos) return plugin;
-  for (std::size_t at = mark + 1; at < plugin.size();) {
-    const std::size_t end = std::min(plugin.find('&', at), plugin.size());
-    const std::string setting = plugin.substr(at, end - at);
-    const auto equal = setting.find('=');
-    if (equal == 0 || equal == std::string::npos)
-      fail(Status::kInvalidArgument, "{}: \"{}\" is no setting; write NAME=VALUE", plugin, setting);
-    config.set(setting_name(name + "." + setting.substr(0, equal)), setting.substr(equal + 1));
-    at = end + 1;
+// Settings that come with the name of a plugin. They are taken back unless kept.
+class AddedSettings {
+ public:
+  // "ucx?transports=tcp&slice_bytes=64KiB" sets tuning.ucx.transports and tuning.ucx.slice_bytes.
+  AddedSettings(const std::string& named, Config& config) : config_(config), plugin_(named) {
+    const auto mark = named.find('?');
+    const std::string name = named.substr(0, mark);
+    if (mark == std::string::npos || name.find_first_of("/.") != std::string::npos) return;
+    plugin_ = name;
+    try {
+      for (std::size_t at = mark + 1; at < named.size();) {
+        const std::size_t end = std::min(named.find('&', at), named.size());
+        const std::string setting = named.substr(at, end - at);
+        const auto equal = setting.find('=');
+        if (equal == 0 || equal == std::string::npos)
+          fail(Status::kInvalidArgument, "{}: \"{}\" is no setting; write NAME=VALUE", named, setting);
+        const std::string key = setting_name(name + "." + setting.substr(0, equal));
+        before_.emplace_back(key, config.exchange(key, setting.substr(equal + 1)));
+        at = end + 1;
+      }
+      config.refuse_unknown_keys();
+    } catch (...) {
+      take_back();
+      throw;
+    }
   }
-  return name;
-}
+  AddedSettings(const AddedSettings&) = delete;
+  AddedSettings& operator=(const AddedSettings&) = delete;
+  ~AddedSettings() { take_back(); }
+
+  [[nodiscard]] const std::string& plugin() const noexcept { return plugin_; }  // "ucx"
+  void keep() noexcept { before_.clear(); }
+
+ private:
+  void take_back() {
+    for (; !before_.empty(); before_.pop_back())
+      config_.exchange(before_.back().first, std::move(before_.back().second));
+  }
+
+  Config& config_;
+  std::string plugin_;
+  std::vector<std::pair<std::string, std::optional<std::string>>> before_;
+};
 
 }  // namespace
 
 void Agent::add_backend(const std::string& named) {
   check_usable();
   const auto registering = regions_->hold();
-  const std::string plugin = take_settings(named, options_.config);
+  AddedSettings settings(named, options_.config);
   const auto locked = [this](auto&& call) {
     for (auto& worker : workers_) worker->lock();
     call();
     for (auto& worker : workers_) worker->unlock();
   };
   for (Backend* const backend :
-       backends_->load_more(plugin, options_.config.get_string("faults"), host_services())) {
+       backends_->load_more(settings.plugin(), options_.config.get_string("faults"), host_services())) {
     locked([&] { backends_->open_loaded(*backend); });
     backends_->check_open(*backend);
     regions_->register_all_with(*backend);
     backends_->put_in_order(*backend, options_.backends.empty());
     for (auto& worker : workers_) worker->wake();
+    settings.keep();
   }
 }
 

@@ -318,8 +318,8 @@ std::vector<Backend*> BackendHost::load_more(const std::string& plugin, const st
   Backends found;
   discover_in(plugin, found);
   if (found.empty())
-    fail(Status::kAlreadyExists, "agent '{}' has every backend of the plugin {} already", agent_.name(),
-         plugin);
+    fail(Status::kAlreadyExists, "agent '{}' has a backend of each name that the plugin {} offers already",
+         agent_.name(), plugin);
   for (const auto& backend : found)
     if (backend->plugin == nullptr) fail(Status::kUnsupported, "{}", backend->reason);
   std::vector<Backend*> added;

@@ -305,5 +305,22 @@ TEST(AddingABackend, OneThatCannotBeTakenSaysWhyAndTheAgentGoesOn) {
   EXPECT_NE(agent.info().find("\"usable\":true"), std::string::npos);
 }
 
+TEST(AddingABackend, ThatWasRefusedLeavesNoSettingBehind) {
+  const Agent agent("host", {.listen = "none", .backends = "memory"});
+  for (const auto& [plugin, reason] :
+       {std::pair<std::string, std::string>{"tcp?sockets=many", "tuning.tcp.sockets"},
+        {"tcp?sockts=4", "sockts"},
+        {"tcp?sockets=2&lanes", "\"lanes\" is no setting"}}) {
+    try {
+      agent.add_backend(plugin.c_str());
+      FAIL() << plugin;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(reason), std::string::npos) << error.what();
+    }
+  }
+  agent.add_backend("tcp");
+  EXPECT_NE(agent.info().find("\"name\":\"tcp\""), std::string::npos);
+}
+
 }  // namespace
 }  // namespace towline

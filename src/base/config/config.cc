@@ -180,6 +180,17 @@ void Config::set(std::string_view key, std::string_view value) {
   state_->given.insert_or_assign(std::string(key), std::string(value));
 }
 
+std::optional<std::string> Config::exchange(std::string_view key, std::optional<std::string> value) {
+  const std::lock_guard lock(state_->mutex);
+  std::optional<std::string> before;
+  if (const auto it = state_->given.find(key); it != state_->given.end()) {
+    before = std::move(it->second);
+    state_->given.erase(it);
+  }
+  if (value) state_->given.emplace(key, std::move(*value));
+  return before;
+}
+
 std::optional<std::string> Config::find(std::string_view key) const {
   std::optional<Found> found = state_->find(key);
   if (!found) return std::nullopt;

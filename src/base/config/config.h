@@ -42,6 +42,8 @@ class Config {
   ~Config();
 
   void set(std::string_view key, std::string_view value);
+  // The same; nullopt takes it back. Returns what the program had set before.
+  std::optional<std::string> exchange(std::string_view key, std::optional<std::string> value);
 
   // nullopt when no source has the key: the way to tell "not set" from any value.
   std::optional<std::string> find(std::string_view key) const;
