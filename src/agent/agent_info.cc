@@ -9,6 +9,7 @@
 #include "agent/route_planner.h"
 #include "base/copy/copy.h"
 #include "base/os/topology.h"
+#include "memory/kind_name.h"
 #include "telemetry/snapshot.h"
 
 namespace towline {

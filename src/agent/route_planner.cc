@@ -1,11 +1,11 @@
 #include "agent/route_planner.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "agent/agent.h"
 #include "agent/block_list.h"
 #include "agent/link.h"
+#include "memory/kind_name.h"
 
 namespace towline {
 
@@ -62,11 +62,6 @@ std::string ask(Backend& backend, const Peer& peer) {
 }
 
 }  // namespace
-
-const char* kind_name(uint32_t kind) noexcept {
-  constexpr const char* kNames[] = {"dram", "vram", "file", "block", "object"};
-  return kind < std::size(kNames) ? kNames[kind] : "unknown";
-}
 
 Need need_of(uint32_t op, const BlockList& local, const BlockList& remote, uint64_t bytes) noexcept {
   return {op, kinds_of(local), kinds_of(remote), bytes};

@@ -35,8 +35,6 @@ struct Need {
 };
 Need need_of(uint32_t op, const BlockList& local, const BlockList& remote, uint64_t bytes) noexcept;
 
-const char* kind_name(uint32_t kind) noexcept;
-
 // True if the backend is worth trying. `forced`: the only one allowed; empty: any. Cheap: a backend's answer
 // about a peer is kept until the peer's metadata changes. The caller holds no worker's lock.
 bool may_do(Backend& backend, Peer& peer, const Need& need, const std::string& forced);

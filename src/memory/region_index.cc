@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "memory/kind_name.h"
 
 namespace towline {
 
@@ -193,8 +194,7 @@ const towline_region_ref* RegionIndex::find_key(uint64_t key) const noexcept {
 
 std::string RegionIndex::describe_near(uint32_t kind, uint64_t device, uint64_t address) const {
   const auto space = spaces_.find({kind, device});
-  if (space == spaces_.end())
-    return fmt::format("no region of kind {} on device {} is registered", kind, device);
+  if (space == spaces_.end()) return fmt::format("no region of {} is registered", kind_text(kind, device));
   const towline_region_ref* below = nullptr;
   const towline_region_ref* above = nullptr;
   for (const Class& entries : space->second) {
@@ -206,7 +206,7 @@ std::string RegionIndex::describe_near(uint32_t kind, uint64_t device, uint64_t 
     if (below == nullptr || next->address > below->address) below = next->region;
   }
   if (below == nullptr && above == nullptr)
-    return fmt::format("no region of kind {} on device {} is registered any more", kind, device);
+    return fmt::format("no region of {} is registered any more", kind_text(kind, device));
   if (below == nullptr) return fmt::format("the next is {}", describe(*above));
   if (above == nullptr) return fmt::format("the nearest is {}", describe(*below));
   return fmt::format("the nearest are {} and {}", describe(*below), describe(*above));

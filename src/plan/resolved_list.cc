@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "memory/kind_name.h"
 #include "plan/overlap.h"
 
 namespace towline {
@@ -186,9 +187,8 @@ class ResolvedListBuilder {
   void finish();
 
   [[noreturn]] void fail_uncovered(uint64_t entry, uint64_t block, uint64_t address, uint64_t bytes) const {
-    fail(Status::kOutOfRange,
-         "block {} of entry {}, [{:#x}, {:#x}) of kind {} on device {}, lies in no registered region: {}",
-         block, entry, address, address + bytes, kind_, device_,
+    fail(Status::kOutOfRange, "block {} of entry {}, [{:#x}, {:#x}) of {}, lies in no registered region: {}",
+         block, entry, address, address + bytes, kind_text(kind_, device_),
          index_.describe_near(kind_, device_, address));
   }
 

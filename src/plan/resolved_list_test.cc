@@ -220,7 +220,9 @@ TEST(ResolvedList, names_the_first_entry_that_is_wrong) {
   expect_refused({good, entry(kBase - 1, 16)}, index, Status::kOutOfRange, "block 0 of entry 1");
   bad = good;
   bad.kind = TOWLINE_MEMORY_VRAM;
-  expect_refused({bad}, index, Status::kOutOfRange, "no region of kind 1");
+  expect_refused(
+      {bad}, index, Status::kOutOfRange,
+      "of vram on device 0, lies in no registered region: no region of vram on device 0 is registered");
   bad = good;
   bad.device = 3;
   expect_refused({bad}, index, Status::kOutOfRange, "device 3");
