@@ -7,6 +7,7 @@
 #include <memory>
 #include <towline/towline.hpp>
 
+#include "failure.h"
 #include "json_output.h"
 
 namespace tool {
@@ -32,12 +33,17 @@ json read_settings(const std::string& text) {
 json chosen_settings(const json& settings, const std::string& filter, bool all, bool set_only) {
   json chosen = settings;
   chosen["settings"] = json::array();
+  bool found = false;
   for (const json& setting : settings.value("settings", json::array())) {
     const bool is_set = setting.value("source", "") != "default";
-    if (setting.value("name", "").find(filter) == std::string::npos || (set_only && !is_set)) continue;
+    if (setting.value("name", "").find(filter) == std::string::npos) continue;
+    found = true;
+    if (set_only && !is_set) continue;
     if (setting.value("promised", true) || is_set || all || !filter.empty())
       chosen["settings"].push_back(setting);
   }
+  if (!found)
+    throw Failure{fmt::format("no setting has '{}' in its name; towline config --all lists them", filter)};
   return chosen;
 }
 

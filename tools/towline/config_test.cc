@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "failure.h"
+
 namespace tool {
 namespace {
 
@@ -27,6 +29,11 @@ TEST(ConfigCommand, ShowsWhatIsPromisedOrAskedFor) {
   EXPECT_EQ(shown("", true, false), 3u);
   EXPECT_EQ(shown("bulk", false, false), 1u);
   EXPECT_EQ(shown("", true, true), 1u);
+}
+
+TEST(ConfigCommand, RefusesAFilterThatNoSettingMatches) {
+  EXPECT_THROW((void)shown("nonesuch", false, false), Failure);
+  EXPECT_EQ(shown("workers", false, true), 0u) << "it is there, and not set";
 }
 
 TEST(ConfigCommand, SaysValueSourceAndWhatIsUnknown) {
