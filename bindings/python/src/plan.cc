@@ -234,6 +234,13 @@ uint64_t block_bytes(const nb::object& list, uint64_t blocks) {
   return blocks == 0 ? 0 : towline_block_list_bytes(nb::cast<BlockList&>(list).native) / blocks;
 }
 
+// The native one of a towline.Group, which gives it to post().
+Group& group_of(nb::handle given) {
+  if (!nb::isinstance<Group>(given))
+    raise(TOWLINE_INVALID_ARGUMENT, "group: a post joins a group by group.add(plan, ..) or group.copy(..)");
+  return nb::cast<Group&>(given);
+}
+
 nb::object post(nb::handle self, nb::handle from, nb::handle to, nb::handle notice, nb::handle counter,
                 nb::handle timeout, nb::handle priority, nb::handle stream, nb::handle group,
                 nb::handle awaitable, nb::handle tag) {
@@ -247,10 +254,7 @@ nb::object post(nb::handle self, nb::handle from, nb::handle to, nb::handle noti
   if (sources.native() != nullptr) options.from = *sources.native();
   if (targets.native() != nullptr) options.to = *targets.native();
   const bool in_torchs_stream = choose_stream(plan, stream, options);
-  if (!group.is_none()) {
-    Group& its_group = nb::cast<Group&>(group);
-    options.group = its_group.native;
-  }
+  if (!group.is_none()) options.group = group_of(group).native;
   auto* made = new Post;
   nb::object object = nb::cast(made, nb::rv_policy::take_ownership);
   made->plan = nb::borrow(self);
@@ -266,7 +270,7 @@ nb::object post(nb::handle self, nb::handle from, nb::handle to, nb::handle noti
   if (status == TOWLINE_AGAIN)
     raise(status, "the peer gives no credit, or too many posts of the plan are in flight");
   // A refused member counts too.
-  if (!group.is_none()) nb::cast<Group&>(group).plans.append(self);
+  if (!group.is_none()) group_of(group).plans.append(self);
   if (status == TOWLINE_UNSUPPORTED && in_torchs_stream)
     raise(status, std::string(towline_last_error()) +
                       ": torch's current stream was taken. Synchronise it, and post with stream='unordered'");

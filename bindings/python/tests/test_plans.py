@@ -98,6 +98,10 @@ def test_a_group_is_told_once_when_all_is_there(make_agent, backend):
     assert group.result.nbytes == pair.mine.nbytes
     with pytest.raises(towline.InvalidArgument, match="closed before"):
         group.close()
+    plan = pair.near.plan(pair.my_blocks, pair.their_blocks)
+    for no_member in (group, 5):  # posts join by the group's own methods
+        with pytest.raises(towline.InvalidArgument, match="group.add"):
+            plan.post(group=no_member)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
