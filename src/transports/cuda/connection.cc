@@ -722,8 +722,11 @@ int32_t Connection::settle_prepared(towline_prepared* prepared) noexcept {
 // memory unmapped breaks the application's context.
 void Connection::give_up(Status status) noexcept {
   host().log(0, "a copy that was begun does not end: what it reaches stays mapped for good");
-  if (owner_ != nullptr && !owner_->settled()) (void)owner_.release();
-  if (detour_ != nullptr && !detour_->settled()) detour_.release()->give_up(status);
+  if (owner_ != nullptr && !owner_->settled()) keep_for_good(owner_.release());
+  if (detour_ != nullptr && !detour_->settled()) {
+    keep_for_good(detour_.get());
+    detour_.release()->give_up(status);
+  }
   for (auto& [which, queue] : queues_)
     if (queue.scatter != nullptr) queue.scatter->forget();
   while (!jobs_.empty()) {
