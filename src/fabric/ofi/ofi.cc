@@ -197,9 +197,7 @@ class OfiDomain final : public OfiPort {
     if (!waits_) return false;
     for (const uint32_t number : open_) {
       if (connections_[number].ended != nullptr) return false;
-      if (connections_[number].failed) continue;
-      fid* queue = &connections_[number].queue->fid;
-      if (fi_trywait(fabric_.get(), &queue, 1) != 0) return false;
+      if (!connections_[number].failed && !may_wait(*connections_[number].queue)) return false;
     }
     return true;
   }

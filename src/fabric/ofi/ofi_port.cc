@@ -2,6 +2,7 @@
 
 #include "fabric/ofi/ofi_port.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -192,6 +193,15 @@ void OfiPort::watch(fid_cq& queue) noexcept {
   epoll_event event{};
   event.events = EPOLLIN;
   if (epoll_ctl(poller_.get(), EPOLL_CTL_ADD, fd, &event) != 0) waits_ = false;
+}
+
+// libfabric lets wait while a socket has bytes of a write that it has not looked at, and who waits for edges is told of these
+// once: a batch of sixteen writes took until the peer asked whether this side lived.
+bool OfiPort::may_wait(fid_cq& queue) const noexcept {
+  fid* waited = &queue.fid;
+  if (fi_trywait(fabric_.get(), &waited, 1) != 0) return false;
+  pollfd level{poller_.get(), POLLIN, 0};
+  return ::poll(&level, 1, 0) == 0;
 }
 
 OfiEndpoint OfiPort::open_endpoint(fid_cq& queue, std::size_t peers) const {

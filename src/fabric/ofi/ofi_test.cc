@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/epoll.h>
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -35,21 +36,23 @@ constexpr const char* kChildVariable = "TOWLINE_OFI_TEST_CHILD";
 constexpr int kChildFd = 3;
 // After a provider: the other process has an endpoint for each connection, though this one's connections share them.
 constexpr std::string_view kOwnThere = " own";
+// In the environment of the other process: it sleeps when it may.
+constexpr const char* kSleepsVariable = "TOWLINE_OFI_TEST_SLEEPS";
 
-std::vector<std::unique_ptr<Domain>> two_rails(const std::string& provider) {
+std::vector<std::unique_ptr<Domain>> make_rails(const std::string& provider, int rails) {
   OfiOptions options;
   options.provider = provider;
   if (provider.starts_with("tcp")) options.address = "127.0.0.1";
   std::vector<std::unique_ptr<Domain>> domains;
   const bool ucx = provider.starts_with("ucx:");
-  for (int i = 0; i < 2; ++i) domains.push_back(ucx ? make_rail(provider) : make_ofi_domain(options));
+  for (int i = 0; i < rails; ++i) domains.push_back(ucx ? make_rail(provider) : make_ofi_domain(options));
   return domains;
 }
 
 // One side: an engine whose control messages go over a socket of packets, each with a letter before it.
 struct Side final : EngineHost {
-  Side(int socket, const std::string& provider, EngineOptions options = {})
-      : fd(socket), arena(kArenaBytes), engine(options, two_rails(provider), *this) {
+  Side(int socket, const std::string& provider, EngineOptions options = {}, int rails = 2)
+      : fd(socket), arena(kArenaBytes), engine(options, make_rails(provider, rails), *this) {
     memory = engine.register_memory({arena.data(), arena.size(), true, true});
     say('A', encode(engine.address()));
     say('M', encode(Engine::describe(memory)));
@@ -98,8 +101,26 @@ struct Side final : EngineHost {
       if (packet[0] == 'Q') return false;
       if (packet[0] == 'D') std::fputs(engine.describe().c_str(), stderr);
     }
-    if (engine.progress(monotonic_now_ns()) == 0) sched_yield();  // there may be fewer processors than sides
+    if (engine.progress(monotonic_now_ns()) == 0 && bytes < 0) rest();
     return true;
+  }
+
+  void rest() {
+    if (!sleeps || engine.next_timer_ns() != kNoDeadline || engine.needs_polls() || !engine.arm()) {
+      sched_yield();  // there may be fewer processors than sides
+      return;
+    }
+    epoll_event event{};
+    if (poller.get() < 0) {  // as workers of agents wait: for edges of a rail's
+      poller.reset(epoll_create1(EPOLL_CLOEXEC));
+      std::vector<int> fds;
+      engine.event_fds(fds);
+      event.events = EPOLLIN | EPOLLET;
+      for (const int one : fds) (void)epoll_ctl(poller.get(), EPOLL_CTL_ADD, one, &event);
+      event.events = EPOLLIN;
+      (void)epoll_ctl(poller.get(), EPOLL_CTL_ADD, fd, &event);
+    }
+    (void)epoll_wait(poller.get(), &event, 1, -1);
   }
 
   template <class Done>
@@ -123,6 +144,8 @@ struct Side final : EngineHost {
   uint64_t losses = 0;
   uint64_t acknowledged = 0;
   bool ignore_end = false;
+  bool sleeps = false;
+  UniqueFd poller;
   Handle peer;
   RemoteMemory remote;
   LocalMemory memory;
@@ -136,13 +159,14 @@ struct RandomPages {
   std::vector<uint32_t> pages;
   uint64_t local;
   uint64_t remote;
+  uint64_t page = kPage;
   std::size_t given = 0;
   static std::size_t next(void* context, towline_segment* out, std::size_t capacity) {
     auto& self = *static_cast<RandomPages*>(context);
     std::size_t count = 0;
     for (; count < capacity && self.given < self.pages.size(); ++count, ++self.given) {
-      const uint64_t offset = self.pages[self.given] * kPage;
-      out[count] = {self.local + offset, self.remote + offset, kPage, 0, 0};
+      const uint64_t offset = self.pages[self.given] * self.page;
+      out[count] = {self.local + offset, self.remote + offset, self.page, 0, 0};
     }
     return count;
   }
@@ -158,7 +182,7 @@ RandomPages all_pages(const Side& side) {
 
 class OfiProcesses : public ::testing::TestWithParam<const char*> {
  protected:
-  void start(EngineOptions options = {}) {
+  void start(EngineOptions options = {}, bool other_sleeps = false) {
     int fds[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
     ours_.reset(fds[0]);
@@ -173,16 +197,18 @@ class OfiProcesses : public ::testing::TestWithParam<const char*> {
       setenv("FI_AV_REMOVE_CLEANUP", "0", 1);
     }
     setenv(kChildVariable, provider.c_str(), 1);
+    if (other_sleeps) setenv(kSleepsVariable, "1", 1);
     char name[] = "/proc/self/exe";
     char filter[] = "--gtest_filter=OfiChild.*";
     char brief[] = "--gtest_brief=1";
     char* arguments[] = {name, filter, brief, nullptr};
     ASSERT_EQ(posix_spawn(&child_, name, &actions, nullptr, arguments, environ), 0);
     unsetenv(kChildVariable);
+    unsetenv(kSleepsVariable);
     if (own_there) unsetenv("FI_AV_REMOVE_CLEANUP");
     posix_spawn_file_actions_destroy(&actions);
     theirs.reset();
-    side_ = std::make_unique<Side>(ours_.get(), provider, options);
+    side_ = std::make_unique<Side>(ours_.get(), provider, options, other_sleeps ? 1 : 2);
     for (uint64_t i = 0; i < kArenaBytes; ++i) side_->arena[i] = pattern(i);
     ASSERT_TRUE(side_->until([&] { return !side_->peer.is_none() && side_->remote.rails != 0; }));
     local_ = &side_->memory;
@@ -270,6 +296,23 @@ TEST_P(OfiProcesses, ManySmallMessagesArriveOnceEach) {
       << (side_->say('D', {}), "the other side tells its own on stderr");
 }
 
+// Nobody asks whether the other side lives, which would wake it.
+TEST_P(OfiProcesses, ASideThatSleepsIsWokenForAllThatComes) {
+  EngineOptions options;
+  options.stall_ns = 1000 * kSecondNs;
+  start(options, true);
+  constexpr uint64_t kBatches = 60;
+  for (uint64_t batch = 1; batch <= kBatches; ++batch) {
+    RandomPages pages = all_pages(*side_);
+    pages.page = 64 << 10;
+    std::erase_if(pages.pages, [](uint32_t page) { return page >= 16; });
+    TransferRequest write = request(TransferOp::kWrite, pages, batch);
+    write.bytes = 16 * pages.page;
+    ASSERT_EQ(side_->engine.submit(write), Status::kInProgress);
+    ASSERT_TRUE(side_->until([&] { return side_->done == batch; })) << side_->engine.describe();
+  }
+}
+
 TEST_P(OfiProcesses, AKilledPeerIsLostInTimeAndTheRestEnds) {
   EngineOptions options;
   options.stall_ns = 100 * kMillisecondNs;
@@ -344,7 +387,9 @@ INSTANTIATE_TEST_SUITE_P(Providers, OfiProcesses,
 TEST(OfiChild, Serves) {
   const char* provider = std::getenv(kChildVariable);
   if (provider == nullptr) return;
-  Side side{kChildFd, provider};
+  const bool sleeps = std::getenv(kSleepsVariable) != nullptr;
+  Side side{kChildFd, provider, {}, sleeps ? 1 : 2};
+  side.sleeps = sleeps;
   uint64_t messages = 0;
   while (side.turn()) {
     if (side.counts == 2048) {

@@ -235,9 +235,7 @@ class SharedOfiDomain final : public OfiPort {
   }
 
   bool arm() noexcept override {
-    if (!waits_ || !failed_.empty() || unposted_ != nullptr) return false;
-    fid* queue = &queue_->fid;
-    return fi_trywait(fabric_.get(), &queue, 1) == 0;
+    return waits_ && failed_.empty() && unposted_ == nullptr && may_wait(*queue_);
   }
 
  private:
