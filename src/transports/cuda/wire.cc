@@ -98,7 +98,8 @@ std::optional<Answer> decode_answer(std::span<const uint8_t> packet) {
   const bool shared = sharing >= static_cast<uint8_t>(Sharing::kDescriptor) &&
                       sharing <= static_cast<uint8_t>(Sharing::kHostFile) && part.bytes != 0 &&
                       part.address + part.bytes > part.address && answer.parts != 0 &&
-                      answer.parts <= kMostParts;
+                      answer.parts <= kMostParts && part.file_offset + part.bytes > part.file_offset &&
+                      (sharing != static_cast<uint8_t>(Sharing::kHostFile) || answer.parts == 1);
   part.sharing = shared ? static_cast<Sharing>(sharing) : Sharing::kNone;
   if (answer.status == Status::kOk && !shared) reader.fail();
   if (!complete(reader, version)) return std::nullopt;

@@ -68,7 +68,10 @@ TEST(CudaWire, PartsThatMakeNoSenseAreRefused) {
            [](Answer& answer) { answer.parts = kMostParts + 1; },
            [](Answer& answer) { answer.part.bytes = UINT64_MAX; },
            [](Answer& answer) { answer.part.sharing = Sharing::kNone; },
-           [](Answer& answer) { answer.part.sharing = static_cast<Sharing>(9); }}) {
+           [](Answer& answer) { answer.part.sharing = static_cast<Sharing>(9); },
+           [](Answer& answer) { answer.part.file_offset = UINT64_MAX - 4096; },
+           // One is mapped, whatever it covers.
+           [](Answer& answer) { answer.part.sharing = Sharing::kHostFile; }}) {
     Answer answer = an_answer();
     spoil(answer);
     EXPECT_FALSE(decode_answer(encode(answer)));
