@@ -10,14 +10,14 @@ mark_as_advanced(TOWLINE_NVCC)
 # leaves out clusters and early starts unless it is 9.0's or later; 9.0 with all that Hopper has. `make test` leaves out 8.0's
 # machine code and 10.0: the assembler takes longer than the compiler. An instruction that 8.0 lacks is refused by that
 # assembler alone: the nightly part `tests` runs it.
-set(towline_cuda_targets "arch=compute_80,code=[sm_80,compute_80]" "arch=compute_90a,code=sm_90a")
-if(TOWLINE_NVCC)
+set(TOWLINE_CUDA_TARGETS "" CACHE STRING "nvcc's -gencode; empty: all of the above that it knows")
+if(TOWLINE_NVCC AND NOT TOWLINE_CUDA_TARGETS)
+  set(TOWLINE_CUDA_TARGETS "arch=compute_80,code=[sm_80,compute_80]" "arch=compute_90a,code=sm_90a")
   execute_process(COMMAND ${TOWLINE_NVCC} --version OUTPUT_VARIABLE said)
   if(said MATCHES "release ([0-9.]+)" AND CMAKE_MATCH_1 VERSION_GREATER_EQUAL 12.8)
-    list(APPEND towline_cuda_targets "arch=compute_100,code=[sm_100,compute_100]")
+    list(APPEND TOWLINE_CUDA_TARGETS "arch=compute_100,code=[sm_100,compute_100]")
   endif()
 endif()
-set(TOWLINE_CUDA_TARGETS "${towline_cuda_targets}" CACHE STRING "nvcc's -gencode")
 mark_as_advanced(TOWLINE_CUDA_TARGETS)
 
 function(towline_cuda_kernels target)
