@@ -18,6 +18,10 @@ using nlohmann::json;
 // Which way bytes move, before the peer's name.
 const char* direction_of(uint32_t op) noexcept { return op == TOWLINE_WRITE ? "to" : "from"; }
 
+std::string way_of(const StagedTransfer::Description& staged) {
+  return fmt::format("{} then {}", staged.fill->backend_name(), staged.drain->backend_name());
+}
+
 json json_of(const Price& price) {
   return {{"ns", static_cast<uint64_t>(price.ns)},
           {"error_ns", static_cast<uint64_t>(price.error_ns)},
@@ -101,29 +105,27 @@ Price Post::price_of(uint64_t bytes) const {
 
 std::string Post::staged_route(const StagedTransfer& legs) const {
   const StagedTransfer::Description staged = legs.describe();
-  const std::string way =
-      fmt::format("{} then {}", staged.fill->backend_name(), staged.drain->backend_name());
   const double mebibytes = static_cast<double>(staged.bytes) / (1 << 20);
   const std::vector<Route::Way> ways = route_.ways(staged.plan_bytes);
-  const json result = {
-      {"schema", TOWLINE_JSON_SCHEMA},
-      {"peer", remote().peer()->name()},
-      {"direction", direction_of(route_.op())},
-      {"backend", "staged"},
-      {"why", fmt::format("staged through {:g} MiB: {}; no backend does it in one step", mebibytes, way)},
-      {"bytes", staged.plan_bytes},
-      {"blocks", staged.plan_blocks},
-      {"runs", staged.plan_runs},
-      {"price", json_of(legs.price())},
-      {"staging",
-       {{"memory", staged.staging},
-        {"bytes", staged.bytes},
-        {"chunk_bytes", staged.chunk_bytes},
-        {"slots", staged.slots}}},
-      {"straight", staged.has_straight ? json{{"bytes", staged.straight_bytes}} : json()},
-      {"legs", {json::parse(staged.fill->route()), json::parse(staged.drain->route())}},
-      {"ways", json_of(ways)},
-      {"not_taken", not_taken(ways)}};
+  const json result = {{"schema", TOWLINE_JSON_SCHEMA},
+                       {"peer", remote().peer()->name()},
+                       {"direction", direction_of(route_.op())},
+                       {"backend", "staged"},
+                       {"why", fmt::format("staged through {:g} MiB: {}; no backend does it in one step",
+                                           mebibytes, way_of(staged))},
+                       {"bytes", staged.plan_bytes},
+                       {"blocks", staged.plan_blocks},
+                       {"runs", staged.plan_runs},
+                       {"price", json_of(legs.price())},
+                       {"staging",
+                        {{"memory", staged.staging},
+                         {"bytes", staged.bytes},
+                         {"chunk_bytes", staged.chunk_bytes},
+                         {"slots", staged.slots}}},
+                       {"straight", staged.has_straight ? json{{"bytes", staged.straight_bytes}} : json()},
+                       {"legs", {json::parse(staged.fill->route()), json::parse(staged.drain->route())}},
+                       {"ways", json_of(ways)},
+                       {"not_taken", not_taken(ways)}};
   return text_of(result);
 }
 
@@ -136,8 +138,7 @@ std::string Post::backend_name() const {
 std::string Post::way_name() const {
   const auto legs = held_legs();
   if (legs == nullptr) return backend_name();
-  const StagedTransfer::Description staged = legs->describe();
-  return fmt::format("{} then {}", staged.fill->backend_name(), staged.drain->backend_name());
+  return way_of(legs->describe());
 }
 
 std::string Post::gone_region() const {
@@ -158,8 +159,8 @@ std::string Post::failure() const {
   std::string more;
   const Part& part = parts_[0];
   const Status status = outcome();
-  if (status == Status::kStale && !gone_region().empty()) {
-    more = fmt::format(" ({})", gone_region());
+  if (status == Status::kStale) {
+    if (const std::string region = gone_region(); !region.empty()) more = fmt::format(" ({})", region);
   } else if (status == Status::kPeerLost || status == Status::kUnreachable) {
     const Worker::Guard guard(*part.worker);
     if (part.link != nullptr && !part.link->last_error_text().empty())

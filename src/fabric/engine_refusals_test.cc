@@ -31,13 +31,16 @@ class FabricRefusals : public ::testing::Test {
     });
   }
   void submit(uint64_t messages) {
-    for (uint64_t cookie = 1; cookie <= messages; ++cookie) {
-      TransferRequest request;
-      request.peer = one().peers[1];
-      request.has_message = true;
-      request.cookie = cookie;
-      ASSERT_EQ(one().engine->submit(request), Status::kInProgress);
-    }
+    for (uint64_t cookie = 1; cookie <= messages; ++cookie) (void)submit_one(cookie);
+  }
+  Handle submit_one(uint64_t cookie) {
+    TransferRequest request;
+    request.peer = one().peers[1];
+    request.has_message = true;
+    request.cookie = cookie;
+    Handle id;
+    EXPECT_EQ(one().engine->submit(request, &id), Status::kInProgress);
+    return id;
   }
   TestHost& one() { return *world_.hosts[0]; }
 
@@ -108,12 +111,7 @@ TEST_F(FabricRefusals, RefusalsAreNotCountedTogetherOverAPause) {
   add_host(takes_);
   refuses_ = true;
   for (uint64_t cookie = 1; cookie <= 3; ++cookie) {
-    TransferRequest request;
-    request.peer = one().peers[1];
-    request.has_message = true;
-    request.cookie = cookie;
-    Handle id;
-    ASSERT_EQ(one().engine->submit(request, &id), Status::kInProgress);
+    const Handle id = submit_one(cookie);
     EXPECT_FALSE(world_.until([&] { return one().completions == cookie; }, 1500 * kMillisecondNs, 100'000));
     one().engine->cancel(id);
     for (int steps = 0; steps < 30; ++steps) world_.step(90 * kMillisecondNs);

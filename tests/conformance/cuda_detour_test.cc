@@ -13,9 +13,6 @@ namespace {
 
 class CudaDetourTest : public CudaTest {
  protected:
-  [[nodiscard]] bool arrived() const {
-    return std::memcmp(left_memory_.data(), right_memory_.data(), left_memory_.size()) == 0;
-  }
   // A transfer that waits at a GPU for gpu("hold", 0).
   Transfer hold_one() {
     Transfer move = make_move();

@@ -20,6 +20,15 @@ sockaddr_in loopback(uint16_t port) {
   return address;
 }
 
+// A socket with that port, or with any for 0. -1: it is taken.
+int bound_to(uint16_t port) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const sockaddr_in address = loopback(port);
+  if (fd < 0 || bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return fd;
+  close(fd);
+  return -1;
+}
+
 }  // namespace
 
 // Not one of those that the kernel gives to sockets that connect: another program's would take it, and one that waits for its
@@ -30,11 +39,10 @@ uint16_t free_port() {
   static std::atomic<int> next{getpid() * 61};
   for (int tries = 0; tries < kCount; ++tries) {
     const auto port = static_cast<uint16_t>(kFirst + next++ % kCount);
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const sockaddr_in address = loopback(port);
-    const bool free = fd >= 0 && bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
-    if (fd >= 0) close(fd);
-    if (free) return port;
+    if (const int fd = bound_to(port); fd >= 0) {
+      close(fd);
+      return port;
+    }
   }
   throw std::runtime_error("no port is free");
 }
@@ -42,11 +50,10 @@ uint16_t free_port() {
 std::string loopback_address(uint16_t port) { return "127.0.0.1:" + std::to_string(port); }
 
 int listen_anywhere(uint16_t& port) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = loopback(0);
+  const int fd = bound_to(0);
+  sockaddr_in address{};
   socklen_t bytes = sizeof address;
-  if (fd < 0 || bind(fd, reinterpret_cast<sockaddr*>(&address), bytes) != 0 || listen(fd, 128) != 0 ||
-      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &bytes) != 0) {
+  if (fd < 0 || listen(fd, 128) != 0 || getsockname(fd, reinterpret_cast<sockaddr*>(&address), &bytes) != 0) {
     if (fd >= 0) close(fd);
     throw std::runtime_error("no port to listen at");
   }

@@ -175,10 +175,7 @@ Config Config::from_process() {
   return from_sources(std::move(environment), text, path);
 }
 
-void Config::set(std::string_view key, std::string_view value) {
-  const std::lock_guard lock(state_->mutex);
-  state_->given.insert_or_assign(std::string(key), std::string(value));
-}
+void Config::set(std::string_view key, std::string_view value) { (void)exchange(key, std::string(value)); }
 
 std::optional<std::string> Config::exchange(std::string_view key, std::optional<std::string> value) {
   const std::lock_guard lock(state_->mutex);

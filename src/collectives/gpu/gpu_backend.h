@@ -151,7 +151,6 @@ class GpuBackend final : public StreamBackend {
   std::array<uint32_t, kClusters> clusters_ = {};  // for a rank, of 2, 4, 8 blocks
   uint64_t slots_per_block_ = 0;                   // before another block pays
   uint32_t marking_threads_ = kThreads;            // of a block of a kernel with marks
-  uint32_t marking_share_ = 1;                     // blocks of those for a rank
   uint32_t reserved_sms_ = 0;
   std::string none_reserved_;  // why, where some were asked for
   std::unique_ptr<cuda::LoadedKernels> kernels_;

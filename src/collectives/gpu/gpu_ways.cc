@@ -48,7 +48,6 @@ void GpuBackend::settle_ways(const towline_collective_open_args& args) {
   // So no block of any kernel needs more than half a multiprocessor, and whatever begins first, the last finds room. A kernel without room keeps
   // those behind it waiting, which one that runs may wait for. A rank that is alone on its GPU never has the others of its communicator there.
   marking_threads_ = share.alone != 0 ? kThreads : kThreads / 2;
-  marking_share_ = share.alone != 0 ? share_ / 2 : share_;
   max_blocks_ = static_cast<uint32_t>(
       number_setting("tuning.collectives.gpu_blocks", std::min(share_, kMaxBlocks), kMaxBlocks));
   if (max_blocks_ == 0)
@@ -120,8 +119,10 @@ void GpuBackend::choose(Launch& launch) const {
   if (job.compare != 0) launch.blocks = std::min(16u, max_blocks_);
 }
 
+// 256 threads of a kernel with marks take half a multiprocessor.
 uint32_t GpuBackend::marking_blocks() const noexcept {
-  return std::clamp(std::min(marking_share_, max_blocks_), 1u, marked_blocks(size_));
+  const uint32_t share = share_ * (kThreads / 2) / marking_threads_;
+  return std::clamp(std::min(share, max_blocks_), 1u, marked_blocks(size_));
 }
 
 // With marks; `bytes` go from one rank to another.

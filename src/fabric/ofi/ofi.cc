@@ -199,7 +199,7 @@ class OfiDomain final : public OfiPort {
       if (connections_[number].ended != nullptr) return false;
       if (!connections_[number].failed && !may_wait(*connections_[number].queue)) return false;
     }
-    return true;
+    return is_quiet();
   }
 
  private:

@@ -195,11 +195,14 @@ void OfiPort::watch(fid_cq& queue) noexcept {
   if (epoll_ctl(poller_.get(), EPOLL_CTL_ADD, fd, &event) != 0) waits_ = false;
 }
 
-// libfabric lets wait while a socket has bytes of a write that it has not looked at, and who waits for edges is told of these
-// once: a batch of sixteen writes took until the peer asked whether this side lived.
 bool OfiPort::may_wait(fid_cq& queue) const noexcept {
   fid* waited = &queue.fid;
-  if (fi_trywait(fabric_.get(), &waited, 1) != 0) return false;
+  return fi_trywait(fabric_.get(), &waited, 1) == 0;
+}
+
+// libfabric lets wait while a socket has bytes of a write that it has not looked at, and who waits for edges is told of these
+// once: a batch of sixteen writes took until the peer asked whether this side lived.
+bool OfiPort::is_quiet() const noexcept {
   pollfd level{poller_.get(), POLLIN, 0};
   return ::poll(&level, 1, 0) == 0;
 }

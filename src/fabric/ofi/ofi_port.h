@@ -56,8 +56,9 @@ class OfiPort : public Domain {
   // With a descriptor to wait on if the provider has one; that of the first queue without it ends waiting.
   Fid<fid_cq> open_queue(std::size_t entries, fi_cq_format format);
   void watch(fid_cq& queue) noexcept;
-  // Whether the queue's descriptor will tell of all that is there and comes.
+  // Whether the descriptor will tell of what comes to the queue; and whether it tells of nothing that is there already.
   [[nodiscard]] bool may_wait(fid_cq& queue) const noexcept;
+  [[nodiscard]] bool is_quiet() const noexcept;
   OfiEndpoint open_endpoint(fid_cq& queue, std::size_t peers) const;
   [[nodiscard]] std::vector<uint8_t> name_of(fid_ep& endpoint) const;
   // Adds the end to the table. Throws Error: kProtocol, kUnreachable.

@@ -191,29 +191,27 @@ class OfiProcesses : public ::testing::TestWithParam<const char*> {
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, theirs.get(), kChildFd);
     std::string provider = GetParam();
-    const bool own_there = provider.ends_with(kOwnThere);
-    if (own_there) {
+    std::vector<std::string> told;  // in the other process's environment
+    if (provider.ends_with(kOwnThere)) {
       provider.resize(provider.size() - kOwnThere.size());
-      setenv("FI_AV_REMOVE_CLEANUP", "0", 1);
+      told.emplace_back("FI_AV_REMOVE_CLEANUP=0");
     }
-    setenv(kChildVariable, provider.c_str(), 1);
-    if (other_sleeps) setenv(kSleepsVariable, "1", 1);
+    told.push_back(std::string(kChildVariable) + "=" + provider);
+    if (other_sleeps) told.push_back(std::string(kSleepsVariable) + "=1");
     // LeakSanitizer crashes at times over a thread of UCX's that ends while it looks. This process looks for leaks, too.
     const char* const sanitizer = std::getenv("ASAN_OPTIONS");
-    const std::string before = sanitizer == nullptr ? "" : sanitizer;
-    if (provider.starts_with("ucx:")) setenv("ASAN_OPTIONS", (before + ":detect_leaks=0").c_str(), 1);
+    if (provider.starts_with("ucx:"))
+      told.push_back(std::string("ASAN_OPTIONS=") + (sanitizer == nullptr ? "" : sanitizer) +
+                     ":detect_leaks=0");
+    std::vector<char*> environment;  // of two with one name the first counts
+    for (std::string& one : told) environment.push_back(one.data());
+    for (char** one = environ; *one != nullptr; ++one) environment.push_back(*one);
+    environment.push_back(nullptr);
     char name[] = "/proc/self/exe";
     char filter[] = "--gtest_filter=OfiChild.*";
     char brief[] = "--gtest_brief=1";
     char* arguments[] = {name, filter, brief, nullptr};
-    ASSERT_EQ(posix_spawn(&child_, name, &actions, nullptr, arguments, environ), 0);
-    unsetenv(kChildVariable);
-    unsetenv(kSleepsVariable);
-    if (sanitizer == nullptr)
-      unsetenv("ASAN_OPTIONS");
-    else
-      setenv("ASAN_OPTIONS", before.c_str(), 1);
-    if (own_there) unsetenv("FI_AV_REMOVE_CLEANUP");
+    ASSERT_EQ(posix_spawn(&child_, name, &actions, nullptr, arguments, environment.data()), 0);
     posix_spawn_file_actions_destroy(&actions);
     theirs.reset();
     side_ = std::make_unique<Side>(ours_.get(), provider, options, other_sleeps ? 1 : 2);

@@ -235,7 +235,7 @@ class SharedOfiDomain final : public OfiPort {
   }
 
   bool arm() noexcept override {
-    return waits_ && failed_.empty() && unposted_ == nullptr && may_wait(*queue_);
+    return waits_ && failed_.empty() && unposted_ == nullptr && may_wait(*queue_) && is_quiet();
   }
 
  private:
