@@ -174,6 +174,7 @@ class UnpackFails : public TcpxGpuTest {
     their_region_.reset();
     left_.reset();
     right_.reset();
+    while (command_("busy", 0, 0, 0)) std::this_thread::yield();
     dlclose(library_);
   }
   Transfer make_write() {

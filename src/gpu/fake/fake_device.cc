@@ -219,7 +219,7 @@ class FakeQueue final : public CopyQueue {
       // Whatever is on its way goes nowhere.
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [&] { return sending_ != list.gpu; });
-      std::erase_if(pending_, [&](const Work& work) { return work.list.gpu == list.gpu; });
+      count_out(std::erase_if(pending_, [&](const Work& work) { return work.list.gpu == list.gpu; }));
     }
     delete[] static_cast<uint8_t*>(list.host);
     delete[] reinterpret_cast<uint8_t*>(list.gpu);
@@ -314,7 +314,11 @@ class FakeQueue final : public CopyQueue {
   void give(const Work& work) {
     pending_.push_back(work);
     ++given_;
+    if (!by_hand_) ++faults().queued;
     changed_.notify_all();
+  }
+  void count_out(uint64_t works) noexcept {
+    if (!by_hand_) faults().queued -= works;
   }
   Code enqueue(const Work& work) {
     if (const Code refusal = faults().take_refusal(); refusal != 0) return refusal;
@@ -358,8 +362,10 @@ class FakeQueue final : public CopyQueue {
     running_ = false;
     sending_ = 0;
     ++over_;
+    count_out(1);
     if (broken != 0) {
       broken_ = broken;
+      count_out(pending_.size());
       pending_.clear();
     }
     changed_.notify_all();

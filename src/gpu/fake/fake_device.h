@@ -39,8 +39,9 @@ class Stop {
 class Faults {
  public:
   Stop launches;
-  Stop lists;  // on their way to the GPU
-  Stop pins;   // of host memory, off memfds
+  Stop lists;                       // on their way to the GPU
+  Stop pins;                        // of host memory, off memfds
+  std::atomic<uint64_t> queued{0};  // works that queues with threads have yet to carry out
   // The next launches or copies are refused with this code.
   void refuse_launches(uint32_t count, Code code);
   Code take_refusal();

@@ -26,9 +26,9 @@ extern "C" TOWLINE_API const towline_plugin_v1_t* towline_plugin_v1(uint32_t num
   return number == 0 ? &plugin : nullptr;
 }
 
-// False: no such command; "held": no launch waits to be let go; "pinned": the host memory there is not;
-// "pinning": none waits to be let go; "gathered": less than so much was; "exported", "unpinned": another number of times;
-// "loaded": kernels of that GPU were not.
+// False: no such command; "held": no launch waits to be let go; "busy": all that queues were given is carried out;
+// "pinned": the host memory there is not; "pinning": none waits to be let go; "gathered": less than so much was;
+// "exported", "unpinned": another number of times; "loaded": kernels of that GPU were not.
 extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, uint64_t b, uint64_t c) {
   towline::cuda::fake::Faults& faults = towline::cuda::fake::faults();
   const auto is = [command](const char* name) { return std::strcmp(command, name) == 0; };
@@ -38,6 +38,8 @@ extern "C" TOWLINE_API bool towline_fake_gpu(const char* command, uint64_t a, ui
     faults.launches.let_others_pass();
   else if (is("held"))
     return faults.launches.waited_for();
+  else if (is("busy"))
+    return faults.queued != 0;
   else if (is("refuse"))
     faults.refuse_launches(static_cast<uint32_t>(a), static_cast<towline::cuda::Code>(b));
   else if (is("refuse behind valves"))
