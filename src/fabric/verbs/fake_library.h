@@ -67,6 +67,8 @@ struct FakeDevice : ibv_device {
   std::vector<FakeGid> gids;
   int open_error = 0;
   bool takes_dmabuf = true;
+  bool flushes_late =
+      false;  // a receive that a queue pair had taken: when the event of its last one is fetched
   std::map<uint32_t, std::unique_ptr<FakePair>> pairs;
   std::map<uint32_t, std::pair<std::unique_ptr<ibv_mr>, int>> regions;  // by key: with the rights
   uint64_t locked_bytes = 0;
@@ -206,6 +208,16 @@ class FakeVerbs {
       pair.sends.pop_front();
       complete_send(pair, request, IBV_WC_WR_FLUSH_ERR);
     }
+  }
+
+  void flush_receive(FakePair& pair) {
+    auto& shared = *static_cast<FakeShared*>(pair.srq);
+    if (shared.receives.empty()) return;
+    ibv_wc entry{};
+    entry.wr_id = shared.receives.front().first;
+    entry.status = IBV_WC_WR_FLUSH_ERR;
+    shared.receives.pop_front();
+    complete(pair, pair.recv_cq, entry);
   }
 
   FakePair* find_other(const FakePair& pair) {
@@ -611,6 +623,8 @@ class FakeVerbs {
       device.events.pop_front();
       ++device.unacknowledged;
       if (device.events.empty()) (void)eventfd_read(context->async_fd, &value);
+      if (event->event_type == IBV_EVENT_QP_LAST_WQE_REACHED && device.flushes_late)
+        current()->flush_receive(*static_cast<FakePair*>(event->element.qp));
       return 0;
     };
     table.ack_async_event = [](ibv_async_event* event) {

@@ -358,17 +358,20 @@ void VerbsDomain::stop(uint32_t connection) noexcept {
   by_number_.erase(pair.number);
 }
 
+// The queue is polled once more after what says that the end was reached: a receive that is flushed comes before that event,
+// and destroying the queue pair would drop it, and its buffer.
 void VerbsDomain::drain(Pair& pair) noexcept {
   const uint64_t start_ns = monotonic_now_ns();
   Completion batch[32];
-  for (;;) {
+  for (bool ended = false;;) {
     const std::size_t count = poll_queue(batch, std::size(batch));
     for (std::size_t i = 0; i < count; ++i) keep(batch[i]);
     if (count != 0) continue;
+    if (ended) return;
     check_events();
     const uint64_t waited_ns = monotonic_now_ns() - start_ns;
     const bool flushed = pair.marker_seen || dead_ || waited_ns > kFlushNs;
-    if (flushed && (pair.receives_ended || dead_ || waited_ns > kReceivesEndNs)) return;
+    ended = flushed && (pair.receives_ended || dead_ || waited_ns > kReceivesEndNs);
   }
 }
 

@@ -460,6 +460,26 @@ TEST_F(VerbsDevices, WhatArrivedBeforeAnEndWasStoppedIsStillGiven) {
   EXPECT_EQ(buffer[2], 3);
 }
 
+TEST_F(VerbsDevices, AReceiveThatIsFlushedWithTheLastEventIsNotLost) {
+  world.add_device("mlx5_0");
+  FakeDevice& two = world.add_device("mlx5_1");
+  VerbsDomain here{FakeVerbs::library(), {"mlx5_0", 1, -1}};
+  VerbsDomain there{FakeVerbs::library(), {"mlx5_1", 1, -1}};
+  two.flushes_late = true;
+  for (int round = 0; round < 3; ++round) {
+    const auto end_here = here.open(0, ConnectionEnd::kInitiator);
+    const auto end_there = there.open(0, ConnectionEnd::kResponder);
+    here.connect(0, end_there);
+    there.connect(0, end_here);
+    const auto& shared = *static_cast<testing::FakeShared*>(two.pairs.begin()->second->srq);
+    const std::size_t receives = shared.receives.size();
+    there.stop(0);
+    EXPECT_EQ(shared.receives.size(), receives);
+    there.release(0);
+    here.release(0);
+  }
+}
+
 TEST_F(VerbsDevices, HostileEndsAreRefused) {
   world.add_device("mlx5_0");
   VerbsDomain domain{FakeVerbs::library(), {"mlx5_0", 1, -1}};
