@@ -182,6 +182,25 @@ def unusual_tensors(world) -> None:
     numbers = some(rank, 4, dtype=torch.complex64)
     dist.all_reduce(numbers)
     torch.testing.assert_close(numbers, sum(some(each, 4, dtype=torch.complex64) for each in range(size)))
+    for name in ("PRODUCT", "MIN", "MAX"):
+        reduction = getattr(dist.ReduceOp, name)
+        kept = numbers.clone()
+        for refused in (
+            lambda: dist.reduce(kept, 0, reduction),
+            lambda: dist.reduce_scatter(kept[:1], [kept[:1]] * size, reduction),
+        ):
+            try:
+                refused()
+                raise AssertionError(f"complex numbers were reduced by {name}")
+            except towline.Unsupported as error:
+                assert f"complex numbers can't be reduced by {name.lower()}" in str(error), error
+        assert (kept == numbers).all()
+    wide = torch.zeros(4, 2, dtype=torch.complex64)
+    lying = some(1, 4, dtype=torch.complex64).conj() if rank == 1 else wide[:, 0] if rank == 0 else wide[:, 0].clone()
+    options = dist.BroadcastOptions()
+    options.rootRank = 1
+    world.broadcast([lying], options).wait()  # dist.broadcast takes no conjugate
+    assert (lying == some(1, 4, dtype=torch.complex64).conj()).all()
     scalar = torch.tensor(float(rank))
     dist.all_reduce(scalar, dist.ReduceOp.AVG)
     assert scalar.item() == sum(range(size)) / size

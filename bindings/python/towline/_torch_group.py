@@ -27,6 +27,7 @@ _REDUCTIONS = {
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 }
 _SUM, _PREMUL_SUM = c10d.ReduceOp.SUM, int(collectives.ReduceOp.PREMUL_SUM)
+_OF_COMPLEX = (collectives.ReduceOp.SUM, collectives.ReduceOp.AVG, collectives.ReduceOp.PREMUL_SUM)  # which take the two parts alone
 _NO_TIMEOUT = timedelta(0)
 _BARRIER_TAG = 1 << 62  # of the messages of a monitored barrier
 _ANSWER_SECONDS = 10.0  # how much later than its time limit rank 0 may answer the others in one
@@ -145,16 +146,23 @@ def _reduction(options: Any) -> tuple[int, float | None]:
     return reduction, float(factor)
 
 
-def _dense(tensor: Any) -> Any:
-    """The tensor that travels instead of one with holes or of complex numbers: perhaps a copy."""
+def _dense(tensor: Any, op: int | None = None) -> Any:
+    """The tensor that travels instead of one with holes: perhaps a copy. `op`: the reduction, which takes complex numbers as pairs.
+
+    Others take them as they are: on another rank the tensor may have no holes.
+    """
     if isinstance(tensor, (list, tuple)):
-        return [_dense(one) for one in tensor]
+        return [_dense(one, op) for one in tensor]
     if not isinstance(tensor, torch.Tensor):
         return tensor
     if tensor.layout is not torch.strided:
         raise _errors.Unsupported(f"a tensor of layout {tensor.layout} can't be sent; make it dense first")
     tensor = tensor.detach().resolve_conj().resolve_neg()
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).contiguous()
+    if op is not None and tensor.is_complex():
+        if op not in _OF_COMPLEX:
+            raise _errors.Unsupported(f"complex numbers can't be reduced by {collectives.ReduceOp(op).name.lower()}")
+        tensor = torch.view_as_real(tensor)
+    return tensor.contiguous()
 
 
 def _copy_back(outputs: Any, dense: Any) -> None:
@@ -224,7 +232,8 @@ class Operations:
             work = operation(output, *inputs, **how)
         except (_errors.InvalidArgument, _errors.Unsupported):
             # Nothing has been sent yet. Tensors that can't be sent directly are copied.
-            dense, dense_inputs = _dense(output), _dense(inputs)
+            op = how.get("op")
+            dense, dense_inputs = _dense(output, op), _dense(inputs, op)
             if _same(dense, output) and _same(dense_inputs, inputs):
                 raise
             copy = (output if into is None else into, dense)
