@@ -76,6 +76,10 @@ def in_groups(rank: int, folder: str) -> None:
     wrapper.recv([wide[:, 1]], 1 - rank)
     wrapper.end_coalescing().wait()
     assert (wide[:, 1] == 1 - rank).all() and not wide[:, 0].any()
+    wrapper.start_coalescing()
+    wrapper.allreduce_coalesced(tensors := [torch.ones(1 << 20), torch.ones(3)])
+    wrapper.end_coalescing().wait()
+    assert all((tensor == 2).all() for tensor in tensors)
     wrapper.barrier().wait()
     comm.finalize()
 

@@ -237,6 +237,21 @@ def test_a_process_group_keeps_sends_and_receives_for_one_batch(comm):
 
 
 @in_process_groups
+def test_the_end_of_a_coalesced_block_waits_for_its_collectives(comm):
+    wrapper = torchcomms._comms._BackendWrapper(comm)
+    first = [torch.ones(1 << 20) for _ in range(4)]
+    given, taken = torch.ones(2), torch.zeros(2)
+    wrapper.start_coalescing()
+    works = [wrapper.allreduce([tensor]) for tensor in first]
+    wrapper.send([given], 0)
+    wrapper.recv([taken], 0)
+    last = wrapper.end_coalescing()
+    last.wait()
+    assert all(work.is_completed() for work in works) and taken.tolist() == [1, 1]
+    assert last.is_completed() and wrapper._together is None
+
+
+@in_process_groups
 def test_a_process_groups_timeout_is_its_communicators(comm):
     torchcomms._comms._BackendWrapper(comm).set_timeout(timedelta(seconds=7))
     assert comm.get_options().timeout == timedelta(seconds=7) and comm._implementation.use().timeout == 7

@@ -164,15 +164,22 @@ class _BackendWrapper(_torch_group.PythonBackend):
     supports_coalescing = property(lambda self: True)
 
     def start_coalescing(self) -> None:
-        """From here on sends and receives are kept, for end_coalescing to issue as one batch (without their tags)."""
+        """From here on sends and receives are kept, for end_coalescing to issue as one batch (without their tags). Collectives begin."""
         if self._batch is not None:
             raise RuntimeError("start_coalescing: a batch is open already")
+        super().start_coalescing()
         self._batch, self._tensors, self._dense = self._torchcomm.batch_op_create(), [], []
 
     def end_coalescing(self) -> Any:
+        """Speaks for the messages and the collectives."""
         if self._batch is None:
             raise RuntimeError("end_coalescing without start_coalescing")
         batch, self._batch = self._batch, None
+        collectives, self._together = self._together or [], None
+        messages = self._issue_batch(batch)
+        return _torch_gpu.JointWork([*collectives, messages]) if collectives else messages
+
+    def _issue_batch(self, batch: Any) -> Any:
         copy = (self._tensors, self._dense)
         native = batch.issue(async_op=True)._native if batch.ops else None
         if isinstance(native, JointWork):
