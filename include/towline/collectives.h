@@ -108,7 +108,9 @@ typedef struct towline_collective_store_t {
   int32_t (*set)(void* context, const char* key, const void* value, size_t bytes);
   int32_t (*get)(void* context, const char* key, uint64_t timeout_ns, void* value, size_t capacity,
                  size_t* bytes);
-  void (*release)(void* context);  // called when the communicator and all split from it are gone; may be null
+  // Called once, when the communicator and all split from it are gone, or none was made; may be null. Not called for a store
+  // that lacks one of the others.
+  void (*release)(void* context);
 } towline_collective_store_t;
 
 enum {                                     // towline_communicator_options_t.flags

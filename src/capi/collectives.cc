@@ -72,7 +72,16 @@ std::map<std::string, std::string> take_hints(const char* const* hints) {
   return taken;
 }
 
+// Null: the application gives none. From here on it is released, whatever becomes of the communicator.
+std::shared_ptr<rendezvous::Store> take_store(const towline_collective_store_t* given) {
+  if (given == nullptr) return nullptr;
+  if (given->struct_size < sizeof *given || given->set == nullptr || given->get == nullptr)
+    fail(Status::kInvalidArgument, "store needs struct_size, set and get");
+  return std::make_shared<capi::ApplicationStore>(*given);
+}
+
 std::shared_ptr<Communicator> create(const towline_communicator_options_t& given) {
+  std::shared_ptr<rendezvous::Store> store = take_store(given.store);
   auto config = std::make_shared<Config>(Config::from_process());
   if (given.config != nullptr) {
     for (const auto& [key, value] : parse_config_file(given.config, "options.config"))
@@ -97,13 +106,9 @@ std::shared_ptr<Communicator> create(const towline_communicator_options_t& given
     options.size = found.size;
   }
   const Deadline deadline = Deadline::after(monotonic_now_ns(), options.timeout_ns);
-  std::shared_ptr<rendezvous::Store> store;
   const std::string bootstrap = given.bootstrap != nullptr ? given.bootstrap : "env";
-  if (given.store != nullptr) {
-    if (given.store->struct_size < sizeof(towline_collective_store_t) || given.store->set == nullptr ||
-        given.store->get == nullptr)
-      fail(Status::kInvalidArgument, "store needs struct_size, set and get");
-    store = std::make_shared<capi::ApplicationStore>(*given.store);
+  if (store != nullptr) {
+    // The ranks meet there.
   } else if (options.backend == "fake" || (options.size == 1 && bootstrap == "env")) {
     store = std::make_shared<rendezvous::MemoryStore>();
   } else if (bootstrap.find("://") != std::string::npos && !bootstrap.starts_with("tcp://")) {
@@ -364,6 +369,8 @@ int32_t towline_batch_issue(towline_batch_t* batch, const towline_collective_opt
                             towline_work_t** work) {
   return capi::guard(__func__, [&] {
     capi::need(batch, "batch");
+    towline_collective_options_t options_copy;
+    options = take_options(options, options_copy);
     auto calls = std::move(batch->calls);
     batch->calls.clear();
     if (work != nullptr) {

@@ -70,5 +70,52 @@ TEST(CollectivesInCpp, SettingsThatAreUnknownAreRefusedWithTheNearest) {
   const Communicator world{options};
 }
 
+TEST(CollectivesInC, AStoreIsReleasedWhateverBecomesOfTheCommunicator) {
+  int released = 0;
+  auto store = detail::defaults<towline_collective_store_t>();
+  store.context = &released;
+  store.set = [](void*, const char*, const void*, size_t) -> int32_t { return TOWLINE_IO; };
+  store.get = [](void*, const char*, uint64_t, void*, size_t, size_t*) -> int32_t { return TOWLINE_IO; };
+  store.release = [](void* context) { ++*static_cast<int*>(context); };
+  auto options = detail::defaults<towline_communicator_options_t>();
+  options.rank = 0;
+  options.size = 2;
+  options.store = &store;
+  towline_communicator_t* made = nullptr;
+  EXPECT_LT(towline_communicator_create(&options, &made), 0);
+  EXPECT_EQ(released, 1) << "the store does not work";
+  options.config = "[collectives]\nhots = \"a\"\n";
+  EXPECT_EQ(towline_communicator_create(&options, &made), TOWLINE_INVALID_ARGUMENT);
+  EXPECT_EQ(released, 2) << "a setting is wrong";
+}
+
+// As from a program that was compiled before options had `interrupted`.
+TEST(CollectivesInC, ABatchReadsNoMoreOfItsOptionsThanThereIs) {
+  auto options = detail::defaults<towline_communicator_options_t>();
+  options.rank = 0;
+  options.size = 1;
+  const Communicator world{options};
+  towline_batch_t* batch = nullptr;
+  ASSERT_EQ(towline_batch_create(world.native(), &batch), TOWLINE_OK);
+  auto how = detail::defaults<towline_collective_options_t>();
+  how.struct_size = 4;
+  EXPECT_EQ(towline_batch_issue(batch, &how, nullptr), TOWLINE_INVALID_ARGUMENT);
+  uint8_t byte = 0;
+  auto receive = detail::defaults<towline_collective_t>();
+  receive.op = TOWLINE_COLLECTIVE_RECV;
+  receive.datatype = TOWLINE_UINT8;
+  receive.output = &byte;
+  receive.count = 1;
+  ASSERT_EQ(towline_batch_add(batch, &receive), TOWLINE_OK);
+  how.struct_size = offsetof(towline_collective_options_t, interrupted);
+  how.timeout_ns = 120'000'000;  // it asks after 50 ms
+  how.interrupted = [](void*) -> int32_t {
+    ADD_FAILURE() << "what lies behind the options was called";
+    return 1;
+  };
+  EXPECT_EQ(towline_batch_issue(batch, &how, nullptr), TOWLINE_TIMED_OUT);
+  towline_batch_destroy(batch);
+}
+
 }  // namespace
 }  // namespace towline
