@@ -237,6 +237,17 @@ def test_a_process_group_keeps_sends_and_receives_for_one_batch(comm):
 
 
 @in_process_groups
+def test_a_process_groups_messages_have_tags(comm):
+    wrapper = torchcomms._comms._BackendWrapper(comm)
+    first, second = torch.zeros(2), torch.zeros(2)
+    works = [wrapper.send([torch.full((2,), float(tag))], 0, tag) for tag in (1, 2)]
+    works += [wrapper.recv([second], 0, 2), wrapper.recv([first], 0, 1)]
+    for work in works:
+        work.wait()
+    assert (first == 1).all() and (second == 2).all()
+
+
+@in_process_groups
 def test_the_end_of_a_coalesced_block_waits_for_its_collectives(comm):
     wrapper = torchcomms._comms._BackendWrapper(comm)
     first = [torch.ones(1 << 20) for _ in range(4)]

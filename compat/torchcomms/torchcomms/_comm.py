@@ -76,13 +76,18 @@ class TorchComm:
 
     # ---- one way for all operations
 
-    def _run(self, operation: str, arguments: tuple, async_op: bool, hints: Any, timeout: timedelta | None) -> TorchWork:
+    def _run(
+        self, operation: str, arguments: tuple, async_op: bool, hints: Any, timeout: timedelta | None, tag: int = 0
+    ) -> TorchWork:
+        """`tag`: of a message; only for communicators of ours."""
         op_id = 0
         hooked = self._pre_hooks or self._post_hooks
         if hooked:
             op_id = next(_op_ids)
             self._before(operation, op_id, (*arguments, async_op))
         how = {"async_op": async_op, "timeout": seconds_of(timeout), "hints": hints}
+        if tag != 0:
+            how["tag"] = tag
         try:
             native = getattr(self._implementation, operation)(*arguments, **how)
         except Error as error:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from towline import _torch_gpu, _torch_group
 
+from ._backends import Native
 from ._gpu import JointWork
 from ._types import ReduceOp, RedOpType
 
@@ -35,9 +36,11 @@ class _Facade:
     def closed(self) -> bool:
         return self.comm._finalized
 
-    def _run(self, operation: str, arguments: tuple, async_op: bool, timeout: float | None) -> Any:
+    def _run(self, operation: str, arguments: tuple, async_op: bool, timeout: float | None, tag: int = 0) -> Any:
         limit = timedelta(seconds=timeout) if timeout is not None else None
-        work = self.comm._run(operation, arguments, async_op, None, limit)
+        # Messages on GPUs keep their order whatever their tags, as NCCL's.
+        tagged = tag != 0 and self.comm.get_device().type == "cpu" and isinstance(self.comm._implementation, Native)
+        work = self.comm._run(operation, arguments, async_op, None, limit, tag if tagged else 0)
         return work._native if async_op else None
 
     def all_reduce(self, tensor, *, op=0, factor=None, async_op=False, timeout=None, stream=None):
@@ -73,10 +76,10 @@ class _Facade:
         return self._run("all_to_all_v_single", (output, input, output_splits, input_splits), async_op, timeout)
 
     def send(self, tensor, peer, tag=0, *, async_op=False, timeout=None, stream=None):
-        return self._run("send", (tensor, peer), async_op, timeout)
+        return self._run("send", (tensor, peer), async_op, timeout, tag)
 
     def recv(self, tensor, peer, tag=0, *, async_op=False, timeout=None, stream=None):
-        return self._run("recv", (tensor, peer), async_op, timeout)
+        return self._run("recv", (tensor, peer), async_op, timeout, tag)
 
     def barrier(self, *, async_op=False, timeout=None, stream=None):
         work = self._run("barrier", (), async_op, timeout)
