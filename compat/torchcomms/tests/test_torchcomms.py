@@ -359,6 +359,22 @@ def test_windows(comm):
     assert (window.shape, window.dtype, window.get_size()) == ([8], torch.float32, 32)
 
 
+def test_tensors_outlive_the_window_that_they_were_in(comm):
+    tensor = torch.arange(1024.0)
+    window = comm.new_window(tensor)
+    mapped, view = window.map_remote_tensor(0), tensor[2:4]
+    with pytest.raises(RuntimeError, match="arrays still use the window's memory: delete the views"):
+        window.tensor_deregister()
+    window.put(torch.tensor([6.0]), 0, 2, False)  # nothing has changed
+    assert tensor[2] == 6 and mapped[2] == 6 and view[0] == 6
+    del view
+    window.tensor_deregister()
+    assert tensor[2] == 6 and mapped[1023] == 1023
+    window.tensor_register(tensor)
+    assert window.map_remote_tensor(0)[2] == 6
+    window.tensor_deregister()
+
+
 def test_reconfigure(comm):
     if comm.get_backend() != "gloo":
         with pytest.raises(RuntimeError, match="reconfigure not implemented"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import torch
 
-from towline import Error, TimedOut, _torch_gpu, gpu_memory
+from towline import Busy, Error, TimedOut, _torch_gpu, gpu_memory
 
 from . import _backends
 from ._gpu import EnqueuedWork
@@ -49,6 +50,7 @@ class TorchCommWindow:
         self._thread: ThreadPoolExecutor | None = None
         self._on_gpu = comm.get_device().type == "cuda"
         self._handles: dict[int, Any] = {}
+        self._mapped: list[tuple[weakref.ref, int]] = []  # what map_remote_tensor() gave on the CPU, and of which rank
 
     def tensor_register(self, tensor: torch.Tensor, owning: bool = True) -> None:
         if self._window is not None:
@@ -81,24 +83,38 @@ class TorchCommWindow:
             return torch.empty(shape, dtype=dtype, device=self._comm.get_device() if self._on_gpu else None)
         if self._on_gpu:
             return _torch_gpu.gpu.at(memory)[: torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
-        return torch.frombuffer(memory, dtype=dtype)[: torch.Size(shape).numel()].view(shape)
+        # torch gives a buffer back at once and keeps the object: a memoryview holds the window's memory as long as that lives.
+        storage = torch.frombuffer(memoryview(memory), dtype=torch.uint8).untyped_storage()
+        return torch.empty(0, dtype=dtype).set_(storage, 0, torch.Size(shape))  # no view, which would keep its base
 
     def tensor_deregister(self) -> None:
+        """On the CPU the tensor, and those that map_remote_tensor() gave, keep what they hold now. RuntimeError: other views of them are
+        left. Once these are gone it can be called again; the other ranks wait for it."""
         if self._window is None:
             return
-        window, self._window = self._window, None
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
-        if self._copy:
-            self._tensor.set_(self._tensor.clone())
-        self._tensor = self._copy = None
+        inside = self._in_memory()
+        for tensor, _ in inside:
+            tensor.set_(tensor.clone())
         if self._on_gpu:  # what the current stream does with the memory comes before it goes
             _torch_gpu.gpu.synchronize(self._comm._implementation.index)
         try:
-            window.close()
+            self._window.close()
+        except Busy as error:
+            for tensor, rank in inside:
+                tensor.set_(self._view(rank, tensor.dtype, tensor.shape))
+            raise RuntimeError(f"tensor_deregister: {error}: delete the views of the window's tensors") from error
         except Error as error:
+            self._window = self._tensor = self._copy = None
             raise RuntimeError(str(error)) from error
+        self._window = self._tensor = self._copy = None
+
+    def _in_memory(self) -> list[tuple[torch.Tensor, int]]:
+        """The tensors in the window's own memory, and the ranks that this is of."""
+        own = [(self._tensor, self._comm.get_rank())] if self._copy else []
+        return own + [(tensor, rank) for one, rank in self._mapped if (tensor := one()) is not None]
 
     def _use(self) -> Any:
         if self._window is None:
@@ -161,7 +177,11 @@ class TorchCommWindow:
 
     def map_remote_tensor(self, rank: int) -> torch.Tensor:
         self._use()
-        return self._view(rank, self._tensor.dtype, self._tensor.shape)
+        mapped = self._view(rank, self._tensor.dtype, self._tensor.shape)
+        if not self._on_gpu:
+            self._mapped = [one for one in self._mapped if one[0]() is not None]
+            self._mapped.append((weakref.ref(mapped), rank))
+        return mapped
 
     def get_attr(self, peer_rank: int) -> TorchCommWindowAttr:
         return TorchCommWindowAttr()
