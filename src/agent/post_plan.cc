@@ -231,6 +231,17 @@ Status PostPlan::post(const PickPair& picks, const PostOptions& options, void* c
   return status;
 }
 
+uint32_t PostPlan::in_use() noexcept {
+  const uint32_t made = made_.load(std::memory_order_acquire);
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < made; ++i) {
+    PlannedPost& post = at(i);
+    const uint32_t holders = post.holders_.load(std::memory_order_acquire);
+    if (holders != 0 && (holders != PlannedPost::kFlight || !post.ready())) ++count;
+  }
+  return count;
+}
+
 uint32_t PostPlan::count_free() noexcept {
   uint32_t count = 0;
   for (auto next = static_cast<uint32_t>(free_.load(std::memory_order_acquire)); next != 0; ++count)

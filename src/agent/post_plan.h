@@ -82,8 +82,9 @@ class PostPlan final : public AfterEnding {
   // After retire() succeeded, or establish() threw.
   ~PostPlan();
 
-  // How many posts are in flight or held by the application.
-  [[nodiscard]] uint32_t in_use() noexcept { return made_.load(std::memory_order_acquire) - count_free(); }
+  // How many posts are in flight or held by the application. A run that is fenced is not in flight, though the thread that
+  // ended it may not have given the post back to the pool yet.
+  [[nodiscard]] uint32_t in_use() noexcept;
 
   // Finds the route, for posts of about so many bytes. Throws Error; see Route.
   void establish(std::string_view backend, LateDeadline deadline, uint64_t bytes);
