@@ -7,6 +7,7 @@
 #include "collectives/backend.h"
 #include "collectives/test_support.h"
 #include "rendezvous/tcp_store.h"
+#include "support/ports.h"
 
 namespace towline::collectives {
 namespace {
@@ -24,9 +25,9 @@ Status failure_of(const std::function<void()>& body, const std::string& part = {
 // As under torchrun: its agent serves, or rank 0 does, and everybody finds it in the environment.
 TEST(Meeting, RanksMeetAtMasterAddrAndTheServingRankMayCloseAtOnce) {
   for (const bool served : {true, false}) {
-    auto server = std::make_unique<rendezvous::TcpStoreServer>("127.0.0.1:0");
-    const std::string port = std::to_string(server->port());
-    if (!served) server.reset();  // rank 0 takes the port
+    const std::string port = std::to_string(support::free_port());
+    std::unique_ptr<rendezvous::TcpStoreServer> server;  // else rank 0 takes the port
+    if (served) server = std::make_unique<rendezvous::TcpStoreServer>("127.0.0.1:" + port);
     const Config config = Config::from_sources({{"MASTER_ADDR", "127.0.0.1"},
                                                 {"MASTER_PORT", port},
                                                 {"TORCHELASTIC_USE_AGENT_STORE", served ? "True" : "False"}});

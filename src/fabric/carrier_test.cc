@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/wire.h"
 #include "fabric/loopback/loopback.h"
+#include "support/ports.h"
 
 namespace towline::fabric::carrier_test {
 namespace {
@@ -105,10 +106,8 @@ TEST_F(FabricCarrier, WhatWasSaidOverALineThatEndsIsSaidAgainOverTheNextOne) {
   Node one{fabric_, {}, never_repeating()};
   Node two{fabric_};
   CarrierAddress address = handed_over(two);
-  {
-    const ListeningSocket closed{parse_endpoint("127.0.0.1:0", 0)};
-    address.endpoints.insert(address.endpoints.begin(), closed.reachable().front().endpoint());
-  }
+  const support::NobodyListens closed;
+  address.endpoints.insert(address.endpoints.begin(), parse_endpoint(closed.address()));
   const Handle peer = one.carrier->connect(address);
   ASSERT_EQ(one.count(peer, 5), Status::kInProgress);
   one.engine->progress(monotonic_now_ns());  // asks for a connection before the first line has ended

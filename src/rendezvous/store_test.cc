@@ -16,6 +16,7 @@
 #include "rendezvous/store_requests.h"
 #include "rendezvous/tcp_store.h"
 #include "rendezvous/test_support.h"
+#include "support/ports.h"
 
 namespace towline::rendezvous {
 namespace {
@@ -305,7 +306,7 @@ TEST(TcpStores, HoldNoMoreThanTheyMay) {
 
 // Rank 0 listens at the address that all ranks were given.
 TEST(TcpStores, ListenAtTheAddressThatWasTold) {
-  uint16_t port = TcpStoreServer("127.0.0.1:0").port();
+  const uint16_t port = support::free_port();
   const auto store = open_tcp_store("127.0.0.1:" + std::to_string(port), true, RawClient::soon());
   EXPECT_NO_THROW(Stream::dial({false, "127.0.0.1", port}, RawClient::soon(), Stream::Patience::kNone));
   EXPECT_THROW(Stream::dial({false, "127.0.0.2", port}, RawClient::soon(), Stream::Patience::kNone), Error);

@@ -5,7 +5,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <stdexcept>
 
 namespace towline::support {
@@ -20,32 +19,7 @@ sockaddr_in loopback(uint16_t port) {
   return address;
 }
 
-// A socket with that port, or with any for 0. -1: it is taken.
-int bound_to(uint16_t port) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const sockaddr_in address = loopback(port);
-  if (fd < 0 || bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return fd;
-  close(fd);
-  return -1;
-}
-
 }  // namespace
-
-// Not one of those that the kernel gives to sockets that connect: another program's would take it, and one that waits for its
-// server there could connect to itself. Processes begin at different ones.
-uint16_t free_port() {
-  constexpr int kFirst = 20000;
-  constexpr int kCount = 12000;
-  static std::atomic<int> next{getpid() * 61};
-  for (int tries = 0; tries < kCount; ++tries) {
-    const auto port = static_cast<uint16_t>(kFirst + next++ % kCount);
-    if (const int fd = bound_to(port); fd >= 0) {
-      close(fd);
-      return port;
-    }
-  }
-  throw std::runtime_error("no port is free");
-}
 
 std::string loopback_address(uint16_t port) { return "127.0.0.1:" + std::to_string(port); }
 

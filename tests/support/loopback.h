@@ -5,12 +5,13 @@
 #include <cstdint>
 #include <string>
 
+#include "support/ports.h"
+
 namespace towline::support {
 
 // How long a loop waits before it looks whether it should end.
 inline constexpr int kLookMs = 20;
 
-uint16_t free_port();                         // nobody listens at it when it is given
 std::string loopback_address(uint16_t port);  // "127.0.0.1:12345"
 int listen_anywhere(uint16_t& port);          // a listening socket, and where. Throws
 int connect_to(uint16_t port);                // -1: nobody takes it

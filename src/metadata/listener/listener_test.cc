@@ -18,6 +18,7 @@
 #include "base/os/poller.h"
 #include "metadata/listener/exchange.h"
 #include "metadata/listener/wire.h"
+#include "support/ports.h"
 
 namespace towline::metadata {
 namespace {
@@ -336,11 +337,8 @@ TEST_F(ListenerTest, EndsWithClientsStillThere) {
 }
 
 TEST(Exchange, SaysThatNobodyListens) {
-  std::string address;
-  {
-    const ListeningSocket socket(parse_endpoint("127.0.0.1:0"));
-    address = socket.address().text();
-  }
+  const support::NobodyListens at;
+  const std::string address = at.address();
   try {
     exchange(address, {}, soon());
     FAIL();

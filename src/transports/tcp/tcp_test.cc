@@ -10,6 +10,7 @@
 #include "base/copy/crc32c.h"
 #include "base/error.h"
 #include "base/os/socket_address.h"
+#include "support/ports.h"
 #include "transports/tcp/backend.h"
 #include "transports/tcp/packet_reader.h"
 #include "transports/tcp/plugin.h"
@@ -333,11 +334,8 @@ TEST_F(TcpTest, BothEndsKnowAConnectionByOneNumber) {
 
 TEST_F(TcpTest, SaysAtOnceThatNobodyListens) {
   open();
-  std::string nobody;
-  {
-    const ListeningSocket socket(parse_endpoint("127.0.0.1:0"));
-    nobody = socket.address().text();
-  }
+  const support::NobodyListens at;
+  const std::string nobody = at.address();
   FakeLink& link = a->connect(b->identity, address_of({nobody}));
   ASSERT_TRUE(turn([&] { return link.downs == 1; }));
   EXPECT_EQ(link.status, Status::kUnreachable);
@@ -347,12 +345,8 @@ TEST_F(TcpTest, SaysAtOnceThatNobodyListens) {
 
 TEST_F(TcpTest, TriesEveryAddress) {
   open();
-  std::string nobody;
-  {
-    const ListeningSocket socket(parse_endpoint("127.0.0.1:0"));
-    nobody = socket.address().text();
-  }
-  FakeLink& link = a->connect(b->identity, address_of({nobody, endpoints_of(*b)[0]}));
+  const support::NobodyListens at;
+  FakeLink& link = a->connect(b->identity, address_of({at.address(), endpoints_of(*b)[0]}));
   ASSERT_TRUE(turn([&] { return link.ups == 1; })) << link.text;
 }
 
