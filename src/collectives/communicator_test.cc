@@ -176,9 +176,11 @@ TEST_P(Breaking, AnAbortReachesRanksInOperationsAndIdleOnes) {
 }
 
 TEST_P(Breaking, ATimeoutSaysWhoIsMissing) {
-  std::atomic<int> waiting{2};
+  std::atomic<int> formed{0};  // a timeout also ends forming on ranks that have not finished it
   const std::string text =
       expect_to_break(world(), Status::kTimedOut, [&](Communicator& ranks, std::string& why) {
+        ++formed;
+        eventually([&] { return formed == ranks.size(); });
         if (ranks.rank() == 2) {
           eventually([&] { return ranks.error(&why) != Status::kOk; });
           return ranks.error(&why);
@@ -186,15 +188,17 @@ TEST_P(Breaking, ATimeoutSaysWhoIsMissing) {
         towline_collective_options_t options = {};
         options.struct_size = sizeof options;
         options.timeout_ns = 200 * kMillisecondNs;
-        --waiting;
         return ranks.run(call_of(TOWLINE_COLLECTIVE_BARRIER), &options, why);
       });
   EXPECT_NE(text.find("timed out in barrier #0"), std::string::npos) << text;
 }
 
 TEST_P(Breaking, AMessageThatNeverComesTimesOut) {
+  std::atomic<int> formed{0};
   const std::string text =
       expect_to_break(world(2), Status::kTimedOut, [&](Communicator& ranks, std::string& why) {
+        ++formed;
+        eventually([&] { return formed == ranks.size(); });
         if (ranks.rank() == 1) {
           eventually([&] { return ranks.error(&why) != Status::kOk; });
           return ranks.error(&why);
