@@ -27,6 +27,7 @@ class CudaTest : public ::testing::Test {
     ASSERT_NE(command_, nullptr);
     stream_command_ = reinterpret_cast<StreamCommand>(dlsym(library_, "towline_fake_stream"));
     ASSERT_NE(stream_command_, nullptr);
+    gpu("reset");  // what other suites had these GPUs do is counted, too
     left_ = std::make_unique<Agent>("left", options());
     right_ = std::make_unique<Agent>("right", options());
   }
