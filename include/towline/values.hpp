@@ -310,7 +310,8 @@ class Picks {
  public:
   Picks(All) noexcept {}       // NOLINT: implicit on purpose
   Picks(Range range) noexcept  // NOLINT: the same
-      : picks_{nullptr, 0, 0, range.start, range.step, range.count}, all_(false) {}
+      : picks_{nullptr, 0, 0, range.start, range.count == 0 ? 1 : range.step, range.count},
+        all_(false) {}  // all zero would mean every block
   template <class Indices>
   requires(detail::IndexArray<std::remove_cvref_t<Indices>> &&
            !detail::is_initializer_list<std::remove_cvref_t<Indices>>)

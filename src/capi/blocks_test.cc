@@ -36,5 +36,11 @@ TEST(Blocks, AMemorysRemainderIsRefusedAndNotLeftOut) {
   }
 }
 
+TEST(PicksInCpp, ARangeOfNothingIsNotEveryBlock) {
+  const Picks nothing(Range{0, 0, 0});
+  ASSERT_NE(nothing.get(), nullptr);
+  EXPECT_NE(nothing.get()->step, 0u) << "all zero means every block";
+}
+
 }  // namespace
 }  // namespace towline

@@ -172,6 +172,8 @@ impl Picks<'_> {
         };
         match *self {
             Picks::All => Default::default(),
+            // All zero would mean every block.
+            Picks::Range { start, count: 0, .. } => sys::towline_picks_t { start, step: 1, ..Default::default() },
             Picks::Range { start, step, count } => sys::towline_picks_t { start, step, count, ..Default::default() },
             Picks::U32(picks) => indices(picks.as_ptr().cast(), 4, picks.len()),
             Picks::U64(picks) => indices(picks.as_ptr().cast(), 8, picks.len()),
