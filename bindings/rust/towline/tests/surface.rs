@@ -58,12 +58,13 @@ fn pages_of_every_layer_move_by_names_and_picks() {
     let to = theirs.select(&[Picks::All, (&[7, 0]).into()]).unwrap();
     assert_eq!(from, [3, 5, 19, 21, 35, 37, 51, 53]);
     assert_eq!(mine.select(&[(1..2).into(), (0..0).into()]).unwrap(), []);
-    let nothing = Picks::Range { start: 0, step: 0, count: 0 };
-    assert_eq!(mine.select(&[nothing, Picks::All]).unwrap(), []);
     let out_of_range = mine.select(&[Picks::All, (&[16]).into()]).unwrap_err();
     assert_eq!(out_of_range.status(), Status::OUT_OF_RANGE, "{out_of_range}");
 
     let plan = writer.plan(&mine, &theirs, &PlanOptions::default()).unwrap();
+    let nothing = Picks::Range { start: 0, step: 0, count: 0 };
+    let empty = plan.post(&PostOptions { from: nothing, to: nothing, ..Default::default() }).unwrap_err();
+    assert_eq!(empty.status(), Status::INVALID_ARGUMENT, "{empty}");
     let pages = PostOptions { from: (&from).into(), to: (&to).into(), ..Default::default() };
     plan.post(&pages).unwrap().wait(SOON).unwrap();
     for layer in 0..LAYERS {
