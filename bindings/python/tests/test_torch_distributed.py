@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: scripts/tor
 dist = torch.distributed
 
 import torch_ranks as ranks_do  # noqa: E402
+import torch_sparse_ranks as sparse_ranks_do  # noqa: E402
 from collective_ranks import Ranks  # noqa: E402
 from towline import _torch_group  # noqa: E402
 
@@ -62,6 +63,11 @@ def test_operations(ranks, what):
 @pytest.mark.parametrize("what", ["data_parallel", "fully_sharded", "tensor_parallel"])
 def test_training(ranks, what):
     ranks.run(getattr(ranks_do, what))
+
+
+@pytest.mark.parametrize("what", ["sparse", "sparse_data_parallel"])
+def test_sparse_tensors(ranks, what):
+    ranks.run(getattr(sparse_ranks_do, what))
 
 
 def test_device_mesh(ranks):

@@ -16,7 +16,7 @@ import torch
 from torch._C import _DistStoreError
 from torch._C import _distributed_c10d as c10d
 
-from . import _errors, _torch_gpu, collectives
+from . import _errors, _torch_gpu, _torch_sparse, collectives
 from ._torch_gpu import Communicators, JointWork, StreamWork
 from ._torch_works import AskedWork, ask_the_work_behind
 
@@ -233,6 +233,8 @@ class Operations:
         except (_errors.InvalidArgument, _errors.Unsupported):
             # Nothing has been sent yet. Tensors that can't be sent directly are copied.
             op = how.get("op")
+            if op is not None and name == "all_reduce" and output.layout is torch.sparse_coo and not on_gpu:
+                return self._reduce_sparse(output, op, outputs, how)
             dense, dense_inputs = _dense(output, op), _dense(inputs, op)
             if _same(dense, output) and _same(dense_inputs, inputs):
                 raise
@@ -247,6 +249,13 @@ class Operations:
             with torch.inference_mode():
                 _copy_back(*copy)
         return self._done(outputs)
+
+    def _reduce_sparse(self, tensor: torch.Tensor, op: int, outputs: list[Any], how: dict[str, Any]) -> Any:
+        if how["factor"] is not None:
+            raise _errors.Unsupported("sparse tensors can't be reduced with a factor; make them dense first")
+        _torch_sparse.all_reduce(self._comm, tensor, op, how["timeout"])
+        self._sequence += 1
+        return self._issued(_Work(None, outputs)) if how["async_op"] else self._done(outputs)
 
     def _issued(self, work: Any) -> Any:
         if self._together is not None:
