@@ -85,7 +85,10 @@ class LegsTest : public CudaTest, public ::testing::WithParamInterface<Path> {
   void hold(const Transfer& transfer) {
     gpu("hold", 1);
     ASSERT_EQ(transfer.post(), Status::kInProgress);
-    while (!command_("held", 0, 0, 0)) std::this_thread::yield();
+    while (!command_("held", 0, 0, 0)) {
+      ASSERT_EQ(transfer.poll(), Status::kInProgress) << "it ended before the GPU had it";
+      std::this_thread::yield();
+    }
   }
 
   const Buffer mine_{kBytes, true};
@@ -186,8 +189,9 @@ TEST_P(LegsTest, AFailureNamesTheBlocksThatDidNotArrive) {
 }
 
 TEST_P(LegsTest, ADeadlineEndsItAndTheFenceSaysWhenNothingLands) {
-  const Transfer transfer = move(Op::write, {.timeout = 200ms});
-  hold(transfer);
+  ASSERT_EQ(run(move(Op::write)), Status::kOk) << last_error();  // connected
+  const Transfer transfer = move(Op::write, {.timeout = 1s});
+  ASSERT_NO_FATAL_FAILURE(hold(transfer));
   EXPECT_EQ(transfer.wait(5s), Status::kTimedOut);
   EXPECT_EQ(transfer.wait_fenced(Fence::kBoth, 0ms), Status::kNotYet) << "a copy is still at the GPU";
   gpu("hold", 0);
