@@ -237,6 +237,19 @@ def test_a_process_group_keeps_sends_and_receives_for_one_batch(comm):
 
 
 @in_process_groups
+def test_a_process_group_sends_copies_of_what_has_holes(comm):
+    wrapper = torchcomms._comms._BackendWrapper(comm)
+    told = []
+    hook = comm.register_pre_hook(lambda name, *_: told.append(name))
+    column, numbers = torch.zeros(3, 2)[:, 0], torch.ones(2, dtype=torch.complex64)
+    wrapper.allgather([[column]], [torch.arange(6.0).view(3, 2)[:, 1]]).wait()
+    wrapper.allreduce([numbers]).wait()
+    hook.remove()
+    assert column.tolist() == [1, 3, 5] and numbers.tolist() == [1, 1]
+    assert told == [torchcomms.OpName.all_gather, torchcomms.OpName.all_reduce]
+
+
+@in_process_groups
 def test_a_process_groups_messages_have_tags(comm):
     wrapper = torchcomms._comms._BackendWrapper(comm)
     first, second = torch.zeros(2), torch.zeros(2)

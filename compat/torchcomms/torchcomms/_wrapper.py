@@ -8,11 +8,20 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from towline import _torch_gpu, _torch_group
+from towline import InvalidArgument, _torch_gpu, _torch_group
 
 from ._backends import Native
 from ._gpu import JointWork
 from ._types import ReduceOp, RedOpType
+
+
+def _needs_copy(given: Any, reduces: bool) -> bool:
+    """Whether these are tensors that can't be sent as they lie: the group sends copies, and the communicator's hooks see these alone."""
+    if isinstance(given, torch.Tensor):
+        if given.layout is not torch.strided or not given.is_contiguous() or given.is_neg():
+            return True
+        return given.is_complex() and (reduces or given.is_conj())
+    return isinstance(given, (list, tuple)) and any(_needs_copy(one, reduces) for one in given)
 
 
 class _Facade:
@@ -37,6 +46,8 @@ class _Facade:
         return self.comm._finalized
 
     def _run(self, operation: str, arguments: tuple, async_op: bool, timeout: float | None, tag: int = 0) -> Any:
+        if _needs_copy(arguments, "reduce" in operation):
+            raise InvalidArgument(f"{operation}: a tensor is not contiguous, or not of what its memory holds")
         limit = timedelta(seconds=timeout) if timeout is not None else None
         # Messages on GPUs keep their order whatever their tags, as NCCL's.
         tagged = tag != 0 and self.comm.get_device().type == "cpu" and isinstance(self.comm._implementation, Native)
