@@ -19,5 +19,5 @@ python=$venv/bin/python
 "$python" -c 'import torch.distributed, torch._dynamo'
 run() { "$python" -m pytest -q -p no:cacheprovider "$@"; }
 run "$root/bindings/python/tests/"test_torch_*.py "$@"
-TOWLINE_TEST_PROCESS_GROUP=1 run "$root/bindings/python/tests/"test_torch_*.py "$@" # as torch before 2.15 has it
+TOWLINE_TEST_PROCESS_GROUP=1 run "$root/bindings/python/tests/"test_torch_*.py "$@" # as torch before 2.14 has it
 run "$root/compat/torchcomms/tests" "$@"

@@ -31,7 +31,7 @@ class Rank:
         from towline import _torch_group
 
         self.rank, self.size, self.folder = rank, size, folder
-        self.whole_group = not _torch_group.TAKES_BACKENDS  # torch before 2.15, or as if it were
+        self.whole_group = not _torch_group.TAKES_BACKENDS  # torch before 2.14, or as if it were
 
     def start(self, backend: str = "towline") -> None:
         dist.init_process_group(
@@ -299,7 +299,7 @@ import os, sys
 import torch, torch.distributed as dist
 from towline import _torch_group, collectives
 if not _torch_group.TAKES_BACKENDS:
-    import towline.torch_distributed  # torch before 2.15 does not look for it
+    import towline.torch_distributed  # torch before 2.14 does not look for it
 attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
 dist.init_process_group("towline")
 world = collectives.Communicator(timeout=60)  # meets in the agent's store as well, by itself

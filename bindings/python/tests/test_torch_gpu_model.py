@@ -64,7 +64,7 @@ def test_groups_of_some(ranks):
 
 @pytest.mark.parametrize("whole_group", ["0", "1"], ids=["backend", "process_group"])
 def test_groups_of_a_job_that_is_bound_to_a_device(monkeypatch, tmp_path, whole_group):
-    """As each torch takes it: before 2.15 the whole group is ours."""
+    """As each torch takes it: before 2.14 the whole group is ours."""
     monkeypatch.setenv("TOWLINE_TEST_PROCESS_GROUP", whole_group)
     ranks = Ranks(2, str(tmp_path), ranks_do.serve_on_model)
     try:
@@ -74,7 +74,7 @@ def test_groups_of_a_job_that_is_bound_to_a_device(monkeypatch, tmp_path, whole_
 
 
 def test_another_backend_for_gpus_is_refused_where_the_whole_group_is_ours(monkeypatch, tmp_path):
-    monkeypatch.setenv("TOWLINE_TEST_PROCESS_GROUP", "1")  # torch before 2.15
+    monkeypatch.setenv("TOWLINE_TEST_PROCESS_GROUP", "1")  # torch before 2.14
     ranks = Ranks(2, str(tmp_path), ranks_do.serve_on_model)
     try:
         told = ranks.run(ranks_do.another_backend_for_gpus)

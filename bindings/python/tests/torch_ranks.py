@@ -18,7 +18,7 @@ def serve(pipe, rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     torch_distributed.register()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if os.environ.get("TOWLINE_TEST_PROCESS_GROUP") == "1":  # as torch before 2.15 takes it
+    if os.environ.get("TOWLINE_TEST_PROCESS_GROUP") == "1":  # as torch before 2.14 takes it
         _torch_group.TAKES_BACKENDS = False
     start(rank, size, f"{folder}/first")
     obey(pipe, dist.group.WORLD)

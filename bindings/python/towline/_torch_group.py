@@ -487,7 +487,7 @@ class Operations:
         """The communicator for a GPU. Collective, if none has been used yet."""
         return self._gpus.of_all(index)
 
-    # As torch called them before 2.15.
+    # As torch called them before 2.14.
     alltoall_base = all_to_all_single
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
@@ -582,7 +582,7 @@ class _ProcessGroup(Operations, c10d.ProcessGroup):
         if other != NAME:
             raise _errors.Unsupported(
                 f'torch {torch.__version__} gives a backend made in Python the whole group, so "{asked}" has no {other} for GPUs: '
-                f'use "{NAME}" for both, a group of {other} beside this one (new_group), or torch 2.15 or later'
+                f'use "{NAME}" for both, a group of {other} beside this one (new_group), or torch 2.14 or later'
             )
 
     def _done(self, outputs: list[Any]) -> Any:
@@ -631,6 +631,6 @@ def create(options: Any, backend_options: Any = None) -> Operations:
         store=store,
         timeout=options.timeout.total_seconds(),
     )
-    # torch before 2.15 does not say which messages are issued together.
+    # torch before 2.14 does not say which messages are issued together.
     gpus = Communicators(communicator, store, in_pairs=TAKES_BACKENDS)
     return PythonBackend(communicator, gpus, options.process_group) if TAKES_BACKENDS else _ProcessGroup(communicator, gpus)

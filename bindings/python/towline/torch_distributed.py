@@ -1,7 +1,7 @@
 """torch.distributed over Towline.
 
-    import towline.torch_distributed            # torch before 2.15; later ones find it by themselves
-    torch.distributed.init_process_group(backend="towline")     # CPU and GPU; with 2.15 also "cpu:towline,cuda:nccl"
+    import towline.torch_distributed            # torch before 2.14; later ones find it by themselves
+    torch.distributed.init_process_group(backend="towline")     # CPU and GPU; with 2.14 also "cpu:towline,cuda:nccl"
 
 A group is `towline.collectives.Communicator`s that meet in torch's own store.
 """

@@ -444,7 +444,7 @@ def run(what, rank: int, folder: str) -> None:
 @pytest.mark.parametrize("what", [operations, beside, in_groups, windows, deregistered_early, reconfigured, hooked, logged, logged_batch, logged_again, late, late_unasked, late_and_reconfigured, ended_in_a_child, replayed, placed], ids=lambda what: what.__name__)
 def test_ranks(what, tmp_path):
     if what is in_groups and not _torch_group.TAKES_BACKENDS:
-        pytest.skip(f"torch {torch.__version__} takes no backend made in Python: 2.15 does")
+        pytest.skip(f"torch {torch.__version__} takes no backend made in Python: 2.14 does")
     ranks = [forked.process(run, what, rank, str(tmp_path)) for rank in range(SIZE)]
     for rank in ranks:
         rank.start()

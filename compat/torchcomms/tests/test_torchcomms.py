@@ -24,7 +24,7 @@ from torchcomms._comms import AllReducePreHookArgs, OpName, RedOpType, WorkStatu
 CPU = torch.device("cpu")
 
 in_process_groups = pytest.mark.skipif(
-    not _torch_group.TAKES_BACKENDS, reason=f"torch {torch.__version__} takes no backend made in Python: 2.15 does"
+    not _torch_group.TAKES_BACKENDS, reason=f"torch {torch.__version__} takes no backend made in Python: 2.14 does"
 )
 
 
@@ -683,5 +683,5 @@ def test_device_mesh_over_a_communicator():
 
 @pytest.mark.skipif(_torch_group.TAKES_BACKENDS, reason="torch takes backends made in Python")
 def test_torch_that_takes_no_such_backend_is_named(comm):
-    with pytest.raises(RuntimeError, match="from torch 2.15 on"):
+    with pytest.raises(RuntimeError, match="from torch 2.14 on"):
         torchcomms._comms._BackendWrapper(comm)

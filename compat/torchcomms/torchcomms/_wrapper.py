@@ -1,4 +1,4 @@
-"""A communicator as a backend of torch.distributed, which is how torch 2.15 uses torchcomms."""
+"""A communicator as a backend of torch.distributed, which is how torch 2.14 and later uses torchcomms."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class _BackendWrapper(_torch_group.PythonBackend):
         if not _torch_group.TAKES_BACKENDS:
             raise RuntimeError(
                 f"torch {torch.__version__} takes no backend made in Python: communicators join its process groups and "
-                'device meshes from torch 2.15 on; init_process_group(backend="towline") works with earlier ones'
+                'device meshes from torch 2.14 on; init_process_group(backend="towline") works with earlier ones'
             )
         _guard_logger()
         facade = _Facade(comm)
