@@ -584,11 +584,13 @@ Status Communicator::run(const towline_collective_t& call, const towline_collect
     if (Status status{}; perform_small(call, timeout_ns, text, status)) return status;
   }
   check_call(call);
+  const bool message = call.op == TOWLINE_COLLECTIVE_SEND || call.op == TOWLINE_COLLECTIVE_RECV;
+  if (message && cpu_ != nullptr && !hooked) return run_message(call, timeout_ns, text);
   const Deadline deadline = deadline_in(timeout_ns);
   const uint64_t op_id = next_op_id();
   if (hooked) call_hooks(TOWLINE_HOOK_PRE, &call, call.op, options, op_id, 0, nullptr, nullptr, false);
   Status status = Status::kOk;
-  if (call.op == TOWLINE_COLLECTIVE_SEND || call.op == TOWLINE_COLLECTIVE_RECV) {
+  if (message) {
     std::vector<std::unique_ptr<OwnedCall>> calls;
     calls.push_back(std::make_unique<OwnedCall>(call, options_.size));
     status = run_messages(std::move(calls), call.op, timeout_ns, deadline, op_id, text);

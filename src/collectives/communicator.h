@@ -179,10 +179,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                        Deadline deadline, uint64_t op_id);
   bool move_messages(Work& work, bool heeds_deadline = true);  // true if it has ended
   void wait_for_messages(Work& work, Deadline until);
+  // `move` makes progress, is told whether to heed the deadline, and is true once there is an outcome.
+  template <typename Move>
+  void wait_until_moved(const Move& move, uint32_t op, Deadline deadline, Deadline until);
+  // A blocking send or receive on the CPU backend of one host, without hooks.
+  Status run_message(const towline_collective_t& call, uint64_t timeout_ns, std::string& text);
   Status run_messages(std::vector<std::unique_ptr<OwnedCall>> calls, uint32_t op, uint64_t timeout_ns,
                       Deadline deadline, uint64_t op_id, std::string& text);
   void serve_messages();
   void watch_messages(Work* work);
+  void time_out(const towline_collective_t& message);
 
   void call_hooks(uint32_t kind, const towline_collective_t* call, uint32_t op,
                   const towline_collective_options_t* options, uint64_t op_id, int32_t status, Work* work,
@@ -199,7 +205,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::vector<std::vector<int>> hosts_;  // the ranks of each, where GPUs of several work together
   towline_collective_host_v1_t host_ = {};
   towline_collective_backend* backend_ = nullptr;
-  CpuBackend* cpu_ = nullptr;  // performs small operations; null: the table does
+  CpuBackend* cpu_ = nullptr;  // performs small operations and blocking messages; null: the table does
   const uint64_t forks_;
   towline_communicator_t* handle_ = nullptr;
   std::atomic<uint64_t> timeout_ns_;

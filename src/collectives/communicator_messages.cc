@@ -5,11 +5,14 @@
 #include "base/sync/spin.h"
 #include "collectives/calls/types.h"
 #include "collectives/communicator.h"
+#include "collectives/cpu_backend.h"
 #include "collectives/interrupt.h"
 
 namespace towline::collectives {
 namespace {
 
+constexpr uint32_t kQuickLooks = 8;
+constexpr uint32_t kLooksATest = 16;  // so often another thread's doing is looked for
 constexpr uint64_t kYieldNs = 100 * kMicrosecondNs;
 // The interval at which works on streams are checked while nobody waits for them.
 constexpr std::chrono::milliseconds kStreamLook{1};
@@ -63,7 +66,6 @@ bool Communicator::move_messages(Work& work, bool heeds_deadline) {
   }
   std::string text;
   Status outcome = Status::kOk;
-  std::string pending;
   for (size_t i = 0; i < work.messages.size(); ++i) {
     if (work.messages[i] == nullptr) continue;
     const int32_t status = table_->message_test(backend_, work.messages[i]);
@@ -86,10 +88,8 @@ bool Communicator::move_messages(Work& work, bool heeds_deadline) {
   }
   if (outcome == Status::kInProgress && heeds_deadline && !work.streamed &&
       work.deadline().passed(monotonic_now_ns())) {
-    for (size_t i = 0; i < work.messages.size(); ++i)
-      if (work.messages[i] != nullptr && pending.empty()) pending = describe(work.batch[i]->get());
-    const std::string late = fmt::format("rank {} timed out in {}", options_.rank, pending);
-    table_->abort(backend_, TOWLINE_TIMED_OUT, late.c_str());
+    const auto pending = std::ranges::find_if(work.messages, [](const auto* one) { return one != nullptr; });
+    time_out(work.batch[static_cast<size_t>(pending - work.messages.begin())]->get());
     return false;  // the next test returns the agreed reason
   }
   if (outcome == Status::kInProgress) return false;
@@ -105,24 +105,72 @@ bool Communicator::move_messages(Work& work, bool heeds_deadline) {
   return true;
 }
 
-void Communicator::wait_for_messages(Work& work, Deadline until) {
-  if (move_messages(work) || until.passed(monotonic_now_ns())) return;
-  // Some ten microseconds, in which reading the clock would take as long as everything else.
+template <typename Move>
+void Communicator::wait_until_moved(const Move& move, uint32_t op, Deadline deadline, Deadline until) {
+  // Some ten microseconds, in which reading the clock would take as long as everything else, and a first few looks
+  // without the pause that would take as long as a small message.
   for (uint32_t turn = 0; turn < 1000; ++turn) {
-    if (move_messages(work, false)) return;
-    cpu_pause();
+    if (move(false)) return;
+    if (turn >= kQuickLooks) cpu_pause();
   }
   const uint64_t began = monotonic_now_ns();
   for (uint64_t now = began; now - began < kYieldNs; now = monotonic_now_ns()) {
-    if (move_messages(work) || until.passed(now)) return;
+    if (move(true) || until.passed(now)) return;
     sched_yield();
   }
-  while (!move_messages(work)) {
+  while (!move(true)) {
     const uint64_t now = monotonic_now_ns();
     if (until.passed(now)) return;
-    if (Interrupt::asked()) interrupt(op_name(work.op()));
-    table_->message_wait(backend_, std::min({until.ns(), work.deadline().ns(), now + 100 * kMillisecondNs}));
+    if (Interrupt::asked()) interrupt(op_name(op));
+    table_->message_wait(backend_, std::min({until.ns(), deadline.ns(), now + 100 * kMillisecondNs}));
   }
+}
+
+void Communicator::wait_for_messages(Work& work, Deadline until) {
+  if (move_messages(work) || until.passed(monotonic_now_ns())) return;
+  wait_until_moved([&](bool heeds_deadline) { return move_messages(work, heeds_deadline); }, work.op(),
+                   work.deadline(), until);
+}
+
+Status Communicator::run_message(const towline_collective_t& call, uint64_t timeout_ns, std::string& text) {
+  // Whatever happens, the engine has no message here once this returns.
+  struct Started {
+    MessageEngine& engine;
+    Message message;
+    bool over = false;
+    ~Started() {
+      if (!over) engine.forget(message);
+    }
+  };
+  const uint64_t record = recorder_.issue_at(recorder_.now(), &call, call.op, next_op_id(), timeout_ns, true);
+  Started started{cpu_->messages(), message_of(call)};
+  Status status = started.engine.run(started.message);
+  if (status == Status::kInProgress) {
+    const Deadline deadline = deadline_in(timeout_ns);
+    uint32_t looks = 0;
+    const auto move = [&](bool heeds_deadline) {
+      if (!heeds_deadline && ++looks % kLooksATest != 0 && !started.engine.may_move(started.message))
+        return false;
+      status = started.engine.test(started.message);
+      if (status != Status::kInProgress) return true;
+      // The next test returns the agreed reason.
+      if (heeds_deadline && deadline.passed(monotonic_now_ns())) time_out(call);
+      return false;
+    };
+    wait_until_moved(move, call.op, deadline, Deadline::never());
+  }
+  started.over = status == Status::kOk;
+  recorder_.end(record, status);
+  if (is_error(status)) {
+    text = cpu_->breaker().breakage().text;
+    after_failure(status, text);
+  }
+  return status;
+}
+
+void Communicator::time_out(const towline_collective_t& message) {
+  const std::string text = fmt::format("rank {} timed out in {}", options_.rank, describe(message));
+  table_->abort(backend_, TOWLINE_TIMED_OUT, text.c_str());
 }
 
 Status Communicator::run_messages(std::vector<std::unique_ptr<OwnedCall>> calls, uint32_t op,

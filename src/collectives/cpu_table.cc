@@ -49,14 +49,7 @@ int32_t perform(towline_collective_backend* self, const towline_collective_t* ca
 int32_t message_start(towline_collective_backend* self, const towline_collective_t* call,
                       towline_collective_message** message) {
   return guarded(self->host, [&] {
-    auto* made = new towline_collective_message;
-    made->message.is_send = call->op == TOWLINE_COLLECTIVE_SEND;
-    made->message.peer = call->root;
-    made->message.tag = call->tag;
-    made->message.datatype = call->datatype;
-    made->message.data =
-        static_cast<uint8_t*>(made->message.is_send ? const_cast<void*>(call->input) : call->output);
-    made->message.bytes = call->count * datatype_bytes(call->datatype);
+    auto* made = new towline_collective_message{message_of(*call)};
     self->backend.messages().start(made->message);
     *message = made;
     return Status::kOk;

@@ -26,7 +26,7 @@ bool is_message(uint32_t op) {
 }  // namespace
 
 uint64_t FlightRecorder::issue_at(uint64_t when, const towline_collective_t* call, uint32_t op,
-                                  uint64_t op_id, uint64_t timeout_ns) noexcept {
+                                  uint64_t op_id, uint64_t timeout_ns, bool started) noexcept {
   if (entries_.empty()) return 0;
   const Guard guard(lock_);
   const uint64_t record = ++recorded_;
@@ -35,7 +35,7 @@ uint64_t FlightRecorder::issue_at(uint64_t when, const towline_collective_t* cal
   entry.outcome.store(0, std::memory_order_relaxed);
   entry.ended.store(0, std::memory_order_relaxed);
   entry.created = when;
-  entry.started = 0;
+  entry.started = started ? when : 0;
   entry.op_id = op_id;
   entry.sequence = is_message(op) ? ++messages_ : ++collectives_;
   entry.count = call != nullptr ? call->count : 0;

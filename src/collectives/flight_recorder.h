@@ -33,7 +33,7 @@ class FlightRecorder {
   uint64_t now() const noexcept { return clock_.now(); }
   bool by_ticks() const noexcept { return clock_.by_ticks(); }
   uint64_t issue_at(uint64_t when, const towline_collective_t* call, uint32_t op, uint64_t op_id,
-                    uint64_t timeout_ns) noexcept;
+                    uint64_t timeout_ns, bool started = false) noexcept;
   void start_at(uint64_t when, uint64_t record) noexcept;
   void end_at(uint64_t when, uint64_t record, Status status) noexcept;
   void reset() noexcept;

@@ -9,6 +9,17 @@
 
 namespace towline::collectives {
 
+Message message_of(const towline_collective_t& call) {
+  Message message;
+  message.is_send = call.op == TOWLINE_COLLECTIVE_SEND;
+  message.peer = call.root;
+  message.tag = call.tag;
+  message.datatype = call.datatype;
+  message.data = static_cast<uint8_t*>(message.is_send ? const_cast<void*>(call.input) : call.output);
+  message.bytes = call.count * datatype_bytes(call.datatype);
+  return message;
+}
+
 MessageEngine::MessageEngine(int rank, int size, Open open, Breaker& breaker)
     : rank_(rank), open_(std::move(open)), breaker_(breaker), peers_(static_cast<size_t>(size)) {}
 
@@ -16,12 +27,10 @@ void MessageEngine::activate(int rank) {
   if (std::ranges::find(active_, rank) == active_.end()) active_.push_back(rank);
 }
 
-void MessageEngine::start(Message& message) {
-  const std::lock_guard lock(mutex_);
+void MessageEngine::add(Message& message) {
   message.order = started_++;
   if (message.peer == kAnyPeer) {
     any_.push_back(&message);
-    for (size_t rank = 0; rank < peers_.size(); ++rank) activate(static_cast<int>(rank));
     return;
   }
   Peer& peer = peers_[static_cast<size_t>(message.peer)];
@@ -29,7 +38,41 @@ void MessageEngine::start(Message& message) {
     peer.sends.push_back(&message);
   else
     peer.receives.push_back(&message);
-  activate(message.peer);
+}
+
+void MessageEngine::activate(const Message& message) {
+  if (message.peer != kAnyPeer) return activate(message.peer);
+  for (size_t rank = 0; rank < peers_.size(); ++rank) activate(static_cast<int>(rank));
+}
+
+void MessageEngine::start(Message& message) {
+  const std::lock_guard lock(mutex_);
+  add(message);
+  activate(message);
+}
+
+Status MessageEngine::run(Message& message) {
+  if (breaker_.broken()) return breaker_.status();
+  const std::lock_guard lock(mutex_);
+  add(message);
+  if (message.peer != kAnyPeer) {
+    Peer& peer = peers_[static_cast<size_t>(message.peer)];
+    if (peer.channel == nullptr) peer.channel = open_(message.peer);
+    if (peer.channel != nullptr) {
+      if (message.is_send)
+        move_out(peer);
+      else
+        move_in(message.peer, peer);
+    }
+  }
+  if (message.ended) {
+    tell(message);
+    return Status::kOk;
+  }
+  if (message.peer != kAnyPeer && message.peer != rank_)
+    message.channel = peers_[static_cast<size_t>(message.peer)].channel.get();
+  activate(message);
+  return breaker_.broken() ? breaker_.status() : Status::kInProgress;
 }
 
 Status MessageEngine::test(Message& message) {
@@ -37,18 +80,21 @@ Status MessageEngine::test(Message& message) {
   const std::lock_guard lock(mutex_);
   while (!message.ended && move()) {
   }
-  if (message.ended) return Status::kOk;
+  if (message.ended) {
+    tell(message);
+    return Status::kOk;
+  }
   return breaker_.broken() ? breaker_.status() : Status::kInProgress;
 }
 
 void MessageEngine::forget(Message& message) {
   const std::lock_guard lock(mutex_);
-  if (message.ended) return;
-  any_.remove(&message);
+  if (message.ended) return tell(message);
+  std::erase(any_, &message);
   if (message.peer == kAnyPeer) return;
   Peer& peer = peers_[static_cast<size_t>(message.peer)];
   std::erase(peer.sends, &message);
-  peer.receives.remove(&message);
+  std::erase(peer.receives, &message);
   if (peer.target == &message) {  // drop the rest of it
     peer.target = nullptr;
     peer.arriving.resize(peer.wire.bytes);
@@ -57,6 +103,7 @@ void MessageEngine::forget(Message& message) {
 
 bool MessageEngine::ready(std::vector<int>& read_fds, std::vector<int>& write_fds) {
   const std::lock_guard lock(mutex_);
+  if (untold_ != 0) return true;
   for (const int rank : active_) {
     Peer& peer = peers_[static_cast<size_t>(rank)];
     if (peer.channel == nullptr) continue;  // that rank has not connected yet
@@ -65,7 +112,7 @@ bool MessageEngine::ready(std::vector<int>& read_fds, std::vector<int>& write_fd
       if (peer.channel->fd() >= 0) write_fds.push_back(peer.channel->fd());
     }
     if (receives(peer)) {
-      if (peer.channel->can_read()) return true;
+      if (peer.ahead_begin != peer.ahead_end || peer.channel->can_read()) return true;
       if (peer.channel->fd() >= 0) read_fds.push_back(peer.channel->fd());
     }
   }
@@ -119,7 +166,7 @@ bool MessageEngine::move_out(Peer& peer) {
       moved |= n != 0;
       if (message.done - sizeof wire < message.bytes) break;
     }
-    message.ended = true;
+    end(message);
     moved = true;
     peer.sends.pop_front();
   }
@@ -130,8 +177,8 @@ bool MessageEngine::move_in(int rank, Peer& peer) {
   bool moved = take_kept(peer, rank);
   while (receives(peer) && !breaker_.broken()) {
     if (peer.wire_bytes < sizeof peer.wire) {
-      const size_t n = peer.channel->read(reinterpret_cast<uint8_t*>(&peer.wire) + peer.wire_bytes,
-                                          sizeof peer.wire - peer.wire_bytes);
+      const size_t n = read(peer, reinterpret_cast<uint8_t*>(&peer.wire) + peer.wire_bytes,
+                            sizeof peer.wire - peer.wire_bytes);
       peer.wire_bytes += n;
       moved |= n != 0;
       if (peer.wire_bytes < sizeof peer.wire) return moved;
@@ -139,7 +186,7 @@ bool MessageEngine::move_in(int rank, Peer& peer) {
     if (!peer.accepted && !accept(rank, peer)) return moved;
     uint8_t* const to = peer.target != nullptr ? peer.target->data : peer.arriving.data();
     if (peer.arrived < peer.wire.bytes) {
-      const size_t n = peer.channel->read(to + peer.arrived, peer.wire.bytes - peer.arrived);
+      const size_t n = read(peer, to + peer.arrived, peer.wire.bytes - peer.arrived);
       peer.arrived += n;
       moved |= n != 0;
       if (peer.arrived < peer.wire.bytes) return moved;
@@ -148,6 +195,18 @@ bool MessageEngine::move_in(int rank, Peer& peer) {
     moved = true;
   }
   return moved;
+}
+
+size_t MessageEngine::read(Peer& peer, uint8_t* to, size_t bytes) {
+  if (peer.ahead_begin == peer.ahead_end) {
+    if (bytes >= peer.ahead.size()) return peer.channel->read(to, bytes);
+    peer.ahead_begin = 0;
+    peer.ahead_end = peer.channel->read(peer.ahead.data(), peer.ahead.size());
+  }
+  const size_t count = std::min(bytes, peer.ahead_end - peer.ahead_begin);
+  std::memcpy(to, peer.ahead.data() + peer.ahead_begin, count);
+  peer.ahead_begin += count;
+  return count;
 }
 
 // The oldest receive that matches a rank's next message with this tag; from here on it belongs to that rank.
@@ -192,9 +251,9 @@ bool MessageEngine::take_kept(Peer& peer, int rank) {
     copy_bytes(message->data, kept->data.data(), message->bytes);
     peer.kept_bytes -= message->bytes;
     kept = peer.kept.erase(kept);
-    message->ended = true;
+    end(*message);
     moved = true;
-    peer.receives.remove(message);
+    std::erase(peer.receives, message);
   }
   return moved;
 }
@@ -220,8 +279,8 @@ void MessageEngine::finish_in(int rank, Peer& peer) {
   peer.wire_bytes = 0;
   peer.accepted = false;
   if (peer.target != nullptr) {
-    peer.target->ended = true;
-    peer.receives.remove(peer.target);
+    end(*peer.target);
+    std::erase(peer.receives, peer.target);
     peer.target = nullptr;
     return;
   }

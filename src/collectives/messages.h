@@ -5,16 +5,18 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/sync/light_lock.h"
 #include "collectives/breaker.h"
+#include "towline/collectives.h"
 #include "towline/status.h"
 
 namespace towline::collectives {
@@ -25,7 +27,7 @@ class Channel {
   virtual ~Channel() = default;
   virtual size_t write(const void* data, size_t bytes) = 0;  // returns how many were written
   virtual size_t read(void* data, size_t bytes) = 0;         // returns how many were read
-  virtual bool can_write() = 0;
+  virtual bool can_write() = 0;                              // between ranks also without the lock
   virtual bool can_read() = 0;
   // The descriptor to poll; -1 for memory, or if not connected yet.
   virtual int fd() const { return -1; }
@@ -61,9 +63,14 @@ struct Message {
   uint64_t bytes = 0;
   uint64_t done = 0;  // bytes of the header, then of the data
   bool ended = false;
-  uint64_t order = 0;  // position among all started messages
+  bool told = false;           // that it has ended, to who started it
+  uint64_t order = 0;          // position among all started messages
+  Channel* channel = nullptr;  // to its rank, if that is known, another one and connected
 };
 constexpr int kAnyPeer = -1;
+
+// The message of a checked send or receive.
+Message message_of(const towline_collective_t& call);
 
 // Any thread.
 class MessageEngine {
@@ -73,11 +80,21 @@ class MessageEngine {
   MessageEngine(int rank, int size, Open open, Breaker& breaker);
 
   void start(Message& message);
+  // Starts it and looks once whether it can end at once; then as test. The caller forgets a message that has not ended,
+  // also if this throws.
+  Status run(Message& message);
   // Makes progress on all messages; kInProgress, kOk, or why the communicator broke.
   Status test(Message& message);
+  // Whether a test may find more than the last one did. Takes no lock, so it may miss what another thread has done since:
+  // test now and then all the same. Only after run or test.
+  bool may_move(const Message& message) const {
+    Channel* const channel = message.channel;
+    return channel == nullptr || (message.is_send ? channel->can_write() : channel->can_read());
+  }
   // Removes a message that has not ended; after this its memory is not used any more.
   void forget(Message& message);
-  // True if test would make progress. Otherwise appends the descriptors to poll.
+  // True if test would make progress, or would say of a message that another one's test has ended it. Otherwise appends
+  // the descriptors to poll.
   bool ready(std::vector<int>& read_fds, std::vector<int>& write_fds);
 
  private:
@@ -87,7 +104,8 @@ class MessageEngine {
     uint32_t datatype;
     uint32_t reserved;
   };
-  static constexpr uint64_t kWithHeader = 256;  // up to here a message goes to the channel in one piece
+  static constexpr uint64_t kWithHeader = 256;  // up to here a message goes through the channel in one piece
+  static constexpr size_t kPiece = sizeof(Wire) + kWithHeader;
   struct Kept {
     Wire wire;
     std::vector<uint8_t> data;
@@ -95,9 +113,13 @@ class MessageEngine {
   struct Peer {
     std::unique_ptr<Channel> channel;
     std::deque<Message*> sends;
-    std::list<Message*> receives;
+    std::vector<Message*> receives;
     std::deque<Kept> kept;
     uint64_t kept_bytes = 0;
+    // What was read beyond what was asked for, so that a small message is read in one piece.
+    std::array<uint8_t, kPiece> ahead;
+    size_t ahead_begin = 0;
+    size_t ahead_end = 0;
     // The message that is arriving.
     Wire wire = {};
     uint64_t wire_bytes = 0;    // of the header
@@ -110,10 +132,21 @@ class MessageEngine {
   static constexpr uint64_t kMostKept = 64u << 20;
   static constexpr std::size_t kMostKeptMessages = 1u << 20;
 
+  void add(Message& message);
+  void end(Message& message) {
+    message.ended = true;
+    ++untold_;
+  }
+  void tell(Message& message) {
+    if (!message.told) --untold_;
+    message.told = true;
+  }
   bool move();
   bool move_out(Peer& peer);
   bool move_in(int rank, Peer& peer);
+  size_t read(Peer& peer, uint8_t* to, size_t bytes);
   void activate(int rank);
+  void activate(const Message& message);  // the ranks that it may go to or come from
   bool receives(const Peer& peer) const { return !peer.receives.empty() || !any_.empty(); }
   Message* match(Peer& peer, int rank, uint64_t tag);
   bool fits(const Wire& wire, int rank, const Message& message);
@@ -124,11 +157,12 @@ class MessageEngine {
   const int rank_;
   const Open open_;
   Breaker& breaker_;
-  std::mutex mutex_;
+  LightLock mutex_;
   std::vector<Peer> peers_;
-  std::vector<int> active_;  // peers with something to move
-  std::list<Message*> any_;  // receives from any rank
+  std::vector<int> active_;    // peers with something to move
+  std::vector<Message*> any_;  // receives from any rank
   uint64_t started_ = 0;
+  uint64_t untold_ = 0;  // messages that have ended, and test has not said so
 };
 
 }  // namespace towline::collectives

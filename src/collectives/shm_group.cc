@@ -89,6 +89,7 @@ ShmGroup::ShmGroup(Mapping mapping, int index, std::vector<int> ranks, const Shm
       settings_(settings),
       share_bytes_(settings.stage_bytes / ranks_.size() / kCacheLineBytes * kCacheLineBytes),
       breaker_(breaker),
+      tails_seen_(ranks_.size()),
       pauses_(kMostPauses),
       token_(random_u64()),
       sources_(ranks_.size()),
@@ -413,18 +414,46 @@ uint64_t ShmGroup::filled(int from, int to, uint64_t head, uint64_t tail) noexce
   return settings_.channel_bytes + 1;
 }
 
+void ShmGroup::put_beside(Ring& ring, uint64_t from, const void* data, size_t bytes) noexcept {
+  uint64_t words[kBesideWords] = {};
+  if (bytes > sizeof words) return;  // what is there has an older position
+  std::memcpy(words, data, bytes);
+  ring.beside_from.store(0, std::memory_order_relaxed);
+  for (size_t i = 0; i * sizeof *words < bytes; ++i)
+    ring.beside[i].store(words[i], std::memory_order_release);
+  ring.beside_from.store(from + 1, std::memory_order_release);
+}
+
+bool ShmGroup::take_beside(const Ring& ring, uint64_t from, void* to, size_t bytes) noexcept {
+  uint64_t words[kBesideWords];
+  if (bytes > sizeof words || ring.beside_from.load(std::memory_order_acquire) != from + 1) return false;
+  for (size_t i = 0; i * sizeof *words < bytes; ++i)
+    words[i] = ring.beside[i].load(std::memory_order_acquire);
+  if (ring.beside_from.load(std::memory_order_relaxed) != from + 1) return false;
+  std::memcpy(to, words, bytes);
+  return true;
+}
+
 size_t ShmGroup::channel_write(int to, const void* data, size_t bytes) noexcept {
   Ring& ring = this->ring(index_, to);
   uint8_t* base = ring_data(index_, to);
   const uint64_t head = ring.head.load(std::memory_order_relaxed);
-  const uint64_t used = filled(index_, to, head, ring.tail.load(std::memory_order_acquire));
-  if (used > settings_.channel_bytes) return 0;
+  // The reader's position is looked at where the last one seen leaves too little room: its line is the reader's.
+  uint64_t& tail = tails_seen_[static_cast<size_t>(to)];
+  uint64_t used = head - tail;
+  if (used > settings_.channel_bytes || bytes > settings_.channel_bytes - used) {
+    const uint64_t now = ring.tail.load(std::memory_order_acquire);
+    used = filled(index_, to, head, now);
+    if (used > settings_.channel_bytes) return 0;
+    tail = now;
+  }
   const uint64_t count = std::min<uint64_t>(bytes, settings_.channel_bytes - used);
   if (count == 0) return 0;
   const uint64_t at = head % settings_.channel_bytes;
   const uint64_t until_end = std::min(count, settings_.channel_bytes - at);
   copy_bytes(base + at, data, until_end);
   copy_bytes(base, static_cast<const uint8_t*>(data) + until_end, count - until_end);
+  put_beside(ring, head, data, count);
   ring.head.store(head + count, std::memory_order_release);
   notify();
   return count;
@@ -438,10 +467,12 @@ size_t ShmGroup::channel_read(int from, void* data, size_t bytes) noexcept {
   if (there > settings_.channel_bytes) return 0;
   const uint64_t count = std::min<uint64_t>(bytes, there);
   if (count == 0) return 0;
-  const uint64_t at = tail % settings_.channel_bytes;
-  const uint64_t until_end = std::min(count, settings_.channel_bytes - at);
-  copy_bytes(data, base + at, until_end);
-  copy_bytes(static_cast<uint8_t*>(data) + until_end, base, count - until_end);
+  if (count != there || !take_beside(ring, tail, data, count)) {
+    const uint64_t at = tail % settings_.channel_bytes;
+    const uint64_t until_end = std::min(count, settings_.channel_bytes - at);
+    copy_bytes(data, base + at, until_end);
+    copy_bytes(static_cast<uint8_t*>(data) + until_end, base, count - until_end);
+  }
   ring.tail.store(tail + count, std::memory_order_release);
   notify();
   return count;

@@ -158,10 +158,16 @@ class ShmGroup {
     alignas(128) std::atomic<uint64_t> done;  // done with every phase up to this
     std::atomic<uint32_t> left;
   };
+  static constexpr size_t kBesideWords = 6;
   struct alignas(128) Ring {
     alignas(128) std::atomic<uint64_t> head;  // total bytes written
+    // The bytes of the last write if they fit, also: a small message reaches its reader in the line that tells of it.
+    // Valid while `beside_from` is the position where that write began, plus one; 0 while they change.
+    std::atomic<uint64_t> beside_from;
+    std::atomic<uint64_t> beside[kBesideWords];
     alignas(128) std::atomic<uint64_t> tail;  // total bytes read
   };
+  static_assert(sizeof(Ring) == 256);
   struct Front {
     alignas(128) std::atomic<uint32_t> state;  // 0 intact, 1 being broken, 2 broken
     std::atomic<uint32_t> leavers;
@@ -174,6 +180,9 @@ class ShmGroup {
   Front& front() const noexcept { return *reinterpret_cast<Front*>(mapping_.address()); }
   RankBlock& block(int index) const noexcept { return blocks_[index]; }
   Ring& ring(int from, int to) const noexcept { return rings_[from * size() + to]; }
+  static void put_beside(Ring& ring, uint64_t from, const void* data, size_t bytes) noexcept;
+  // False: they are not there; `to` may have been written to.
+  static bool take_beside(const Ring& ring, uint64_t from, void* to, size_t bytes) noexcept;
   uint8_t* ring_data(int from, int to) const noexcept {
     return ring_data_ + static_cast<uint64_t>(from * size() + to) * settings_.channel_bytes;
   }
@@ -324,6 +333,7 @@ class ShmGroup {
   uint64_t last_lockstep_ = 0;  // the phase of lockstep that was completed last
   uint64_t all_done_ = 0;       // every other rank is done with phases up to this, and knows it of this rank
   uint64_t told_done_ = 0;
+  std::vector<uint64_t> tails_seen_;  // of the rings to the others, by those; under the lock of who writes
   // Total bytes given by any rank, the same count on all ranks: now, at the end of each phase (by phase
   // number modulo kLines), and when this rank last published what it is done with.
   uint64_t given_bytes_ = 0;

@@ -77,6 +77,28 @@ TEST(Small, ACallLikeTheLastOneReadsItsDataAnew) {
   });
 }
 
+// Several at once, of which a receiver reads ahead, and one by one.
+TEST(Small, MessagesOfAllLengthsArriveInOrder) {
+  run_ranks(World{}, [](Communicator& ranks) {
+    std::vector<uint8_t> data(600);
+    const auto message = [&](uint64_t bytes) {
+      auto call = call_of(ranks.rank() == 0 ? TOWLINE_COLLECTIVE_SEND : TOWLINE_COLLECTIVE_RECV,
+                          TOWLINE_UINT8, bytes, data.data(), data.data());
+      call.root = 1 - ranks.rank();
+      for (uint64_t i = 0; i < bytes; ++i)
+        data[i] = ranks.rank() == 0 ? static_cast<uint8_t>(bytes + i) : uint8_t{0};
+      do_run(ranks, call);
+      for (uint64_t i = 0; i < bytes; ++i) ASSERT_EQ(data[i], static_cast<uint8_t>(bytes + i)) << bytes;
+    };
+    for (const uint64_t together : {1u, 3u, 40u}) {
+      for (uint64_t bytes = 0; bytes < data.size(); ++bytes) {
+        message(bytes);
+        if (bytes % together == 0) do_barrier(ranks);
+      }
+    }
+  });
+}
+
 TEST(Small, EveryNumberOfBytesThatFitsALineArrives) {
   run_ranks(World{}, [](Communicator& ranks) {
     for (uint64_t bytes = 0; bytes <= 40; ++bytes) {

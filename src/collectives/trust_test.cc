@@ -4,6 +4,7 @@
 #include <poll.h>
 
 #include <atomic>
+#include <random>
 
 #include "base/os/memfd.h"
 #include "base/os/stream.h"
@@ -138,6 +139,33 @@ TEST(SharedMemory, ARingThatSaysItIsEmptierThanEmptyIsNotWritten) {
   const std::vector<uint8_t> much(100'000, 1);
   EXPECT_EQ(pair.groups[0]->channel_write(1, much.data(), much.size()), 0u);
   EXPECT_EQ(pair.breakers[0].status(), Status::kProtocol);
+}
+
+// Short ones also lie beside the ring's position, and are valid there until the next.
+TEST(SharedMemory, WritesOfAllLengthsAreReadInOrder) {
+  Pair pair;
+  uint8_t next = 0;
+  uint8_t expected = 0;
+  uint64_t unread = 0;
+  std::vector<uint8_t> data;
+  std::vector<uint8_t> taken;
+  std::mt19937 random(1);
+  for (int round = 0; round < 20'000; ++round) {
+    if (random() % 2 == 0) {
+      data.resize(1 + random() % (random() % 8 == 0 ? 3000 : 60));
+      for (uint8_t& byte : data) byte = next++;
+      const size_t written = pair.groups[0]->channel_write(1, data.data(), data.size());
+      ASSERT_EQ(written, std::min(data.size(), 8192 - unread));
+      next = static_cast<uint8_t>(next - (data.size() - written));
+      unread += written;
+    } else {
+      taken.assign(random() % 2 == 0 ? 280 : 1 + random() % 60, 0);
+      const size_t read = pair.groups[1]->channel_read(0, taken.data(), taken.size());
+      ASSERT_EQ(read, std::min(taken.size(), unread));
+      for (size_t i = 0; i < read; ++i) ASSERT_EQ(taken[i], expected++) << round;
+      unread -= read;
+    }
+  }
 }
 
 TEST(SharedMemory, APlaceOutsideOfWhatARankGaveIsNotRead) {
