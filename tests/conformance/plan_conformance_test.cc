@@ -345,7 +345,7 @@ TEST_P(GroupTest, AGroupThatIsNeverClosedEndsByItsDeadline) {
   const std::vector<Plan> plans = layers();
   EXPECT_EQ(plans[0].post().wait(20s),
             Status::kOk);  // the connection is there: the member will be done in time
-  const Group group = left_->group({.notice = "never sent", .deadline = 100ms});
+  const Group group = left_->group({.notice = "never sent", .deadline = 300ms});
   add(group, plans[0]);
   EXPECT_EQ(group.wait(20s), Status::kTimedOut);
   EXPECT_NE(group.error().find("it was not closed"), std::string::npos) << group.error();

@@ -135,7 +135,7 @@ TEST_F(NixlPluginTest, AnEngineThatCompletesARequestTwiceIsHeardOnce) {
 TEST_F(NixlPluginTest, AnAgentThatEndsWithARequestOpenReleasesIt) {
   const int before = alive();
   {
-    const auto agent = make_agent("timeout = \"100ms\"\n");
+    const auto agent = make_agent("timeout = \"500ms\"\n");
     const Region memory = agent->register_memory(dram(memory_.data(), kBytes));
     const Region file = agent->register_storage(place_.uri("file"));
     const Transfer read = reading(*agent, file);

@@ -177,12 +177,12 @@ TEST_P(VendorTest, ALibraryThatStallsEndsTransfersByTheirDeadlineAndServesAgain)
   const Region memory =
       agent->register_memory(dram(memory_.data(), memory_.size()), {.access = Access::kAll});
   const Region file = agent->register_storage(place_.uri("file"));
-  const Transfer read = transfer(*agent, Op::read, file, {.timeout = 200ms});
+  const Transfer read = transfer(*agent, Op::read, file, {.timeout = 1s});
   fake_.hold(true);
   const auto begin = std::chrono::steady_clock::now();
   ASSERT_EQ(read.post(), Status::kInProgress);
   EXPECT_EQ(read.wait(30s), Status::kTimedOut);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s);
   EXPECT_NE(read.wait_fenced(Fence::kBoth, 10ms), Status::kOk) << "the library still has the memory";
   fake_.hold(false);
   EXPECT_EQ(read.wait_fenced(Fence::kBoth, 30s), Status::kOk);

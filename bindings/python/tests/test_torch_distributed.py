@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: scripts/torch-cpu makes an environment with it")
 dist = torch.distributed
 
+import torch_layout_ranks as layout_ranks_do  # noqa: E402
 import torch_ranks as ranks_do  # noqa: E402
-import torch_sparse_ranks as sparse_ranks_do  # noqa: E402
 from collective_ranks import Ranks  # noqa: E402
 from towline import _torch_group  # noqa: E402
 
@@ -65,9 +65,9 @@ def test_training(ranks, what):
     ranks.run(getattr(ranks_do, what))
 
 
-@pytest.mark.parametrize("what", ["sparse", "sparse_data_parallel"])
-def test_sparse_tensors(ranks, what):
-    ranks.run(getattr(sparse_ranks_do, what))
+@pytest.mark.parametrize("what", ["sparse", "sparse_data_parallel", "expanded"])
+def test_layouts(ranks, what):
+    ranks.run(getattr(layout_ranks_do, what))
 
 
 def test_device_mesh(ranks):

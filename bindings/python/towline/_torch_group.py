@@ -176,6 +176,21 @@ def _copy_back(outputs: Any, dense: Any) -> None:
             outputs.copy_(came)
 
 
+def _written(outputs: Any, dense: Any, same_where_shared: bool) -> tuple[Any, Any]:
+    """What is copied back at the end: the outputs, and what travels for them. Elements that share memory are copied once."""
+    if isinstance(outputs, (list, tuple)):
+        pairs = [_written(output, one, same_where_shared) for output, one in zip(outputs, dense)]
+        return [output for output, _ in pairs], [one for _, one in pairs]
+    if not isinstance(outputs, torch.Tensor):
+        return outputs, dense
+    shared = [dim for dim in range(outputs.dim()) if outputs.stride(dim) == 0 and outputs.size(dim) > 1]
+    if shared and not same_where_shared:
+        raise _errors.InvalidArgument("can't write into an expanded tensor, whose elements share memory; clone it first")
+    for dim in shared:
+        outputs, dense = outputs.narrow(dim, 0, 1), dense.narrow(dim, 0, 1)
+    return outputs, dense
+
+
 def _last_of(works: Any) -> Any:
     """Operations that run in order, of which one that fails fails all behind it: the last one speaks for all."""
     made = list(works)
@@ -226,7 +241,7 @@ class Operations:
         how["timeout"] = _seconds(options)
         if on_gpu:
             how["stream"] = gpu.stream(index)
-        copy = None if into is None else (into, output)
+        copy = None if into is None else self._written(name, how, into, output)
         operation = getattr(communicator, name)
         try:
             work = operation(output, *inputs, **how)
@@ -238,7 +253,7 @@ class Operations:
             dense, dense_inputs = _dense(output, op), _dense(inputs, op)
             if _same(dense, output) and _same(dense_inputs, inputs):
                 raise
-            copy = (output if into is None else into, dense)
+            copy = self._written(name, how, output if into is None else into, dense)
             work = operation(dense, *dense_inputs, **how)
         self._sequence += 1
         if async_op:
@@ -249,6 +264,11 @@ class Operations:
             with torch.inference_mode():
                 _copy_back(*copy)
         return self._done(outputs)
+
+    def _written(self, name: str, how: dict[str, Any], outputs: Any, dense: Any) -> tuple[Any, Any]:
+        # The elements of an expanded tensor get one value: reduced from equal ones, or what the root gives and keeps.
+        same_where_shared = name in ("all_reduce", "reduce") or (name == "broadcast" and how["root"] == self._comm.rank)
+        return _written(outputs, dense, same_where_shared)
 
     def _reduce_sparse(self, tensor: torch.Tensor, op: int, outputs: list[Any], how: dict[str, Any]) -> Any:
         if how["factor"] is not None:

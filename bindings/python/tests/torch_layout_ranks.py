@@ -1,4 +1,4 @@
-"""What each rank does in the tests of sparse tensors over torch.distributed."""
+"""What each rank does in the tests of sparse and expanded tensors over torch.distributed."""
 
 from __future__ import annotations
 
@@ -66,3 +66,21 @@ def sparse_data_parallel(world) -> None:
         return [one.detach() for one in model.parameters()]
 
     both(run)
+
+
+def expanded(world) -> None:
+    """Elements that share memory: each is written once, or not at all where they could differ."""
+    rank, size = world.rank(), world.size()
+    reduced = torch.full((2, 1), rank + 1.0).expand(2, 3)
+    dist.all_reduce(reduced)
+    assert reduced.tolist() == [[size * (size + 1) / 2] * 3] * 2
+    given = torch.full((2, 1), 5.0).expand(2, 3)
+    came = torch.zeros(2, 3)
+    dist.broadcast(given if rank == 0 else came, 0)
+    assert rank == 0 or came.tolist() == [[5.0] * 3] * 2
+    for outputs in ([given] * size, [torch.zeros(2, 1).expand(2, 3) for _ in range(size)]):
+        try:
+            dist.all_gather(outputs, torch.zeros(2, 3))
+            raise AssertionError("it was not refused")
+        except towline.InvalidArgument as error:
+            assert "expanded tensor, whose elements share memory" in str(error), error
