@@ -375,26 +375,27 @@ Breakage CpuBackend::agree(Breakage reason) {
 
 namespace {
 
-// The sockets that a thread waits for.
-struct WatchedSockets {
-  std::vector<int> readable;
+// What a thread waits for.
+struct WatchedMessages {
+  std::vector<int> readable;  // sockets
   std::vector<int> writable;
+  uint64_t ended = 0;  // messages, when it waited last
 };
 
 }  // namespace
 
 void CpuBackend::message_wait(uint64_t until_ns) {
-  auto& [readable, writable] = PerThread<WatchedSockets>::get();
+  auto& [readable, writable, ended] = PerThread<WatchedMessages>::get();
   readable.clear();
   writable.clear();
   if (one_host()) {
     const uint32_t seen = group_->announce();
-    if (!breaker_.broken() && !group_->broken() && !messages_->ready(readable, writable))
+    if (!breaker_.broken() && !group_->broken() && !messages_->ready(readable, writable, ended))
       group_->sleep(seen, until_ns);
     group_->retire();
     return;
   }
-  if (breaker_.broken() || messages_->ready(readable, writable)) {
+  if (breaker_.broken() || messages_->ready(readable, writable, ended)) {
     sched_yield();
     return;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/copy/copy.h"
 #include "base/error.h"
@@ -65,10 +66,7 @@ Status MessageEngine::run(Message& message) {
         move_in(message.peer, peer);
     }
   }
-  if (message.ended) {
-    tell(message);
-    return Status::kOk;
-  }
+  if (message.ended) return Status::kOk;
   if (message.peer != kAnyPeer && message.peer != rank_)
     message.channel = peers_[static_cast<size_t>(message.peer)].channel.get();
   activate(message);
@@ -80,30 +78,27 @@ Status MessageEngine::test(Message& message) {
   const std::lock_guard lock(mutex_);
   while (!message.ended && move()) {
   }
-  if (message.ended) {
-    tell(message);
-    return Status::kOk;
-  }
+  if (message.ended) return Status::kOk;
   return breaker_.broken() ? breaker_.status() : Status::kInProgress;
 }
 
 void MessageEngine::forget(Message& message) {
   const std::lock_guard lock(mutex_);
-  if (message.ended) return tell(message);
+  if (message.ended) return;
   std::erase(any_, &message);
   if (message.peer == kAnyPeer) return;
   Peer& peer = peers_[static_cast<size_t>(message.peer)];
   std::erase(peer.sends, &message);
   std::erase(peer.receives, &message);
-  if (peer.target == &message) {  // drop the rest of it
+  if (peer.target == &message) {
     peer.target = nullptr;
-    peer.arriving.resize(peer.wire.bytes);
+    peer.dropped = true;
   }
 }
 
-bool MessageEngine::ready(std::vector<int>& read_fds, std::vector<int>& write_fds) {
+bool MessageEngine::ready(std::vector<int>& read_fds, std::vector<int>& write_fds, uint64_t& seen) {
   const std::lock_guard lock(mutex_);
-  if (untold_ != 0) return true;
+  if (std::exchange(seen, ended_) != ended_) return true;
   for (const int rank : active_) {
     Peer& peer = peers_[static_cast<size_t>(rank)];
     if (peer.channel == nullptr) continue;  // that rank has not connected yet
@@ -184,9 +179,9 @@ bool MessageEngine::move_in(int rank, Peer& peer) {
       if (peer.wire_bytes < sizeof peer.wire) return moved;
     }
     if (!peer.accepted && !accept(rank, peer)) return moved;
-    uint8_t* const to = peer.target != nullptr ? peer.target->data : peer.arriving.data();
-    if (peer.arrived < peer.wire.bytes) {
-      const size_t n = read(peer, to + peer.arrived, peer.wire.bytes - peer.arrived);
+    if (const uint64_t left = peer.wire.bytes - peer.arrived; left != 0) {
+      uint8_t* const to = peer.target != nullptr ? peer.target->data : peer.arriving.data();
+      const size_t n = peer.dropped ? drop(peer, left) : read(peer, to + peer.arrived, left);
       peer.arrived += n;
       moved |= n != 0;
       if (peer.arrived < peer.wire.bytes) return moved;
@@ -207,6 +202,11 @@ size_t MessageEngine::read(Peer& peer, uint8_t* to, size_t bytes) {
   std::memcpy(to, peer.ahead.data() + peer.ahead_begin, count);
   peer.ahead_begin += count;
   return count;
+}
+
+size_t MessageEngine::drop(Peer& peer, uint64_t bytes) {
+  std::array<uint8_t, 4096> rest;
+  return read(peer, rest.data(), std::min<uint64_t>(bytes, rest.size()));
 }
 
 // The oldest receive that matches a rank's next message with this tag; from here on it belongs to that rank.
@@ -278,6 +278,7 @@ bool MessageEngine::accept(int rank, Peer& peer) {
 void MessageEngine::finish_in(int rank, Peer& peer) {
   peer.wire_bytes = 0;
   peer.accepted = false;
+  if (std::exchange(peer.dropped, false)) return;
   if (peer.target != nullptr) {
     end(*peer.target);
     std::erase(peer.receives, peer.target);

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/id.h"
 #include "base/sync/light_lock.h"
 #include "collectives/breaker.h"
 #include "towline/collectives.h"
@@ -63,7 +64,6 @@ struct Message {
   uint64_t bytes = 0;
   uint64_t done = 0;  // bytes of the header, then of the data
   bool ended = false;
-  bool told = false;           // that it has ended, to who started it
   uint64_t order = 0;          // position among all started messages
   Channel* channel = nullptr;  // to its rank, if that is known, another one and connected
 };
@@ -93,9 +93,9 @@ class MessageEngine {
   }
   // Removes a message that has not ended; after this its memory is not used any more.
   void forget(Message& message);
-  // True if test would make progress, or would say of a message that another one's test has ended it. Otherwise appends
-  // the descriptors to poll.
-  bool ready(std::vector<int>& read_fds, std::vector<int>& write_fds);
+  // True if test would make progress, or messages have ended since the call that left `seen`: another message's test may
+  // have ended the caller's. Otherwise appends the descriptors to poll.
+  bool ready(std::vector<int>& read_fds, std::vector<int>& write_fds, uint64_t& seen);
 
  private:
   struct Wire {
@@ -124,7 +124,8 @@ class MessageEngine {
     Wire wire = {};
     uint64_t wire_bytes = 0;    // of the header
     bool accepted = false;      // its data has a destination
-    Message* target = nullptr;  // null: into `arriving`
+    Message* target = nullptr;  // null: into `arriving`, unless it is dropped
+    bool dropped = false;       // its receive was forgotten
     std::vector<uint8_t> arriving;
     uint64_t arrived = 0;
   };
@@ -135,16 +136,13 @@ class MessageEngine {
   void add(Message& message);
   void end(Message& message) {
     message.ended = true;
-    ++untold_;
-  }
-  void tell(Message& message) {
-    if (!message.told) --untold_;
-    message.told = true;
+    ++ended_;
   }
   bool move();
   bool move_out(Peer& peer);
   bool move_in(int rank, Peer& peer);
   size_t read(Peer& peer, uint8_t* to, size_t bytes);
+  size_t drop(Peer& peer, uint64_t bytes);
   void activate(int rank);
   void activate(const Message& message);  // the ranks that it may go to or come from
   bool receives(const Peer& peer) const { return !peer.receives.empty() || !any_.empty(); }
@@ -162,7 +160,8 @@ class MessageEngine {
   std::vector<int> active_;    // peers with something to move
   std::vector<Message*> any_;  // receives from any rank
   uint64_t started_ = 0;
-  uint64_t untold_ = 0;  // messages that have ended, and test has not said so
+  // Messages that have ended, but not from 0 on: a thread that has waited at another engine knows none of these numbers.
+  uint64_t ended_ = random_u64();
 };
 
 }  // namespace towline::collectives
