@@ -110,7 +110,19 @@ CpuBackend::CpuBackend(const towline_collective_open_args& args)
           ShmGroup& group_;
           const int peer_;
         };
-        if (peer == rank_) return std::make_unique<LocalChannel>();
+        class OwnChannel final : public LocalChannel {
+         public:
+          explicit OwnChannel(ShmGroup& group) : group_(group) {}
+          size_t write(const void* data, size_t bytes) override {
+            const size_t written = LocalChannel::write(data, bytes);
+            group_.notify();  // another thread may sleep until this comes
+            return written;
+          }
+
+         private:
+          ShmGroup& group_;
+        };
+        if (peer == rank_) return std::make_unique<OwnChannel>(*group_);
         const std::vector<int>& host = hosts_[my_host_];
         if (const auto found = std::ranges::find(host, peer); found != host.end())
           return std::make_unique<ShmChannel>(*group_, static_cast<int>(found - host.begin()));

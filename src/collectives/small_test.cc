@@ -1,6 +1,7 @@
 // Operations and messages of a few bytes, which leave out what a call need not do. What they promise is the same.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <nlohmann/json.hpp>
@@ -96,6 +97,31 @@ TEST(Small, MessagesOfAllLengthsArriveInOrder) {
         if (bytes % together == 0) do_barrier(ranks);
       }
     }
+  });
+}
+
+// A thread sleeps until another rank has done something, and this is none.
+TEST(Small, AMessageToTheRankItselfWakesTheThreadThatSleepsForIt) {
+  run_ranks(World{}, [](Communicator& ranks) {
+    std::vector<uint64_t> took;
+    for (int round = 0; round < 11 && ranks.rank() == 0; ++round) {
+      uint8_t value = 0;
+      uint64_t came = 0;
+      std::thread receiver([&] {
+        do_run(ranks, call_of(TOWLINE_COLLECTIVE_RECV, TOWLINE_UINT8, 1, nullptr, &value));
+        came = monotonic_now_ns();
+      });
+      pass(10 * kMillisecondNs);  // it sleeps
+      const uint64_t sent = monotonic_now_ns();
+      do_run(ranks, call_of(TOWLINE_COLLECTIVE_SEND, TOWLINE_UINT8, 1, &value));
+      receiver.join();
+      took.push_back(came - sent);
+    }
+    std::ranges::sort(took);
+    if (!took.empty()) {
+      EXPECT_LT(took[took.size() / 2], 20 * kMillisecondNs);
+    }
+    do_barrier(ranks);
   });
 }
 
