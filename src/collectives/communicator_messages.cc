@@ -144,8 +144,10 @@ Status Communicator::run_message(const towline_collective_t& call, uint64_t time
   };
   const uint64_t record = recorder_.issue_at(recorder_.now(), &call, call.op, next_op_id(), timeout_ns, true);
   Started started{cpu_->messages(), message_of(call)};
-  Status status = started.engine.run(started.message);
-  if (status == Status::kInProgress) {
+  Status status = Status::kInProgress;
+  const auto end_it = [&] {
+    status = started.engine.run(started.message);
+    if (status != Status::kInProgress) return;
     const Deadline deadline = deadline_in(timeout_ns);
     uint32_t looks = 0;
     const auto move = [&](bool heeds_deadline) {
@@ -158,11 +160,20 @@ Status Communicator::run_message(const towline_collective_t& call, uint64_t time
       return false;
     };
     wait_until_moved(move, call.op, deadline, Deadline::never());
+  };
+  // A part of it may be with the other rank, which would take what comes next for the rest.
+  try {
+    end_it();
+  } catch (const std::exception& error) {
+    status = cpu_->breaker().raise_or_break(Status::kOutOfMemory, [&] {
+      return fmt::format("rank {} failed in {}: {}", options_.rank, describe(call), error.what());
+    });
   }
   started.over = status == Status::kOk;
   recorder_.end(record, status);
   if (is_error(status)) {
     text = cpu_->breaker().breakage().text;
+    if (text.empty()) text = status_text(status);  // there was no memory for one
     after_failure(status, text);
   }
   return status;

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "collectives/test_support.h"
 #include "collectives/work.h"
+#include "support/failing_allocations.h"
 
 namespace towline::collectives {
 namespace {
@@ -98,6 +99,41 @@ TEST(Small, MessagesOfAllLengthsArriveInOrder) {
       }
     }
   });
+}
+
+// Whichever allocation fails: the rest of a message that was half sent or taken would be taken for another one.
+TEST(Small, AMessageForWhichMemoryIsShortBreaksTheCommunicator) {
+  bool failed = true;
+  for (int after = 0; failed; ++after) {
+    SCOPED_TRACE(after);
+    ASSERT_LT(after, 100);
+    std::atomic<bool> over{false};
+    run_ranks(World{}, [&](Communicator& ranks) {
+      std::vector<uint8_t> data(100);
+      auto call = call_of(ranks.rank() == 0 ? TOWLINE_COLLECTIVE_SEND : TOWLINE_COLLECTIVE_RECV,
+                          TOWLINE_UINT8, data.size(), data.data(), data.data());
+      call.root = 1 - ranks.rank();
+      std::string text;
+      if (ranks.rank() == 0) {
+        for (const uint64_t tag : {2, 1}) {
+          call.tag = tag;
+          do_run(ranks, call);
+        }
+      }
+      do_barrier(ranks);
+      if (ranks.rank() == 1) {
+        call.tag = 1;  // behind one that is kept
+        support::fail_allocations(after, 1);
+        const Status status = ranks.run(call, nullptr, text);
+        support::stop_failing();
+        failed = status != Status::kOk;
+        EXPECT_TRUE(!failed || status == Status::kOutOfMemory) << text;
+        over = true;
+      }
+      eventually([&] { return over.load(); });
+      if (failed) eventually([&] { return ranks.error(&text) == Status::kOutOfMemory; });
+    });
+  }
 }
 
 // A thread sleeps until another rank has done something, and this is none.
