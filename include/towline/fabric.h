@@ -34,7 +34,7 @@ typedef void (*towline_fabric_counted_fn)(void* context, towline_fabric_peer_t p
                                           uint32_t count);
 typedef void (*towline_fabric_received_fn)(void* context, int32_t status, towline_fabric_peer_t peer,
                                            uint64_t bytes);
-// Returns 0 to end the watching of the word. On the watchers' thread.
+// Returns 0 to end the watching of the word. On the watchers' thread, under the same rules.
 typedef int (*towline_fabric_changed_fn)(void* context, uint64_t old_value, uint64_t new_value);
 
 typedef struct towline_fabric_options {

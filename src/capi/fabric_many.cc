@@ -1,6 +1,5 @@
 // C API: the TransferEngine's transfers to many peers, sends and receives, pools, watched words and counters.
 #include <algorithm>
-#include <cstring>
 
 #include "capi/fabric_handles.h"
 #include "capi/fabric_refusals.h"
@@ -209,7 +208,7 @@ int32_t towline_fabric_watch(towline_fabric_t* engine, uint32_t gpus, towline_fa
     (void)capi::fabric_of(engine);
     capi::need(reinterpret_cast<const void*>(changed), "changed");
     capi::need(word, "word");
-    const std::lock_guard held{engine->mutex};
+    std::unique_lock held{engine->mutex};
     if (engine->watchers == nullptr) {
       fabric::WatcherOptions options;
       options.cpu = engine->watcher_cpu;
@@ -219,6 +218,7 @@ int32_t towline_fabric_watch(towline_fabric_t* engine, uint32_t gpus, towline_fa
       }
       engine->watchers = std::make_unique<fabric::Watchers>(options);
     }
+    held.unlock();  // it waits for callbacks, which may call what needs the engine's lock
     const auto made = engine->watchers->watch(
         [changed, context](uint64_t before, uint64_t now) { return changed(context, before, now) != 0; });
     *word = {made.index, 0, made.host, made.gpu};
@@ -229,8 +229,9 @@ int32_t towline_fabric_watch(towline_fabric_t* engine, uint32_t gpus, towline_fa
 int32_t towline_fabric_unwatch(towline_fabric_t* engine, uint32_t index) {
   return capi::guard(__func__, [&] {
     (void)capi::fabric_of(engine);
-    const std::lock_guard held{engine->mutex};
+    std::unique_lock held{engine->mutex};
     if (engine->watchers == nullptr) fail(Status::kNotFound, "word {} is not watched", index);
+    held.unlock();  // as above
     engine->watchers->unwatch(index);
     return Status::kOk;
   });
@@ -260,8 +261,7 @@ int32_t towline_fabric_rails(towline_fabric_t* engine, towline_fabric_rail_t* ra
       rail.down = counters.down ? 1 : 0;
       rail.numa_node = traits.numa_node;
       rail.longest_pause_ns = counters.longest_pause_ns;
-      std::memcpy(reinterpret_cast<uint8_t*>(rails) + i * rail_bytes, &rail,
-                  std::min(rail_bytes, sizeof rail));
+      capi::give_element(rails, rail_bytes, i, rail);
     }
     return Status::kOk;
   });

@@ -31,22 +31,27 @@ uint64_t Watchers::word_address(uint32_t index) const noexcept {
   return reinterpret_cast<uint64_t>(words_.address()) + index * sizeof(uint64_t);
 }
 
+std::unique_lock<std::mutex> Watchers::hold() {
+  if (std::this_thread::get_id() == thread_.get_id()) return {};
+  return std::unique_lock{mutex_};
+}
+
 Watchers::Word Watchers::watch(Changed changed) {
-  const std::lock_guard held{mutex_};
+  const auto held = hold();
   uint32_t index = 0;
   while (index < kWords && watched_[index].used) ++index;
   if (index == kWords) fail(Status::kLimitExceeded, "all {} words are watched", kWords);
   const uint64_t address = word_address(index);
   auto* word = reinterpret_cast<uint64_t*>(address);
   std::atomic_ref<uint64_t>{*word}.store(0, std::memory_order_release);
-  watched_[index] = {true, true, 0, std::move(changed)};
+  watched_[index] = {true, true, ++last_number_, 0, std::move(changed)};
   ++in_use_;
   changed_.notify_all();
   return {index, word, address + (pinned_ != nullptr ? pinned_->delta() : 0)};
 }
 
 void Watchers::unwatch(uint32_t index) {
-  const std::lock_guard held{mutex_};
+  const auto held = hold();
   if (index >= kWords || !watched_[index].used) fail(Status::kNotFound, "word {} is not watched", index);
   if (watched_[index].watched) --in_use_;
   watched_[index] = {};
@@ -63,7 +68,12 @@ bool Watchers::look() noexcept {
     if (value == watched.seen) continue;
     any = true;
     const uint64_t before = std::exchange(watched.seen, value);
-    if (watched.changed(before, value)) continue;
+    const uint64_t number = watched.number;
+    Changed changed = std::move(watched.changed);
+    const bool goes_on = changed(before, value);
+    if (watched.number != number) continue;  // it unwatched its word
+    watched.changed = std::move(changed);
+    if (goes_on) continue;
     watched.watched = false;
     --in_use_;
   }

@@ -30,7 +30,7 @@ class Watchers {
  public:
   static constexpr uint32_t kWords = 512;
   static constexpr uint64_t kHostBytes = kWords * sizeof(uint64_t);
-  // On the thread. False: do not look at the word any more. Must not call this object.
+  // On the thread. False: do not look at the word any more. It may watch and unwatch words, also its own.
   using Changed = std::function<bool(uint64_t old_value, uint64_t new_value)>;
 
   // Throws Error where the memory can't be pinned or the thread can't run on its processor.
@@ -53,10 +53,13 @@ class Watchers {
   struct Watched {
     bool used = false;
     bool watched = false;
+    uint64_t number = 0;  // of no other
     uint64_t seen = 0;
-    Changed changed;
+    Changed changed;  // empty while it is called
   };
 
+  // The thread holds the lock while it calls back.
+  [[nodiscard]] std::unique_lock<std::mutex> hold();
   uint64_t word_address(uint32_t index) const noexcept;
   void run() noexcept;
   void end() noexcept;
@@ -69,6 +72,7 @@ class Watchers {
   std::condition_variable changed_;
   std::vector<Watched> watched_;
   uint32_t in_use_ = 0;
+  uint64_t last_number_ = 0;
   std::atomic<bool> closing_{false};
   std::thread thread_;
 };

@@ -57,6 +57,26 @@ TEST(FabricWatchers, AWordIsFreeAgainAndBeginsAtZero) {
   EXPECT_EQ(*again.host, 0u);
 }
 
+TEST(FabricWatchers, ACallbackMayWatchAndUnwatchWords) {
+  Watchers watchers{{}};
+  std::atomic<uint64_t> told{0};
+  std::atomic<uint64_t> second{0};
+  std::atomic<bool> over{false};
+  Watchers::Word word;
+  word = watchers.watch([&, text = std::string(100, 'x')](uint64_t, uint64_t now) {
+    told = now;
+    watchers.unwatch(word.index);
+    second = watchers.watch([&](uint64_t, uint64_t) { return over = true, false; }).gpu;
+    return text.size() != 100;  // of a word that is another's by now
+  });
+  store(word.gpu, 5);
+  ASSERT_TRUE(eventually([&] { return second != 0; }));
+  EXPECT_EQ(second, word.gpu) << "the word was free";
+  store(second, 6);
+  EXPECT_TRUE(eventually([&] { return over.load(); }));
+  EXPECT_EQ(told, 5u);
+}
+
 TEST(FabricWatchers, MemoryThatCanNotBePinnedIsSaid) {
   cuda::Device& device = cuda::fake::fake_device();
   device.start();
