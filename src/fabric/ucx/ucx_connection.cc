@@ -294,7 +294,7 @@ void UcxConnection::progress() noexcept {
     }
     issue_waiting();
   } catch (const std::bad_alloc&) {
-    down(Status::kOutOfMemory);
+    return down(Status::kOutOfMemory);  // an entry may wait for nothing, as it was not issued
   }
   flush();
   complete();
