@@ -234,9 +234,10 @@ std::shared_ptr<DirectoryCall> Directory::unpublish(const char* label, uint64_t 
     const std::lock_guard lock(mutex_);
     if (label == nullptr) {
       for (const std::string& one : labels_) add(one);
+      call->unpublished_.assign(labels_.begin(), labels_.end());
       labels_.clear();
-    } else if (const auto known = labels_.find(label_or_default(label)); known != labels_.end()) {
-      labels_.erase(known);
+    } else if (auto known = labels_.extract(std::string(label_or_default(label)))) {
+      call->unpublished_.push_back(std::move(known.value()));
     }
   }
   if (!parts.empty()) return start(std::move(call), parts, timeout_ns);

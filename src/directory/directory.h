@@ -81,7 +81,8 @@ class DirectoryCall {
   const uint32_t op_;
   Fetch fetch_;
   bool ignore_missing_ = false;
-  std::vector<uint64_t> numbers_;  // of the parts; set before any can end
+  std::vector<std::string> unpublished_;  // labels, one for each part; empty: none was known
+  std::vector<uint64_t> numbers_;         // of the parts; set before any can end
 
   mutable std::mutex mutex_;
   std::condition_variable ended_;

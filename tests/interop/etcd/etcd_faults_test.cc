@@ -100,6 +100,21 @@ TEST_F(EtcdFaults, WhatIsPublishedOutlivesARestartOfTheServer) {
   EXPECT_EQ(next_of(watch, 4s), "NOT_YET");  // the lease goes on, too
 }
 
+TEST_F(EtcdFaults, WhatCouldNotBeUnpublishedIsWhenAskedAgain) {
+  Etcd etcd;
+  const Agent agent = make_agent("a");
+  const Directory directory(agent, "etcd://" + etcd.address());
+  directory.publish().get();
+  directory.publish({.label = "second"}).get();
+  etcd.stop(SIGTERM);
+  EXPECT_EQ(directory.unpublish("second", 200ms).wait(), Status::kUnreachable);
+  EXPECT_EQ(directory.unpublish({}, 200ms).wait(), Status::kUnreachable);
+  etcd.start();
+  directory.unpublish().get();
+  EXPECT_EQ(directory.get("a/metadata").wait(), Status::kNotFound);
+  EXPECT_EQ(directory.get("a/second").wait(), Status::kNotFound);
+}
+
 TEST_F(EtcdFaults, WhatIsPublishedComesBackToAServerThatLostEverything) {
   Etcd etcd;
   const Agent agent = make_agent("a");
