@@ -140,15 +140,11 @@ int32_t towline_directory_publish(towline_directory_t* directory, const char* la
                                   towline_region_t* const* regions, size_t count, uint64_t timeout_ns,
                                   towline_directory_call_t** call) {
   return capi::guard(__func__, [&] {
-    std::vector<uint64_t> keys;
-    for (size_t i = 0; i < count; ++i) {
-      capi::need(regions, "regions");
-      capi::need(regions[i], "an entry of regions");
-      keys.push_back(regions[i]->region->ref.key);
-    }
-    return hand_out(
-        directory,
-        of(directory).publish(label == nullptr ? "" : label, count != 0 ? &keys : nullptr, timeout_ns), call);
+    Directory& with = of(directory);
+    const std::vector<uint64_t> keys = capi::keys_of(*directory->agent, regions, count);
+    return hand_out(directory,
+                    with.publish(label == nullptr ? "" : label, count != 0 ? &keys : nullptr, timeout_ns),
+                    call);
   });
 }
 

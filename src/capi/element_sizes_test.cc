@@ -9,6 +9,7 @@
 
 #include "towline/collectives.h"
 #include "towline/layout.h"
+#include "towline/storage.h"
 #include "towline/towline.hpp"
 
 namespace towline {
@@ -167,6 +168,15 @@ TEST(CollectivesByName, AreFunctionsOfTheLibrary) {
       << towline_last_error();
   EXPECT_EQ(towline_barrier(world, nullptr, nullptr), TOWLINE_OK);
   EXPECT_EQ(towline_communicator_destroy(world), TOWLINE_OK);
+}
+
+TEST_F(ElementSizes, StorageIsNotDescribedInAStructWithoutASize) {
+  for (const size_t size : {size_t{0}, size_t{7}, size_t{1} << 20}) {
+    towline_storage_info_t info = {};
+    info.struct_size = size;
+    EXPECT_EQ(towline_storage_query(agent_.native(), "file:/", &info), TOWLINE_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(towline_last_error()).find("info->struct_size"), std::string::npos);
+  }
 }
 
 }  // namespace

@@ -116,6 +116,10 @@ inline void need(const void* pointer, const char* what) {
 // Null: the agent's own. Throws Error for a queue of another agent.
 [[nodiscard]] EventQueue& queue_for(Agent& agent, const towline_queue_t* queue);
 
+// The keys of some of the agent's regions. Throws Error for one that is null or another agent's.
+[[nodiscard]] std::vector<uint64_t> keys_of(const Agent& agent, towline_region_t* const* regions,
+                                            size_t count);
+
 // Two lists as the core has them: its own side and the far one, and in which direction bytes move.
 struct Sides {
   bool reads = false;  // from the far side

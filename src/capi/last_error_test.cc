@@ -70,6 +70,15 @@ TEST_F(LastError, of_a_post_that_is_in_flight_says_so) {
   EXPECT_EQ(move.wait(20s), Status::kOk) << last_error();
 }
 
+// The blob would silently be without it.
+TEST_F(LastErrorInMemory, of_metadata_names_the_agent_whose_region_it_is) {
+  towline_region_t* const theirs[] = {there_.native()};
+  size_t needed = 0;
+  fail_before();
+  EXPECT_EQ(towline_agent_metadata(left_.native(), theirs, 1, nullptr, 0, &needed), TOWLINE_INVALID_ARGUMENT);
+  expect_said({"towline_agent_metadata: ", "regions[0] belongs to agent 'right', not to agent 'left'"});
+}
+
 TEST_F(LastError, of_a_wait_is_the_transfers_own) {
   const Transfer move = left_.transfer(from_, to_);
   ASSERT_EQ(move.post(), Status::kInProgress);

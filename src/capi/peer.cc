@@ -4,18 +4,26 @@
 
 using namespace towline;  // NOLINT: C entry points
 
+std::vector<uint64_t> capi::keys_of(const Agent& agent, towline_region_t* const* regions, size_t count) {
+  std::vector<uint64_t> keys;
+  if (count != 0) need(regions, "regions");
+  for (size_t i = 0; i < count; ++i) {
+    need(regions[i], "an entry of regions");
+    if (regions[i]->agent.get() != &agent)
+      fail(Status::kInvalidArgument, "regions[{}] belongs to agent '{}', not to agent '{}'", i,
+           regions[i]->agent->name(), agent.name());
+    keys.push_back(regions[i]->region->ref.key);
+  }
+  return keys;
+}
+
 extern "C" {
 
 int32_t towline_agent_metadata(towline_agent_t* agent, towline_region_t* const* regions, size_t count,
                                void* blob, size_t capacity, size_t* needed) {
   return capi::guard(__func__, [&] {
     capi::need(agent, "agent");
-    std::vector<uint64_t> keys;
-    for (size_t i = 0; i < count; ++i) {
-      capi::need(regions, "regions");
-      capi::need(regions[i], "an entry of regions");
-      keys.push_back(regions[i]->region->ref.key);
-    }
+    const std::vector<uint64_t> keys = capi::keys_of(*agent->agent, regions, count);
     const std::vector<uint8_t> bytes = agent->agent->metadata(count != 0 ? &keys : nullptr);
     return capi::give(bytes.data(), bytes.size(), false, blob, capacity, needed);
   });

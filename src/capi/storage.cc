@@ -24,10 +24,13 @@ int32_t towline_storage_query(towline_agent_t* agent, const char* uri, towline_s
     capi::need(agent, "agent");
     capi::need(uri, "uri");
     capi::need(info, "info");
+    const size_t size = info->struct_size;
+    if (size < sizeof(size_t) || size > 4096)
+      fail(Status::kInvalidArgument, "info->struct_size is {}; set it to sizeof the struct", size);
     towline_storage_info_t found = {};
     agent->agent->own_regions().query_storage(uri, found);
-    found.struct_size = info->struct_size;
-    std::memcpy(info, &found, std::min(info->struct_size, sizeof found));
+    found.struct_size = size;
+    std::memcpy(info, &found, std::min(size, sizeof found));
     return Status::kOk;
   });
 }
