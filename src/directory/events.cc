@@ -31,12 +31,12 @@ void Directory::done(uint64_t number, Status status, const char* text, const tow
   std::vector<DirectoryEntry> entries;
   Peer* peer = nullptr;
   const bool gone = status == Status::kOk || status == Status::kNotFound;
-  if (!gone && !call->unpublished_.empty()) {
-    const auto part = std::ranges::find(call->numbers_, number) - call->numbers_.begin();
-    const std::lock_guard lock(mutex_);
-    labels_.insert(call->unpublished_[static_cast<size_t>(part)]);
-  }
   try {
+    if (!gone && !call->unpublished_.empty()) {
+      const auto part = std::ranges::find(call->numbers_, number) - call->numbers_.begin();
+      const std::lock_guard lock(mutex_);
+      labels_.insert(call->unpublished_[static_cast<size_t>(part)]);
+    }
     for (size_t i = 0; i < count; ++i) entries.push_back(entry_of(items[i]));
     const bool fetched = !call->fetch_.name.empty() && status == Status::kOk;
     if (fetched && entries.empty())
