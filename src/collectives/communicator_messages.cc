@@ -32,12 +32,10 @@ std::string describe(const towline_collective_t& call) {
 Work* Communicator::begin_messages(uint32_t op, std::vector<std::unique_ptr<OwnedCall>> calls,
                                    uint64_t timeout_ns, Deadline deadline, uint64_t op_id) {
   auto* work = new Work(shared_from_this(), op, timeout_ns, deadline);
-  const uint64_t now = recorder_.now();
-  work->record =
-      recorder_.issue_at(now, calls.size() == 1 ? &calls.front()->get() : nullptr, op, op_id, timeout_ns);
+  work->record = recorder_.issue_at(recorder_.now(), calls.size() == 1 ? &calls.front()->get() : nullptr, op,
+                                    op_id, timeout_ns, true);
   work->batch = std::move(calls);
   work->begin();
-  recorder_.start_at(now, work->record);
   {
     const std::lock_guard lock(work->messages_mutex);
     const bool together = work->batch.size() > 1 && table_->messages_together != nullptr;
@@ -145,26 +143,24 @@ Status Communicator::run_message(const towline_collective_t& call, uint64_t time
   const uint64_t record = recorder_.issue_at(recorder_.now(), &call, call.op, next_op_id(), timeout_ns, true);
   Started started{cpu_->messages(), message_of(call)};
   Status status = Status::kInProgress;
-  const auto end_it = [&] {
-    status = started.engine.run(started.message);
-    if (status != Status::kInProgress) return;
-    const Deadline deadline = deadline_in(timeout_ns);
-    uint32_t looks = 0;
-    const auto move = [&](bool heeds_deadline) {
-      if (!heeds_deadline && ++looks % kLooksATest != 0 && !started.engine.may_move(started.message))
-        return false;
-      status = started.engine.test(started.message);
-      if (status != Status::kInProgress) return true;
-      // The next test returns the agreed reason.
-      if (heeds_deadline && deadline.passed(monotonic_now_ns())) time_out(call);
-      return false;
-    };
-    wait_until_moved(move, call.op, deadline, Deadline::never());
-  };
-  // A part of it may be with the other rank, which would take what comes next for the rest.
   try {
-    end_it();
+    status = started.engine.run(started.message);
+    if (status == Status::kInProgress) {
+      const Deadline deadline = deadline_in(timeout_ns);
+      uint32_t looks = 0;
+      const auto move = [&](bool heeds_deadline) {
+        if (!heeds_deadline && ++looks % kLooksATest != 0 && !started.engine.may_move(started.message))
+          return false;
+        status = started.engine.test(started.message);
+        if (status != Status::kInProgress) return true;
+        // The next test returns the agreed reason.
+        if (heeds_deadline && deadline.passed(monotonic_now_ns())) time_out(call);
+        return false;
+      };
+      wait_until_moved(move, call.op, deadline, Deadline::never());
+    }
   } catch (const std::exception& error) {
+    // A part of it may be with the other rank, which would take what comes next for the rest.
     status = cpu_->breaker().raise_or_break(Status::kOutOfMemory, [&] {
       return fmt::format("rank {} failed in {}: {}", options_.rank, describe(call), error.what());
     });

@@ -47,7 +47,8 @@ uint64_t FlightRecorder::issue_at(uint64_t when, const towline_collective_t* cal
   return record;
 }
 
-void FlightRecorder::start_at(uint64_t when, uint64_t record) noexcept {
+void FlightRecorder::start(uint64_t record) noexcept {
+  const uint64_t when = now();
   const Guard guard(lock_);
   if (Entry* entry = find(record)) entry->started = when;
 }

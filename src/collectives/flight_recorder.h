@@ -26,7 +26,7 @@ class FlightRecorder {
                  uint64_t timeout_ns) noexcept {
     return issue_at(now(), call, op, op_id, timeout_ns);
   }
-  void start(uint64_t record) noexcept { start_at(now(), record); }
+  void start(uint64_t record) noexcept;
   void end(uint64_t record, Status status) noexcept { end_at(now(), record, status); }
 
   // The same with a time that the caller has: now(), or ticks() where by_ticks().
@@ -34,7 +34,6 @@ class FlightRecorder {
   bool by_ticks() const noexcept { return clock_.by_ticks(); }
   uint64_t issue_at(uint64_t when, const towline_collective_t* call, uint32_t op, uint64_t op_id,
                     uint64_t timeout_ns, bool started = false) noexcept;
-  void start_at(uint64_t when, uint64_t record) noexcept;
   void end_at(uint64_t when, uint64_t record, Status status) noexcept;
   void reset() noexcept;
 

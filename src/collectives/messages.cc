@@ -58,8 +58,8 @@ Status MessageEngine::run(Message& message) {
   add(message);
   if (message.peer != kAnyPeer) {
     Peer& peer = peers_[static_cast<size_t>(message.peer)];
-    if (peer.channel == nullptr) peer.channel = open_(message.peer);
-    if (peer.channel != nullptr) {
+    if (connected(message.peer, peer)) {
+      if (message.peer != rank_) message.channel = peer.channel.get();
       if (message.is_send)
         move_out(peer);
       else
@@ -67,8 +67,6 @@ Status MessageEngine::run(Message& message) {
     }
   }
   if (message.ended) return Status::kOk;
-  if (message.peer != kAnyPeer && message.peer != rank_)
-    message.channel = peers_[static_cast<size_t>(message.peer)].channel.get();
   activate(message);
   return breaker_.broken() ? breaker_.status() : Status::kInProgress;
 }
@@ -114,14 +112,18 @@ bool MessageEngine::ready(std::vector<int>& read_fds, std::vector<int>& write_fd
   return false;
 }
 
+bool MessageEngine::connected(int rank, Peer& peer) {
+  if (peer.channel == nullptr) peer.channel = open_(rank);
+  return peer.channel != nullptr;
+}
+
 // One round over all peers; true if anything moved.
 bool MessageEngine::move() {
   bool moved = false;
   for (size_t i = 0; i < active_.size();) {
     const int rank = active_[i];
     Peer& peer = peers_[static_cast<size_t>(rank)];
-    if (peer.channel == nullptr) peer.channel = open_(rank);
-    if (peer.channel != nullptr) {
+    if (connected(rank, peer)) {
       moved |= move_out(peer);
       moved |= move_in(rank, peer);
     }

@@ -85,8 +85,8 @@ class MessageEngine {
   Status run(Message& message);
   // Makes progress on all messages; kInProgress, kOk, or why the communicator broke.
   Status test(Message& message);
-  // Whether a test may find more than the last one did. Takes no lock, so it may miss what another thread has done since:
-  // test now and then all the same. Only after run or test.
+  // Whether a test may find more than the last one did. It takes no lock and may miss what another thread has done, so call
+  // test from time to time anyway. Call run or test first.
   bool may_move(const Message& message) const {
     Channel* const channel = message.channel;
     return channel == nullptr || (message.is_send ? channel->can_write() : channel->can_read());
@@ -116,7 +116,7 @@ class MessageEngine {
     std::vector<Message*> receives;
     std::deque<Kept> kept;
     uint64_t kept_bytes = 0;
-    // What was read beyond what was asked for, so that a small message is read in one piece.
+    // Bytes read from the channel and not used yet: a small message takes one read.
     std::array<uint8_t, kPiece> ahead;
     size_t ahead_begin = 0;
     size_t ahead_end = 0;
@@ -138,6 +138,7 @@ class MessageEngine {
     message.ended = true;
     ++ended_;
   }
+  bool connected(int rank, Peer& peer);  // opens the channel if that rank has come
   bool move();
   bool move_out(Peer& peer);
   bool move_in(int rank, Peer& peer);

@@ -136,7 +136,7 @@ TEST(Small, AMessageForWhichMemoryIsShortBreaksTheCommunicator) {
   }
 }
 
-// A thread sleeps until another rank has done something, and this is none.
+// What other ranks do wakes a sleeping thread. This message comes from none of them.
 TEST(Small, AMessageToTheRankItselfWakesTheThreadThatSleepsForIt) {
   run_ranks(World{}, [](Communicator& ranks) {
     uint64_t least_ns = kSecondNs;  // without the waking each takes some 40 ms

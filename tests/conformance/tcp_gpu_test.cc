@@ -42,9 +42,6 @@ class TcpGpuTest : public CudaTest {
   static MemoryView view_of(const Buffer& memory, Kind kind) {
     return {.address = memory.data(), .bytes = memory.size(), .kind = kind};
   }
-  [[nodiscard]] bool arrived() const {
-    return std::memcmp(left_memory_.data(), right_memory_.data(), left_memory_.size()) == 0;
-  }
   // Random pages both ways, between these kinds of memory; the routes' texts.
   std::string there_and_back(Kind here, Kind there) {
     const Buffer mine(kPage * 2048, false);

@@ -12,9 +12,8 @@ namespace towline::support {
 // How long a loop waits before it looks whether it should end.
 inline constexpr int kLookMs = 20;
 
-std::string loopback_address(uint16_t port);  // "127.0.0.1:12345"
-int listen_anywhere(uint16_t& port);          // a listening socket, and where. Throws
-int connect_to(uint16_t port);                // -1: nobody takes it
+int listen_anywhere(uint16_t& port);  // a listening socket, and where. Throws
+int connect_to(uint16_t port);        // -1: nobody takes it
 bool send_all(int fd, const char* data, size_t bytes);
 inline bool send_all(int fd, const std::string& text) { return send_all(fd, text.data(), text.size()); }
 

@@ -13,13 +13,27 @@
 
 namespace towline::support {
 
-// A socket that has this port, or any for 0, and does not listen. -1: it is taken.
-inline int bound_to(uint16_t port) {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+inline sockaddr_in loopback(uint16_t port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return address;
+}
+
+inline std::string loopback_address(uint16_t port) { return "127.0.0.1:" + std::to_string(port); }
+
+// Of a bound socket. 0: it has none.
+inline uint16_t port_of(int fd) {
+  sockaddr_in address{};
+  socklen_t bytes = sizeof address;
+  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &bytes) == 0 ? ntohs(address.sin_port) : 0;
+}
+
+// A socket that has this port, or any for 0, and does not listen. -1: it is taken.
+inline int bound_to(uint16_t port) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const sockaddr_in address = loopback(port);
   if (fd < 0 || ::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return fd;
   ::close(fd);
   return -1;
@@ -45,11 +59,9 @@ inline uint16_t free_port() {
 class NobodyListens {
  public:
   NobodyListens() {
-    sockaddr_in address{};
-    socklen_t bytes = sizeof address;
-    if (fd_ < 0 || ::getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &bytes) != 0)
-      throw std::runtime_error("no port is free");
-    address_ = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+    const uint16_t port = port_of(fd_);
+    if (port == 0) throw std::runtime_error("no port is free");
+    address_ = loopback_address(port);
   }
   ~NobodyListens() { ::close(fd_); }
   NobodyListens(const NobodyListens&) = delete;

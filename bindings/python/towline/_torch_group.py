@@ -177,7 +177,7 @@ def _copy_back(outputs: Any, dense: Any) -> None:
 
 
 def _written(outputs: Any, dense: Any, same_where_shared: bool) -> tuple[Any, Any]:
-    """What is copied back at the end: the outputs, and what travels for them. Elements that share memory are copied once."""
+    """The pair that _copy_back() takes: outputs, and the tensors sent for them. Elements that share memory are copied once."""
     if isinstance(outputs, (list, tuple)):
         pairs = [_written(output, one, same_where_shared) for output, one in zip(outputs, dense)]
         return [output for output, _ in pairs], [one for _, one in pairs]
@@ -241,7 +241,7 @@ class Operations:
         how["timeout"] = _seconds(options)
         if on_gpu:
             how["stream"] = gpu.stream(index)
-        copy = None if into is None else self._written(name, how, into, output)
+        copy = None if into is None else self._to_copy_back(name, how, into, output)
         operation = getattr(communicator, name)
         try:
             work = operation(output, *inputs, **how)
@@ -253,7 +253,7 @@ class Operations:
             dense, dense_inputs = _dense(output, op), _dense(inputs, op)
             if _same(dense, output) and _same(dense_inputs, inputs):
                 raise
-            copy = self._written(name, how, output if into is None else into, dense)
+            copy = self._to_copy_back(name, how, output if into is None else into, dense)
             work = operation(dense, *dense_inputs, **how)
         self._sequence += 1
         if async_op:
@@ -265,7 +265,7 @@ class Operations:
                 _copy_back(*copy)
         return self._done(outputs)
 
-    def _written(self, name: str, how: dict[str, Any], outputs: Any, dense: Any) -> tuple[Any, Any]:
+    def _to_copy_back(self, name: str, how: dict[str, Any], outputs: Any, dense: Any) -> tuple[Any, Any]:
         # The elements of an expanded tensor get one value: reduced from equal ones, or what the root gives and keeps.
         same_where_shared = name in ("all_reduce", "reduce") or (name == "broadcast" and how["root"] == self._comm.rank)
         return _written(outputs, dense, same_where_shared)
