@@ -53,6 +53,11 @@ class BoundedQueue {
   [[nodiscard]] bool try_push(const T& value) noexcept requires std::is_nothrow_copy_constructible_v<T> {
     return try_push(T(value));
   }
+  // For a producer that knows of room: what was there has been taken, but a consumer that is stopped in the middle of
+  // that keeps its cell, though others have gone past it. Waits for that one.
+  void push(T value) noexcept {
+    while (!try_push(std::move(value))) sched_yield();
+  }
 
   // Empty optional when there is nothing. With Consumers::kOne, one thread at a time.
   std::optional<T> try_pop() noexcept {

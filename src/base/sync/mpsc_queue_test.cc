@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <semaphore>
 #include <thread>
 #include <vector>
 
@@ -33,6 +34,50 @@ TEST(BoundedQueueTest, ARefusedValueStaysWithItsOwner) {
   EXPECT_EQ(**queue.try_pop(), 1);
   EXPECT_TRUE(queue.try_push(std::move(third)));
 }  // what is left is freed with the queue: LeakSanitizer looks
+
+// A value whose consumer is stopped while it takes it, until it is let go.
+class Stopping {
+ public:
+  explicit Stopping(int value, std::binary_semaphore* taken = nullptr, std::binary_semaphore* go = nullptr)
+      : value_(value), taken_(taken), go_(go) {}
+  Stopping(Stopping&& other) noexcept : value_(other.value_), taken_(other.taken_), go_(other.go_) {
+    if (stops_) {
+      taken_->release();
+      go_->acquire();
+    }
+    stops_ = false;
+  }
+  Stopping& operator=(const Stopping&) = delete;
+  ~Stopping() = default;
+  [[nodiscard]] int value() const noexcept { return value_; }
+
+  static inline thread_local bool stops_ = false;  // the thread's next move
+
+ private:
+  int value_;
+  std::binary_semaphore* taken_;
+  std::binary_semaphore* go_;
+};
+
+TEST(BoundedQueueTest, WhoKnowsOfRoomWaitsForAConsumerThatIsStoppedWhileItTakes) {
+  std::binary_semaphore taken{0};
+  std::binary_semaphore go{0};
+  MpmcQueue<Stopping> queue(2);
+  queue.push(Stopping(1, &taken, &go));
+  queue.push(Stopping(2));
+  std::thread stopped([&] {
+    Stopping::stops_ = true;
+    EXPECT_EQ(queue.try_pop()->value(), 1);
+  });
+  taken.acquire();
+  EXPECT_EQ(queue.try_pop()->value(), 2);
+  EXPECT_FALSE(queue.try_push(Stopping(3))) << "nothing is in it, but the first cell is still in use";
+  std::thread pushing([&] { queue.push(Stopping(3)); });
+  go.release();
+  stopped.join();
+  pushing.join();
+  EXPECT_EQ(queue.try_pop()->value(), 3);
+}
 
 constexpr uint32_t kProducers = 4;
 constexpr uint32_t kPerProducer = 6000;
