@@ -9,11 +9,12 @@ namespace towline::nixl {
 nixl_status_t MetadataCalls::begin(std::string what, std::string place, Work work) {
   std::lock_guard lock(mutex_);
   if (stopped_) return NIXL_ERR_NOT_ALLOWED;
+  // A thread that is idle may have been woken for a call that was queued before, and not have taken it yet.
+  if (idle_ <= queue_.size() && threads_.size() < kMaxThreads) threads_.emplace_back([this] { run(); });
   calls_.push_back({++last_id_, std::move(what), NIXL_IN_PROG, {}});
   // Only ended ones are dropped.
   if (calls_.size() > kKept && calls_.front().status != NIXL_IN_PROG) calls_.pop_front();
   queue_.push_back({last_id_, std::move(place), std::move(work)});
-  if (idle_ == 0 && threads_.size() < kMaxThreads) threads_.emplace_back([this] { run(); });
   changed_.notify_one();
   return NIXL_SUCCESS;
 }

@@ -374,6 +374,30 @@ TEST(MetadataCalls, ToOnePlaceHappenInOrderAndDoNotHoldUpOthers) {
   wait_until([&] { return order == std::vector<int>{3, 1, 2}; });
 }
 
+TEST(MetadataCalls, ThatComeTogetherNeedNotShareTheThreadThatIsIdle) {
+  constexpr int kTimes = 200;  // each time the idle thread may wake up between the two
+  for (int time = 0; time < kTimes && !HasFailure(); ++time) {
+    MetadataCalls calls;
+    std::atomic<bool> release{false};
+    const auto has_ended = [&](size_t index) {
+      const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{20};
+      while (calls.recent()[index].status == NIXL_IN_PROG && std::chrono::steady_clock::now() < until)
+        std::this_thread::yield();
+      return calls.recent()[index].status != NIXL_IN_PROG;
+    };
+    ASSERT_EQ(calls.begin("first", "a", [] { return NIXL_SUCCESS; }), NIXL_SUCCESS);
+    ASSERT_TRUE(has_ended(0));  // its thread has nothing to do
+    const auto slow = [&] {
+      while (!release) std::this_thread::yield();
+      return NIXL_SUCCESS;
+    };
+    ASSERT_EQ(calls.begin("slow", "a", slow), NIXL_SUCCESS);
+    ASSERT_EQ(calls.begin("quick", "b", [] { return NIXL_SUCCESS; }), NIXL_SUCCESS);
+    EXPECT_TRUE(has_ended(2)) << time;
+    release = true;
+  }
+}
+
 TEST(MetadataCalls, TellTheirOutcomeAndAreCancelledAtTheEnd) {
   MetadataCalls calls;
   std::atomic<bool> release{false};
