@@ -104,9 +104,13 @@ class StoreDirectory final : public MetadataDirectory {
     std::set<std::string> labels;
     {
       const std::lock_guard lock(mutex_);
-      labels.swap(labels_);
+      labels = labels_;
     }
-    for (const std::string& label : labels) store_.remove(key_of(name_, label));
+    for (const std::string& label : labels) {
+      store_.remove(key_of(name_, label));
+      const std::lock_guard lock(mutex_);
+      labels_.erase(label);
+    }
   }
 
   void poll(DirectoryListener&) noexcept override {}

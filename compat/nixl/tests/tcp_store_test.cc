@@ -48,12 +48,21 @@ class Store {
     for (const auto& [key, value] : values_) keys.push_back(key);
     return keys;
   }
+  // As if it had ended and been started again.
+  void forget() {
+    const std::lock_guard lock(mutex_);
+    values_.clear();
+    ++life_;
+  }
+  // From now on it breaks the connection over which a key is to be deleted, or no longer.
+  void keep_all(bool keeps) { keeps_ = keeps; }
 
  private:
   bool readable(int fd) const {
-    while (!stop_) {
+    const int life = life_;
+    while (!stop_ && (fd == listener_ || life_ == life)) {
       pollfd polled{fd, POLLIN, 0};
-      if (::poll(&polled, 1, 20) > 0) return true;
+      if (::poll(&polled, 1, 20) > 0) return fd == listener_ || life_ == life;
     }
     return false;
   }
@@ -112,6 +121,7 @@ class Store {
       count = values_[key].size();
       return give(fd, &count, 8) && give(fd, values_[key].data(), count);
     }
+    if (keeps_) return false;
     const auto removed = static_cast<int64_t>(values_.erase(key));
     return kind == 8 && give(fd, &removed, 8);
   }
@@ -120,6 +130,8 @@ class Store {
   const int listener_;
   std::string endpoint_;
   std::atomic<bool> stop_{false};
+  std::atomic<bool> keeps_{false};
+  std::atomic<int> life_{0};
   mutable std::mutex mutex_;
   std::map<std::string, std::string> values_;
   std::vector<std::thread> clients_;
@@ -140,11 +152,10 @@ class TcpStores : public testing::Test {
           "TOWLINE_NIXL_METADATA_TIMEOUT", "NIXL_ETCD_ENDPOINTS"})
       ::unsetenv(name);  // NOLINT
   }
-  // Why the agent's latest call failed, once it has ended.
-  // Soon: a store does not answer when it is given a value.
   static bool holds(const Store& store, const std::vector<std::string>& keys) {
     return eventually([&] { return store.keys() == keys; });
   }
+  // Why the agent's latest call failed, once it has ended.
   static std::string outcome(const nixlAgent& agent) {
     EXPECT_TRUE(
         eventually([&] { return towline::nixl::metadata_calls(agent).back().status != NIXL_IN_PROG; }));
@@ -178,6 +189,24 @@ TEST_F(TcpStores, AgentsFindEachOtherByName) {
   ASSERT_EQ(outcome(*a->agent), "");
   EXPECT_TRUE(holds(store, {"/nixl/agents/part/store-a"}));
   a.reset();
+  EXPECT_TRUE(holds(store, {}));
+}
+
+TEST_F(TcpStores, WhatCouldNotBeTakenBackIsWhenAskedAgain) {
+  Store store;
+  use(store.endpoint());
+  Side side("store-kept");
+  nixl_opt_args_t args;
+  args.metadataLabel = "part";
+  ASSERT_EQ(side.agent->sendLocalMD(), NIXL_SUCCESS);
+  ASSERT_EQ(side.agent->sendLocalPartialMD(side.registered(), &args), NIXL_SUCCESS);
+  EXPECT_TRUE(holds(store, {"/nixl/agents/metadata/store-kept", "/nixl/agents/part/store-kept"}));
+  store.keep_all(true);
+  ASSERT_EQ(side.agent->invalidateLocalMD(), NIXL_SUCCESS);
+  EXPECT_NE(outcome(*side.agent).find(store.endpoint()), std::string::npos);
+  store.keep_all(false);
+  ASSERT_EQ(side.agent->invalidateLocalMD(), NIXL_SUCCESS);
+  EXPECT_EQ(outcome(*side.agent), "");
   EXPECT_TRUE(holds(store, {}));
 }
 
