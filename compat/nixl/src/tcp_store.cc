@@ -7,7 +7,6 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 #include <towline/towline.hpp>
 
 #include <algorithm>
@@ -34,6 +33,13 @@ void put_text(std::string& bytes, const std::string& text) {
   bytes += text;
 }
 std::string query(Query kind) { return std::string(1, static_cast<char>(kind)); }
+// The store echoes its number.
+constexpr uint32_t kEchoed = 0x54574e58;
+std::string ping() {
+  std::string bytes = query(kPing);
+  put(bytes, kEchoed);
+  return bytes;
+}
 
 struct FreeAddresses {
   void operator()(addrinfo* addresses) const noexcept { ::freeaddrinfo(addresses); }
@@ -59,20 +65,24 @@ void TcpStore::fail_with(const std::string& what) const {
   throw Error{Status::kUnreachable, fmt::format("the TCPStore at {}: {}", endpoint_, what)};
 }
 
-// After a failure the connection may hold half a request or answer: it is not used again.
+// After a failure the connection may hold half a request or answer: it is not used again. One of an earlier call may have been
+// dead for long, where the store was started again: then the call is made once more.
 template <class Work>
 auto TcpStore::call(Work work) {
   const std::lock_guard lock(mutex_);
-  try {
-    if (!fd_.valid()) {
-      until_ = Clock::now() + connect_timeout_;
-      connect();
+  for (;;) {
+    const bool of_earlier_call = fd_.valid();
+    try {
+      if (!fd_.valid()) {
+        until_ = Clock::now() + connect_timeout_;
+        connect();
+      }
+      until_ = Clock::now() + timeout_;
+      return work();
+    } catch (...) {
+      fd_.reset();
+      if (!of_earlier_call || Clock::now() >= until_) throw;
     }
-    until_ = Clock::now() + timeout_;
-    return work();
-  } catch (...) {
-    fd_.reset();
-    throw;
   }
 }
 
@@ -80,7 +90,12 @@ void TcpStore::set(const std::string& key, const std::string& value) {
   std::string bytes = query(kSet);
   put_text(bytes, "/" + key);
   put_text(bytes, value);
-  call([&] { send(bytes); });
+  // The store does not answer this, but what follows it.
+  bytes += ping();
+  call([&] {
+    send(bytes);
+    receive_echo();
+  });
 }
 
 std::optional<std::string> TcpStore::get(const std::string& key) {
@@ -143,13 +158,9 @@ void TcpStore::connect() {
       // The store drops those that do not begin so. Its echo shows that it is one.
       std::string hello = query(kValidate);
       put(hello, kMagic);
-      hello += query(kPing);
-      const auto nonce = static_cast<uint32_t>(::getpid());
-      put(hello, nonce);
+      hello += ping();
       send(hello);
-      uint32_t echo = 0;
-      receive(&echo, sizeof echo);
-      if (echo != nonce) fail_with("it is no TCPStore");
+      receive_echo();
       return;
     } catch (const Error& error) {
       last = error.what();
@@ -157,6 +168,12 @@ void TcpStore::connect() {
   }
   fd_.reset();
   throw Error{Status::kUnreachable, last};
+}
+
+void TcpStore::receive_echo() {
+  uint32_t echo = 0;
+  receive(&echo, sizeof echo);
+  if (echo != kEchoed) fail_with("it is no TCPStore");
 }
 
 void TcpStore::wait_for(short events) {

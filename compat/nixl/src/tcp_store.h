@@ -31,6 +31,7 @@ class TcpStore {
   void connect();
   void send(const std::string& bytes);
   void receive(void* into, size_t bytes);
+  void receive_echo();
   [[noreturn]] void fail_with(const std::string& what) const;
   void wait_for(short events);
 

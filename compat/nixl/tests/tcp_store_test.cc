@@ -210,6 +210,20 @@ TEST_F(TcpStores, WhatCouldNotBeTakenBackIsWhenAskedAgain) {
   EXPECT_TRUE(holds(store, {}));
 }
 
+TEST_F(TcpStores, AStoreThatWasStartedAgainIsUsedAsBefore) {
+  Store store;
+  use(store.endpoint());
+  Side side("store-again");
+  for (int time = 0; time < 3; ++time) {
+    ASSERT_EQ(side.agent->sendLocalMD(), NIXL_SUCCESS);
+    ASSERT_EQ(outcome(*side.agent), "");
+    ASSERT_TRUE(holds(store, {"/nixl/agents/metadata/store-again"})) << time;
+    store.forget();
+  }
+  ASSERT_EQ(side.agent->invalidateLocalMD(), NIXL_SUCCESS);
+  EXPECT_EQ(outcome(*side.agent), "");
+}
+
 TEST_F(TcpStores, StoresThatAreNotThereOrSayNothingAreNamed) {
   const Store mute(true);
   for (const std::string& endpoint : {std::string{"127.0.0.1:1"}, mute.endpoint()}) {
