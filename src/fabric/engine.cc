@@ -131,7 +131,7 @@ std::size_t Engine::progress(uint64_t now_ns) noexcept {
   constexpr uint64_t kAwayNs = 100 * kMillisecondNs;
   State& s = *state_;
   s.in_progress = true;
-  if (s.now_ns != 0 && now_ns > s.now_ns + kAwayNs) s.forgive(now_ns - s.now_ns);
+  if (s.now_ns != 0 && now_ns > s.now_ns + kAwayNs) s.forgive(now_ns - s.now_ns - kAwayNs);
   s.now_ns = now_ns;
   if (std::exchange(s.asked, false)) s.poll_until_ns = now_ns + kPollForNs;
   s.turn_events = 0;

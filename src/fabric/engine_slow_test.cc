@@ -194,5 +194,24 @@ TEST(FabricSlow, AHostThatStoodStillDoesNotBlameItsPeer) {
   EXPECT_EQ(one.engine->counters(0).breaks, 0u);
 }
 
+// As on a machine where many others use the processors, or of a program that polls a few times a second.
+TEST(FabricSlow, AHostThatRunsRarelyLosesASilentPeerToo) {
+  for (const uint64_t pause_ns : {50 * kMillisecondNs, 150 * kMillisecondNs, 2 * kSecondNs}) {
+    SCOPED_TRACE(pause_ns);
+    World world;
+    LoopbackOptions slow;
+    slow.bytes_per_s = 1'000'000;
+    TestHost& one = world.add_host(1, slow);
+    TestHost& two = world.add_host(1);
+    Buffers buffers{world, 1 << 20};
+    ASSERT_EQ(one.engine->submit(buffers.request(TransferOp::kWrite, 4096)), Status::kInProgress);
+    ASSERT_TRUE(world.until([&] { return one.engine->counters(0).bytes > 8192; }, kSecondNs, 10'000));
+    two.stopped = true;
+    world.fabric.kill(1);
+    ASSERT_TRUE(world.until([&] { return !one.losses.empty(); }, 150 * pause_ns, pause_ns));
+    EXPECT_EQ(one.outcomes[1].result.status, Status::kPeerLost);
+  }
+}
+
 }  // namespace
 }  // namespace towline::fabric

@@ -24,7 +24,8 @@ void Engine::State::tick() noexcept {
 }
 
 // Time in which this engine did not run says nothing about its peers: it was not asked, or made a connection, which takes
-// some libraries long, or its thread got no processor.
+// some libraries long, or its thread got no processor. Each turn counts a little of it: where they are always late, peers must
+// be lost too.
 void Engine::State::forgive(uint64_t gap_ns) noexcept {
   for (Rail& rail : rails) {
     for (Connection& connection : rail.connections) {
