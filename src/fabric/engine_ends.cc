@@ -100,7 +100,6 @@ void Engine::State::resolve(Connection& connection, const SequenceWindow& seen) 
       finish(rail, connection, entry);
       continue;
     }
-    entry.done = true;
     if (entry.kind != EntryKind::kRecord && !transfer.ending) {
       // Posted again, it would break one connection after the other, and libraries may not survive many of those.
       if (rail.domain->traits().breaks_for_memory && !is_mapped(entry.slice.local, entry.slice.length)) {
@@ -118,6 +117,7 @@ void Engine::State::resolve(Connection& connection, const SequenceWindow& seen) 
     carried = true;
     Peer& peer = *peers[transfer.peer];
     end_fruitless(transfer, connection.id);
+    entry.done = true;  // not before: a transfer that ends here names it among what is missing
     if (!transfer.ending) enqueue(peer, transfer);
     if (--transfer.outstanding == 0) settle(transfer);
   }

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 
+#include "base/os/memfd.h"
 #include "fabric/rails.h"
 #include "fabric/transfer_engine.h"
 #include "support/failing_new.h"
@@ -122,7 +123,8 @@ class FabricMemory : public ::testing::Test {
     auto& self = *static_cast<FabricMemory*>(context);
     std::size_t count = 0;
     for (; count < capacity && self.given_ < kPieces; ++count, ++self.given_)
-      out[count] = {self.memory_.address, self.memory_.address, kPiece, 0, 0};
+      out[count] = {self.given_ == self.gone_ ? self.gone_at_ : self.memory_.address, self.memory_.address,
+                    kPiece, 0, 0};
     return count;
   }
   template <class Done>
@@ -141,8 +143,34 @@ class FabricMemory : public ::testing::Test {
   const LocalMemory* local_pointer_ = &memory_;
   const RemoteMemory* remote_pointer_ = &remote_;
   std::size_t given_ = 0;
+  std::size_t gone_ = kPieces;  // the piece that lies at
+  uint64_t gone_at_ = 0;
   uint64_t now_ns_ = kSecondNs;
 };
+
+// Over libraries that end a connection for it.
+TEST_F(FabricMemory, MemoryThatIsNotMappedAnyMoreIsNamedAmongWhatFailed) {
+  {
+    const Mapping gone = Mapping::map_private(kPiece);
+    gone_at_ = reinterpret_cast<uint64_t>(gone.address());
+  }
+  one_.port->known.breaks_for_memory = true;
+  std::size_t posted = 0;
+  int ended = 0;
+  for (const std::size_t piece : {std::size_t{0}, std::size_t{3}, kPieces - 1}) {
+    SCOPED_TRACE(piece);
+    gone_ = piece;
+    submit();
+    posted += kPieces;
+    ASSERT_TRUE(until([&] { return one_.port->posted == posted; }));
+    one_.port->tell(CompletionKind::kConnectionDown, Status::kIo);
+    ASSERT_TRUE(until([&] { return one_.completions > ended; }));
+    ended = one_.completions;
+    EXPECT_EQ(one_.result.status, Status::kStale);
+    EXPECT_LE(one_.result.failed_begin, piece * kPiece);
+    EXPECT_GE(one_.result.failed_end, (piece + 1) * kPiece);
+  }
+}
 
 TEST_F(FabricMemory, ASliceThatCannotBeKeptForRetryEndsItsTransferAlone) {
   submit();
