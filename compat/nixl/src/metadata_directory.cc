@@ -30,7 +30,13 @@ class ServerDirectory final : public MetadataDirectory {
                     std::chrono::nanoseconds wait) override {
     // Watched first, so that no later removal is missed.
     follow(name);
-    return directory_.get(name + "/" + label, {.wait = true, .timeout = wait}).get_value();
+    const std::string key = name + "/" + label;
+    const DirectoryCall call = directory_.get(key, {.wait = true, .timeout = wait});
+    const std::vector<DirectoryEntry> entries = call.get_entries();
+    if (entries.empty()) throw Error{Status::kNotFound, "the directory gave nothing for '" + key + "'"};
+    std::lock_guard lock(mutex_);
+    fetched_[key] = entries.front().revision;
+    return std::string{value_of(entries.front())};
   }
 
   void withdraw() override {
@@ -48,7 +54,7 @@ class ServerDirectory final : public MetadataDirectory {
       for (auto& [name, watch] : watches_) {
         DirectoryEvent event;
         while (watch.next(event, std::chrono::nanoseconds{0}) == Status::kOk) {
-          if (event.what() == EventKind::kGone && (gone.empty() || gone.back() != name)) gone.push_back(name);
+          if (is_news(event) && (gone.empty() || gone.back() != name)) gone.push_back(name);
         }
       }
     }
@@ -61,11 +67,19 @@ class ServerDirectory final : public MetadataDirectory {
     if (!watches_.contains(name)) watches_.emplace(name, directory_.watch(name + "/"));
   }
 
+  // Under the lock. A watch may be behind what calls answer: a removal from before what was fetched is none.
+  [[nodiscard]] bool is_news(const DirectoryEvent& event) const {
+    if (event.what() != EventKind::kGone) return false;
+    const auto fetched = fetched_.find(event.key());
+    return fetched == fetched_.end() || event.entry.revision == 0 || event.entry.revision > fetched->second;
+  }
+
   const std::string name_;
   const std::chrono::nanoseconds timeout_;
   Directory directory_;
   std::mutex mutex_;
-  std::map<std::string, Watch> watches_;  // by the agent they are of
+  std::map<std::string, Watch> watches_;                  // by the agent they are of
+  std::map<std::string, uint64_t, std::less<>> fetched_;  // by key: the directory's revision when it was put
 };
 
 // Keys are nixl/agents/{label}/{agent}. A store can't be watched: that something is gone is found when it is asked for.
