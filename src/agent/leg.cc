@@ -11,7 +11,7 @@ Status Leg::start(uint64_t begin, uint64_t end, uint64_t deadline_ns, uint32_t s
   const int32_t gate = gate_.load(std::memory_order_seq_cst);
   if (gate < 0) {
     phase_.store(kReady, std::memory_order_release);
-    return static_cast<Status>(gate);
+    return refusal_at(gate);
   }
   Part& part = parts_[0];
   part.begin = begin;

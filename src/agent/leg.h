@@ -33,6 +33,7 @@ class Leg final : private OwnRoute, public Post {
   // Bytes [begin, end) of its plan. kOk: done already. kInProgress, kAgain: as post. An error: not accepted.
   [[nodiscard]] Status start(uint64_t begin, uint64_t end, uint64_t deadline_ns,
                              uint32_t submit_flags) noexcept;
+  [[nodiscard]] bool is_leg() const noexcept override { return true; }
   // Ends the range soon.
   void abandon() noexcept;
   // True if it has its outcome and nothing is in flight.

@@ -1,6 +1,7 @@
 // A file, device or object that a backend opened for a region of this agent; closed with the region.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -25,12 +26,20 @@ class OpenedStorage {
 
   // Throws Error. Any thread.
   void commit();
+  // A replacement that is committed.
+  [[nodiscard]] bool committed() const noexcept { return committed_.load(std::memory_order_acquire); }
+  // Held by the thread that commits a replacement, from before it waits for transfers; not owned: another one does.
+  [[nodiscard]] std::unique_lock<std::mutex> begin_replacing() {
+    return std::unique_lock(replacing_, std::try_to_lock);
+  }
   // Idempotent; call before the backend closes. Drops an uncommitted replacement.
   void close() noexcept;
 
  private:
   Backend& backend_;
   const bool replaces_;
+  std::atomic<bool> committed_{false};
+  std::mutex replacing_;
   std::mutex mutex_;
   towline_storage* handle_ = nullptr;
   towline_storage_attributes attributes_ = {};

@@ -79,6 +79,7 @@ void OpenedStorage::commit() {
   take_failure_text();
   const int32_t status = backend_.storage->commit(backend_.handle, handle_);
   if (status != TOWLINE_OK) fail_as(status, backend_);
+  if (replaces_) committed_.store(true, std::memory_order_release);
 }
 
 void OpenedStorage::close() noexcept {
@@ -198,27 +199,35 @@ void OwnRegions::list_storage(const char* prefix, towline_storage_found_t found,
   if (status != TOWLINE_OK) fail_as(status, backend);
 }
 
+// Until the backend is asked nothing is final: a commit that gives up leaves every post as it was. A post's legs are not
+// held, since they have to end it.
 void OwnRegions::commit_storage(const std::shared_ptr<Region>& region, uint64_t timeout_ns) {
   agent_.check_usable();
   auto* opened = static_cast<OpenedStorage*>(region->storage.get());
   if (opened == nullptr) fail(Status::kInvalidArgument, "the region is memory: only storage is committed");
-  if (opened->replaces()) {
-    const uint64_t key = region->ref.key;
-    const auto uses = [key](const Post& post) {
-      return post.local().uses_region(key) || post.remote().uses_region(key);
-    };
+  if (!opened->replaces() || opened->committed()) return opened->commit();
+  const std::unique_lock replacing = opened->begin_replacing();
+  if (!replacing.owns_lock()) fail(Status::kBusy, "another thread commits the region");
+  const auto for_each_user = [this, key = region->ref.key](auto&& visit) {
     agent_.for_each_post([&](Post& post) {
-      if (uses(post)) post.close_gate(static_cast<int32_t>(Status::kStale));
+      if (post.local().uses_region(key) || post.remote().uses_region(key)) visit(post);
     });
-    const bool idle = agent_.drive_until(
-        [&] {
-          bool ready = true;
-          agent_.for_each_post([&](Post& post) { ready = ready && (!uses(post) || post.ready()); });
-          return ready;
-        },
-        Deadline::after(agent_.now_ns(), timeout_ns).ns());
-    if (!idle) fail(Status::kTimedOut, "a transfer of the region is still in flight");
+  };
+  const bool idle = agent_.drive_until(
+      [&] {
+        bool ready = true;
+        for_each_user([&](Post& post) {
+          if (!post.is_leg()) post.hold_gate();
+          ready = ready && post.ready();
+        });
+        return ready;
+      },
+      Deadline::after(agent_.now_ns(), timeout_ns).ns());
+  if (!idle) {
+    for_each_user([](Post& post) { post.open_gate(); });
+    fail(Status::kTimedOut, "a transfer of the region is still in flight");
   }
+  for_each_user([](Post& post) { post.close_gate(static_cast<int32_t>(Status::kStale)); });
   opened->commit();
 }
 

@@ -76,7 +76,24 @@ EventQueue& Post::queue_of_end() const noexcept { return agent().own_queue(); }
 
 void Post::close_gate(int32_t gate) noexcept {
   int32_t seen = gate_.load(std::memory_order_relaxed);
-  while (seen >= 0 && seen != gate && !gate_.compare_exchange_weak(seen, gate, std::memory_order_seq_cst)) {
+  for (;;) {
+    const bool held = seen <= kGateHeld + kRelink;
+    const int32_t next = held && gate >= 0 ? kGateHeld + gate : gate;
+    if ((seen < 0 && !held) || seen == next) return;
+    if (gate_.compare_exchange_weak(seen, next, std::memory_order_seq_cst)) return;
+  }
+}
+
+void Post::hold_gate() noexcept {
+  int32_t seen = gate_.load(std::memory_order_relaxed);
+  while (seen >= 0 && !gate_.compare_exchange_weak(seen, kGateHeld + seen, std::memory_order_seq_cst)) {
+  }
+}
+
+void Post::open_gate() noexcept {
+  int32_t seen = gate_.load(std::memory_order_relaxed);
+  while (seen <= kGateHeld + kRelink &&
+         !gate_.compare_exchange_weak(seen, seen - kGateHeld, std::memory_order_seq_cst)) {
   }
 }
 
@@ -122,7 +139,7 @@ Status Post::post_with(const PickPair& picks, const PostOptions& options, void* 
   if (gate < 0) {
     take_failure_text();  // of something else on this thread
     phase_.store(kReady, std::memory_order_release);
-    return static_cast<Status>(gate);
+    return refusal_at(gate);
   }
   try {
     plan_.compile_again(local().resolved(), picks.local, remote().resolved(), picks.remote, route_.op());
@@ -194,7 +211,7 @@ Status Post::post_slow() noexcept {
   const int32_t gate = gate_.load(std::memory_order_seq_cst);
   if (gate < 0) {
     phase_.store(kReady, std::memory_order_release);
-    return static_cast<Status>(gate);
+    return refusal_at(gate);
   }
   int32_t before = 0;
   Status status = begin_post(before);

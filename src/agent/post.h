@@ -3,7 +3,8 @@
 // plan (post_plan.h) has as many as are in flight at once, each with picks of its own.
 //
 // Beside its phase (ending.h: ready, busy, or held by a worker that releases its prepared plan), its *gate* controls
-// it: whether a post may take the short path. Open, relink (its connection is gone, try a new one) or a final status.
+// it: whether a post may take the short path. Open, relink (its connection is gone, try a new one), held (refused as
+// stale until it is opened again) or a final status.
 // A thread that invalidates something closes the gate first and then waits for the phase; post takes the phase
 // first and then checks the gate: so one of the two always sees the other.
 #pragma once
@@ -82,6 +83,7 @@ class Post : public Ending {
  public:
   static constexpr int32_t kOpen = 0;
   static constexpr int32_t kRelink = 1;
+  static constexpr int32_t kGateHeld = INT32_MIN;  // and one of these two
   static constexpr uint64_t kImmediatePostsPerCount = 64;
 
   // `handle`: for completions; null: a post of a plan. The route outlives it.
@@ -148,11 +150,19 @@ class Post : public Ending {
 
   // Closes the gate: kRelink, or a final status. Any thread.
   void close_gate(int32_t gate) noexcept;
+  // Posts answer kStale until open_gate(), or for good if the gate is closed meanwhile. Any thread.
+  void hold_gate() noexcept;
+  void open_gate() noexcept;
   // The connection of a part is gone. Only the first part's posts take the short path.
   void link_ended(const Part& part) noexcept {
     if (&part == parts_) close_gate(kRelink);
   }
-  [[nodiscard]] int32_t gate() const noexcept { return gate_.load(std::memory_order_acquire); }
+  // What a post answers at a gate below 0.
+  [[nodiscard]] static constexpr Status refusal_at(int32_t gate) noexcept {
+    return gate <= kGateHeld + kRelink ? Status::kStale : static_cast<Status>(gate);
+  }
+  // It moves a part of another post, which starts it.
+  [[nodiscard]] virtual bool is_leg() const noexcept { return false; }
   [[nodiscard]] const BlockList& local() const noexcept { return route_.local(); }
   [[nodiscard]] const BlockList& remote() const noexcept { return route_.remote(); }
   [[nodiscard]] const Plan& plan() const noexcept { return plan_; }

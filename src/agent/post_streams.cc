@@ -55,7 +55,7 @@ Status Post::post_on_taken(void* stream) noexcept {
   {
     const Worker::Guard guard(*part.worker);
     const int32_t gate = gate_.load(std::memory_order_seq_cst);
-    if (gate < 0) status = static_cast<Status>(gate);
+    if (gate < 0) status = refusal_at(gate);
     if (status == Status::kOk && !usable(part)) {
       const uint64_t deadline_ns = Deadline::after(agent().now_ns(), options_.timeout_ns).ns();
       status = establish_part(part, deadline_ns);

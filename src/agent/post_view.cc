@@ -73,7 +73,7 @@ Status Post::view_taken(uint64_t* local, uint64_t* remote) try {
   }
   Part& part = parts_[0];
   const Worker::Guard guard(*part.worker);
-  if (const int32_t gate = gate_.load(std::memory_order_seq_cst); gate < 0) return static_cast<Status>(gate);
+  if (const int32_t gate = gate_.load(std::memory_order_seq_cst); gate < 0) return refusal_at(gate);
   if (!usable(part)) {
     const uint64_t deadline_ns = Deadline::after(agent().now_ns(), options_.timeout_ns).ns();
     const Status status = establish_part(part, deadline_ns);

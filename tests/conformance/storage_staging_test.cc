@@ -593,6 +593,52 @@ TEST(StagingDeadline, HoldsWhileAPostMakesItsLegs) {
   EXPECT_LT(std::chrono::steady_clock::now() - began, 10s);
 }
 
+// A peer that does not answer keeps one of them in flight.
+TEST(StagingToAReplacement, ACommitThatTimesOutLeavesTransfersAsTheyWere) {
+  constexpr uint64_t kBytes = 16 << 20;
+  const FolderPlace folder;
+  const Agent owner("owner", {.progress = Progress::kCaller, .listen = "127.0.0.1:0", .backends = "tcp"});
+  const Agent agent("stager", {.listen = "127.0.0.1:0", .backends = "tcp,posix", .default_timeout = 60s});
+  const Memory memory(kBytes);
+  stamp_bytes(memory.data(), kBytes, 41);
+  const Region region = owner.register_memory(dram(memory), {.access = Access::kAll});
+  const Peer peer = agent.add_peer(owner.metadata());
+  const Region file = agent.register_storage(folder.uri("anew"), {.replace = true, .bytes = kBytes});
+  std::vector<std::byte> first(4096);
+  stamp_bytes(first.data(), first.size(), 41);
+  const Region small = agent.register_memory(dram(first.data(), first.size()));
+  const Transfer idle = agent.transfer(agent.block_list(Blocks::at(first.data(), first.size())),
+                                       agent.block_list(file.blocks(0, first.size())));
+  std::atomic<bool> answers{true};
+  const auto answer = [&] {
+    while (answers) owner.progress();
+  };
+  std::thread owners(answer);
+  const Transfer save = agent.transfer(peer.block_list(Blocks::at(memory.data(), kBytes)),
+                                       agent.block_list(file.blocks(0, kBytes)));
+  answers = false;
+  owners.join();
+  ASSERT_EQ(save.post(), Status::kInProgress);
+  try {
+    file.commit(50ms);
+    ADD_FAILURE() << "a transfer is in flight";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Status::kTimedOut) << error.what();
+  }
+  answers = true;
+  owners = std::thread(answer);
+  EXPECT_EQ(save.wait(60s), Status::kOk) << save.route();
+  const Status posted = idle.post();
+  EXPECT_EQ(posted == Status::kInProgress ? idle.wait(60s) : posted, Status::kOk);
+  answers = false;
+  owners.join();
+  file.commit();
+  EXPECT_EQ(idle.post(), Status::kStale);
+  const std::vector<std::byte> saved = folder.get("anew");
+  ASSERT_EQ(saved.size(), kBytes);
+  EXPECT_EQ(first_difference(saved.data(), kBytes, 41), kBytes);
+}
+
 TEST(StagingSettings, ThatMakeNoSenseAreNamed) {
   const auto refusal = [](const char* config) -> std::string {
     try {

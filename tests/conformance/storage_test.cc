@@ -511,8 +511,10 @@ TEST_P(StorageTest, AReplacementIsSeenWholeOrNotAtAll) {
     EXPECT_EQ(first_difference(contents.data(), 1 << 20, 32), uint64_t{1} << 20);
     EXPECT_EQ(write.post(), Status::kStale);
     EXPECT_THROW((void)agent_->transfer(in_memory(0, 16), in_file(file, 0, 16)), Error);
-    EXPECT_EQ(move(Op::read, 0, file, 0, 4096), Status::kOk);
+    const Transfer read = agent_->transfer(in_file(file, 0, 4096), in_memory(0, 4096));
+    EXPECT_EQ(run(read), Status::kOk);
     EXPECT_THROW(file.commit(), Error);
+    EXPECT_EQ(run(read), Status::kOk) << "refused for a commit that was none";
   }
   {
     const Region dropped = open("replaced", {.replace = true, .bytes = 1 << 20});
