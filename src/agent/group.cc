@@ -62,6 +62,7 @@ Status Group::join(PlannedPost& post) noexcept {
     return Status::kInvalidArgument;
   }
   post.member = {nullptr, first_, members_, false};
+  post.member_bytes.store(0, std::memory_order_relaxed);
   if (first_ != nullptr) first_->member.previous = &post;
   first_ = &post;
   ++members_;
@@ -373,7 +374,7 @@ void Group::result(towline_group_result_t& result) const noexcept {
   result.bytes = bytes_;
   result.total_bytes = total_bytes_;
   for (const PlannedPost* post = first_; post != nullptr; post = post->member.next)
-    result.total_bytes += post->plan().bytes();
+    result.total_bytes += post->member_bytes.load(std::memory_order_relaxed);
   result.failed_member = failed_member_;
   result.failed_user_data = failed_user_data_;
 }

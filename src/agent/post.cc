@@ -132,7 +132,8 @@ TOWLINE_WAKE_PATH Status Post::post_taken() noexcept {
   return static_cast<Status>(status);
 }
 
-Status Post::post_with(const PickPair& picks, const PostOptions& options, void* const* stream) {
+Status Post::post_with(const PickPair& picks, const PostOptions& options, void* const* stream,
+                       std::atomic<uint64_t>& picked_bytes) {
   if (fork_generation_ != fork_generation()) return Status::kForked;
   if (!take(kBusy)) return Status::kBusy;
   const int32_t gate = gate_.load(std::memory_order_seq_cst);
@@ -143,6 +144,7 @@ Status Post::post_with(const PickPair& picks, const PostOptions& options, void* 
   }
   try {
     plan_.compile_again(local().resolved(), picks.local, remote().resolved(), picks.remote, route_.op());
+    picked_bytes.store(plan_.bytes(), std::memory_order_relaxed);
     bring(options);
     aim(stream == nullptr && to_be_split() ? part_room_ : 1);
     if (route_.legs())

@@ -112,9 +112,10 @@ class Post : public Ending {
       return Status::kOk;
     return post_long();
   }
-  // A run with picks and options of its own. `stream`: points to the one to run in; null: at once. Throws Error
-  // for picks that are wrong.
-  [[nodiscard]] Status post_with(const PickPair& picks, const PostOptions& options, void* const* stream);
+  // A run with picks and options of its own. `stream`: points to the one to run in; null: at once. `picked_bytes`: receives
+  // what it moves, before it begins. Throws Error for picks that are wrong.
+  [[nodiscard]] Status post_with(const PickPair& picks, const PostOptions& options, void* const* stream,
+                                 std::atomic<uint64_t>& picked_bytes);
   // Posts in a stream of the application (gpu.h); take_failure_text() may have details of an error.
   [[nodiscard]] Status post_on(void* stream) noexcept;
   [[nodiscard]] Status wait_on(void* stream) noexcept;

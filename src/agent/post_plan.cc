@@ -156,7 +156,7 @@ Status PostPlan::run(PlannedPost& post, const PickPair& picks, const PostOptions
          "copy comes after, or say TOWLINE_STREAM_UNORDERED (C++: towline::unordered, Python: "
          "stream=\"unordered\") if that work has been waited for, or gpu.unordered = true once for all{}",
          takes_stream() ? "" : ". The backend of this plan takes no stream, so it has to be the latter");
-  const Status status = post.post_with(picks, options, stream);
+  const Status status = post.post_with(picks, options, stream, post.member_bytes);
   if (is_error(status) && status != Status::kAgain && status != Status::kForked) [[unlikely]]
     set_failure_text(post.refusal_of(status));
   return status;

@@ -31,6 +31,8 @@ class PlannedPost final : public Post {
     bool cancelled = false;
   };
   Member member;
+  // Of this run; 0 until its picks are known. For the group, which must not look at the plan while that is compiled.
+  std::atomic<uint64_t> member_bytes{0};
 
   // `room`: into how many parts its runs may be split.
   PlannedPost(PostPlan& plan, Route& route, AfterEnding& after, uint32_t index, uint32_t room)

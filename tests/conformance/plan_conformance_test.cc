@@ -1,5 +1,7 @@
 // Promises of plans and posts over every transport, through the public API.
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <optional>
 #include <set>
 #include <thread>
@@ -306,6 +308,41 @@ TEST_P(GroupTest, MembersJoinWhileOthersMove) {
   EXPECT_FALSE(is_error(group.close())) << last_error();
   EXPECT_EQ(group.wait(20s), Status::kOk);
   EXPECT_EQ(std::memcmp(right_memory_->data(), left_memory_->data(), left_memory_->size()), 0);
+}
+
+// A member counts with what it picks, not with what its post moved the last time.
+TEST_P(GroupTest, AResultMayBeAskedForWhileMembersJoin) {
+  const std::vector<Plan> plans = layers();
+  for (const Plan& plan : plans) {
+    const Post whole = plan.post();
+    ASSERT_TRUE(whole.accepted()) << last_error();
+    ASSERT_EQ(whole.wait(20s), Status::kOk) << whole.error();
+  }
+  std::atomic<const Group*> shown{nullptr};
+  std::atomic<bool> over{false};
+  std::atomic<uint64_t> most{0};
+  std::thread asks([&] {
+    while (!over) {
+      if (const Group* const group = shown.exchange(nullptr); group != nullptr) {
+        most = std::max<uint64_t>(most, group->result().total_bytes);
+        shown = group;
+      }
+    }
+  });
+  const Range first{0, 1, 1};
+  for (int round = 0; round < 50; ++round) {
+    const Group group = left_->group({.deadline = 20s});
+    shown = &group;
+    for (const Plan& plan : plans) add(group, plan, {.from = first, .to = first});
+    EXPECT_FALSE(is_error(group.close())) << last_error();
+    EXPECT_EQ(group.wait(20s), Status::kOk) << group.error();
+    const Group* mine = &group;
+    while (!shown.compare_exchange_weak(mine, nullptr)) mine = &group;
+    EXPECT_EQ(group.result().total_bytes, kLayers * kBlock);
+  }
+  over = true;
+  asks.join();
+  EXPECT_LE(most, kLayers * kBlock);
 }
 
 TEST_P(GroupTest, ASecondCloseAndALateMemberAreRefused) {
