@@ -152,6 +152,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                      Status& status);
   Status perform_now(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline, uint64_t op_id,
                      std::string& text);
+  void wait_for_queued();
   static void begin_backend_call() noexcept;  // forgets what a call on this thread said before
   Status failure(int32_t status, std::string& text) const;
   void after_failure(Status status, const std::string& text) noexcept;

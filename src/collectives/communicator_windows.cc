@@ -4,6 +4,12 @@
 
 namespace towline::collectives {
 
+// Operations that were started are before it, on every rank.
+void Communicator::wait_for_queued() {
+  std::unique_lock lock(queue_mutex_);
+  queue_changed_.wait(lock, [&] { return queued_.load() == 0; });
+}
+
 towline_collective_window* Communicator::open_window(void* address, uint64_t bytes) {
   if (finishes_here()) fail(Status::kBusy, "a window can't be made in a function of a work");
   std::string text;
@@ -11,10 +17,7 @@ towline_collective_window* Communicator::open_window(void* address, uint64_t byt
   if (table_->window_open == nullptr)
     fail(Status::kUnsupported, "backend {} has no windows", options_.backend);
   const Deadline deadline = Deadline::after(monotonic_now_ns(), timeout_ns());
-  {
-    std::unique_lock lock(queue_mutex_);
-    queue_changed_.wait(lock, [&] { return queued_.load() == 0; });
-  }
+  wait_for_queued();
   const std::lock_guard lock(perform_mutex_);
   begin_backend_call();
   towline_collective_window* window = nullptr;
@@ -24,6 +27,7 @@ towline_collective_window* Communicator::open_window(void* address, uint64_t byt
 
 void Communicator::close_window(towline_collective_window* window, uint64_t timeout_ns) {
   if (finishes_here()) fail(Status::kBusy, "a window can't be closed in a function of a work");
+  wait_for_queued();
   const std::lock_guard lock(perform_mutex_);
   begin_backend_call();
   const Deadline deadline = Deadline::after(monotonic_now_ns(), timeout_ns);

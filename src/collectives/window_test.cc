@@ -141,6 +141,25 @@ TEST_P(Windows, SignalsAreCountedAndThreadsShareThem) {
   });
 }
 
+// One rank closes at once, the others when the operation before is over.
+TEST_P(Windows, AreClosedAfterTheOperationsBefore) {
+  run_ranks(world(), [&](Communicator& ranks) {
+    TestWindow window(ranks, nullptr, 4096);
+    std::vector<float> data(100'000, 1);
+    towline_collective_t call =
+        call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, data.size(), data.data(), data.data());
+    call.reduction = TOWLINE_REDUCE_SUM;
+    Work* const work = ranks.start(call, nullptr);
+    if (ranks.rank() != 0) {
+      EXPECT_EQ(ranks.wait(*work, TOWLINE_FOREVER), Status::kOk) << work->error();
+    }
+    EXPECT_NO_THROW(window.close());
+    EXPECT_EQ(ranks.wait(*work, TOWLINE_FOREVER), Status::kOk) << work->error();
+    EXPECT_EQ(data.back(), 4);
+    work->release();
+  });
+}
+
 TEST_P(Windows, SeveralLiveSideBySide) {
   run_ranks(world(), [&](Communicator& ranks) {
     TestWindow first(ranks, nullptr, 4096);
