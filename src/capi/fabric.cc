@@ -42,12 +42,12 @@ Status register_memory(towline_fabric_t* engine, const fabric::MemoryToRegister&
 
 fabric::TransferOptions capi::fabric_options(const towline_fabric_transfer_options_t* given) {
   const auto options = capi::take_options(given, "towline_fabric_transfer_options");
+  if (options.message_bytes != 0) capi::need(options.message, "options.message");
   fabric::TransferOptions taken;
   taken.immediate = options.immediate;
   taken.count = options.count;
   taken.has_message = options.message != nullptr;
-  taken.message = {static_cast<const uint8_t*>(options.message),
-                   taken.has_message ? options.message_bytes : 0};
+  taken.message = {static_cast<const uint8_t*>(options.message), options.message_bytes};
   if (options.timeout_ns != 0) taken.timeout_ns = options.timeout_ns;
   if (options.done != nullptr)
     taken.done = [done = options.done, context = options.context](Status status) {

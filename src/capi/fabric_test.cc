@@ -144,6 +144,13 @@ TEST(CapiFabric, TwoEnginesMovePagesCountAndSend) {
   EXPECT_EQ(towline_fabric_single(one, 9, peer, mine, 0, remote, 0, 1, nullptr, &transfer),
             TOWLINE_INVALID_ARGUMENT);
   EXPECT_EQ(towline_fabric_signal(one, peer, nullptr, &transfer), TOWLINE_INVALID_ARGUMENT);
+  options.message = nullptr;
+  EXPECT_EQ(
+      towline_fabric_single(one, TOWLINE_FABRIC_WRITE, peer, mine, 0, remote, 0, 1, &options, &transfer),
+      TOWLINE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string{towline_last_error()}.find("options.message is null"), std::string::npos)
+      << towline_last_error();
+  options.message = "three";
   EXPECT_EQ(towline_fabric_cancel(one, 12345), TOWLINE_OK);
   EXPECT_EQ(towline_fabric_disconnect(one, peer), TOWLINE_OK);
   EXPECT_EQ(towline_fabric_signal(one, peer, &options, &transfer), TOWLINE_STALE);
