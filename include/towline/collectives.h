@@ -99,9 +99,9 @@ TOWLINE_API const char* towline_collective_op_name(uint32_t op);
 
 // Bootstrap
 
-// A store in which ranks meet: small values under keys, such as torch's. Calls come from any thread, one at a
-// time. `get` waits at most `timeout_ns` until the key exists, then writes at most `capacity` bytes and the
-// full size; if `capacity` was too small it is called again with more room.
+// A store in which ranks meet: small values under keys, such as torch's. Calls come from any thread, one at a time. `get` waits at most
+// `timeout_ns` until the key exists (else TOWLINE_TIMED_OUT, and it is called again until the deadline), then writes at most `capacity`
+// bytes and the full size; if `capacity` was too small it is called again with more room.
 typedef struct towline_collective_store_t {
   size_t struct_size;
   void* context;

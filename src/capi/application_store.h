@@ -1,6 +1,10 @@
-// A store of the application, as a place where ranks meet.
+// A store of the application, as a place where ranks meet. Its functions are called one at a time, in the order in which
+// threads ask, and a thread that waits for a key lets the others in again and again: one of them may set what another
+// rank needs to set that key.
 #pragma once
 
+#include <condition_variable>
+#include <cstdint>
 #include <mutex>
 #include <span>
 #include <string>
@@ -21,8 +25,22 @@ class ApplicationStore final : public rendezvous::Store {
   std::string describe() const override { return "store of the application"; }
 
  private:
+  class Turn {
+   public:
+    explicit Turn(ApplicationStore& store);
+    ~Turn();
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    ApplicationStore& store_;
+  };
+
   const towline_collective_store_t callbacks_;
   std::mutex mutex_;
+  std::condition_variable next_;
+  uint64_t asked_ = 0;
+  uint64_t served_ = 0;
 };
 
 }  // namespace towline::capi
