@@ -28,7 +28,7 @@ TOWLINE_API void towline_set_log_sink(towline_log_sink_t sink, void* context);
 // comes from: JSON, size convention as towline_agent_info.
 //   {"schema": TOWLINE_JSON_SCHEMA, "settings": [{"name", "type", "default", "bounds", "meaning", "promised", "value", "source"}],
 //    "unknown": [{"name", "nearest"}]}
-// Values of secrets are left out. `unknown`: names in the environment, file or `config` that no setting has.
+// Values of secrets are left out. `unknown`: names in the environment, file or `config` that no setting has. A setting has "wrong" if its value is refused: why.
 TOWLINE_API int32_t towline_settings(const char* config, char* json, size_t capacity, size_t* needed);
 
 // One run of a transfer, a plan's post or a copy.

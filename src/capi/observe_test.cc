@@ -83,6 +83,35 @@ TEST(Settings, SayWhatIsInForceAndFromWhere) {
   EXPECT_LT(towline_settings("[", nullptr, 0, nullptr), 0);
 }
 
+TEST(Settings, SayWhichValuesAreRefusedAndWhy) {
+  const auto wrong = [](const std::string& config) {
+    const std::string text = detail::read_text([&](char* json, size_t capacity, size_t* needed) {
+      return towline_settings(config.c_str(), json, capacity, needed);
+    });
+    const size_t at = text.find("\"wrong\":\"");
+    return at == std::string::npos ? std::string() : text.substr(at, 120);
+  };
+  for (const auto& [config, said] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"[peer]\nlost = \"soon\"", "is not a duration with its unit"},
+           {"workers = 9", "is not a whole number from 1 to 8"},
+           {"[tuning.staging]\nbytes = \"much\"", "is not a size"},
+           {"[tuning]\nsplit = \"of\"", "is not one of auto, on, off"},
+           {"[gpu]\nunordered = \"maybe\"", "is not true or false"},
+           {"[tuning.cuda]\nhost_threads = \"some\"", "is not a whole number"}})
+    EXPECT_NE(wrong(config).find(said), std::string::npos) << config << ": " << wrong(config);
+  // The defaults, and others that are taken.
+  const std::string text = detail::read_text([](char* json, size_t capacity, size_t* needed) {
+    return towline_settings(nullptr, json, capacity, needed);
+  });
+  EXPECT_EQ(text.find("\"wrong\""), std::string::npos);
+  for (const char* config :
+       {"workers = 8", "[peer]\nlost = \"infinite\"", "[tuning.cuda]\nhost_threads = \"auto\"",
+        "[tuning.cuda]\nhost_threads = 16", "[cuda]\ngpu = 2", "[tuning.tcp]\nsockets = 3",
+        "[tuning.object]\nchecksum = \"sha256\"", "[tuning]\nsplit = \" on \"",
+        "[tuning.staging]\ndepth = 2"})
+    EXPECT_EQ(wrong(config), "") << config;
+}
+
 // Every JSON object of the library says which version its shape is; docs/versions.md lists them.
 TEST(Json, SaysItsSchema) {
   const std::string schema = "\"schema\":" + std::to_string(TOWLINE_JSON_SCHEMA);

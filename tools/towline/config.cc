@@ -60,6 +60,10 @@ std::string render_config(const json& settings, const Terminal& terminal) {
                            setting.value("promised", true) ? "" : " [tuning]")});
   }
   std::string text = table.render(terminal);
+  for (const json& setting : settings.value("settings", json::array())) {
+    if (setting.contains("wrong"))
+      text += terminal.red(fmt::format("wrong: {}\n", setting.value("wrong", "")));
+  }
   for (const json& unknown : settings.value("unknown", json::array())) {
     const std::string nearest = unknown.value("nearest", "");
     text += terminal.red(fmt::format("unknown: {}{}\n", unknown.value("name", ""),

@@ -16,7 +16,7 @@ void add_config_command(CLI::App& app, CommonOptions& common);
 // The settings of towline_settings whose names contain `filter`; with `all` also those without promise that are not set.
 [[nodiscard]] nlohmann::json chosen_settings(const nlohmann::json& settings, const std::string& filter,
                                              bool all, bool set_only);
-// As a table for people, with a line for each unknown name.
+// As a table for people, with a line for each wrong value and unknown name.
 [[nodiscard]] std::string render_config(const nlohmann::json& settings, const Terminal& terminal);
 
 }  // namespace tool

@@ -16,7 +16,10 @@ nlohmann::json settings() {
       {"name": "workers", "type": "number", "bounds": "1 to 8", "meaning": "threads", "promised": true,
        "value": "1", "source": "default"},
       {"name": "tuning.tcp.bulk_bytes", "type": "bytes", "bounds": "", "meaning": "moved", "promised": false,
-       "value": "1MiB", "source": "default"}],
+       "value": "1MiB", "source": "default"},
+      {"name": "tuning.split", "type": "choice", "bounds": "auto, on, off", "meaning": "posts", "promised": false,
+       "value": "of", "source": "environment TOWLINE_TUNING_SPLIT",
+       "wrong": "tuning.split = \"of\" is not one of auto, on, off"}],
       "unknown": [{"name": "peer.los", "nearest": "peer.lost"}]})");
 }
 
@@ -25,10 +28,10 @@ size_t shown(const std::string& filter, bool all, bool set_only) {
 }
 
 TEST(ConfigCommand, ShowsWhatIsPromisedOrAskedFor) {
-  EXPECT_EQ(shown("", false, false), 2u);
-  EXPECT_EQ(shown("", true, false), 3u);
+  EXPECT_EQ(shown("", false, false), 3u);
+  EXPECT_EQ(shown("", true, false), 4u);
   EXPECT_EQ(shown("bulk", false, false), 1u);
-  EXPECT_EQ(shown("", true, true), 1u);
+  EXPECT_EQ(shown("", true, true), 2u);
 }
 
 TEST(ConfigCommand, RefusesAFilterThatNoSettingMatches) {
@@ -36,10 +39,11 @@ TEST(ConfigCommand, RefusesAFilterThatNoSettingMatches) {
   EXPECT_EQ(shown("workers", false, true), 0u) << "it is there, and not set";
 }
 
-TEST(ConfigCommand, SaysValueSourceAndWhatIsUnknown) {
+TEST(ConfigCommand, SaysValueSourceAndWhatIsWrongOrUnknown) {
   const std::string text = render_config(settings(), kPlain);
   for (const char* part : {"7s", "environment TOWLINE_PEER_LOST", "threads (1 to 8)", "moved [tuning]",
-                           "unknown: peer.los; peer.lost is the nearest"})
+                           "unknown: peer.los; peer.lost is the nearest",
+                           "wrong: tuning.split = \"of\" is not one of auto, on, off"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
 }
 
