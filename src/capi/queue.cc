@@ -20,6 +20,11 @@ Peer* peer_of(const towline_event_t& event) noexcept {
   return ticket_of(event).peer.get();
 }
 
+// Empty without memory for it: the status has to say enough then.
+std::string kept(const char* text) noexcept try { return text; } catch (const std::bad_alloc&) {
+  return {};
+}
+
 // The peer is in use as long as the event or notice is held.
 towline_peer_t* handle_of(Peer& peer) {
   return new towline_peer{peer.agent().shared_from_this(), PeerHold(&peer)};
@@ -40,10 +45,12 @@ class Call final : public Errand {
       work_(*ticket_, &agent_.errands().closing());
     } catch (const Error& error) {
       status = error.code();
-      why = error.message();
+      why = kept(error.what());
+    } catch (const std::bad_alloc&) {
+      status = Status::kOutOfMemory;
     } catch (const std::exception& error) {
       status = Status::kInternal;
-      why = error.what();
+      why = kept(error.what());
     }
     work_ = nullptr;  // what it holds ends before the event
     EventQueue::tell(std::move(ticket_), status, std::move(why));
@@ -72,7 +79,11 @@ class Wait final : public Errand {
   bool step(bool closing) noexcept override {
     const Status status = ask_(closing);
     if (status == Status::kInProgress && !closing) return false;
-    std::string why = why_ ? why_(status) : std::string();
+    std::string why;
+    try {
+      if (why_) why = why_(status);
+    } catch (const std::bad_alloc&) {  // the status says enough
+    }
     if (after_) std::exchange(after_, nullptr)();
     EventQueue::tell(std::move(ticket_), status == Status::kInProgress ? Status::kClosed : status,
                      std::move(why));
