@@ -170,6 +170,7 @@ inline constexpr size_t kLeastRegionInfoBytes = 48;
 inline constexpr size_t kLeastDirectoryEntryBytes = 32;
 inline constexpr size_t kLeastCompletionBytes = 32;
 inline constexpr size_t kLeastNoticeBytes = 48;
+inline constexpr size_t kLeastEventBytes = 64;
 inline constexpr size_t kMostElementBytes = 4096;
 
 inline void check_element(size_t bytes, size_t least, const char* what) {

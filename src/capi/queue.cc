@@ -175,7 +175,7 @@ int32_t towline_queue_next(towline_queue_t* queue, towline_event_t* events, size
                            size_t event_bytes) {
   if (queue == nullptr) return capi::refuse_null(__func__, "queue");
   if (events == nullptr && capacity != 0) return capi::refuse_null(__func__, "events");
-  if (event_bytes < 2 * sizeof(uint32_t))
+  if (event_bytes < capi::kLeastEventBytes || event_bytes > capi::kMostElementBytes)
     return capi::refuse(__func__, Status::kInvalidArgument, "event_bytes: give sizeof towline_event_t");
   const Status usable = queue->agent->events_usable();
   if (usable == Status::kForked) return capi::answer(__func__, usable);

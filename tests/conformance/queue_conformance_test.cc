@@ -311,7 +311,7 @@ TEST(Queues, ADestroyedCounterTellsItsWaiters) {
   EXPECT_EQ(queue.wait(1ms), Status::kNotYet);
 }
 
-TEST(Queues, AnElementOfAnotherVersionIsShorterOrLonger) {
+TEST(Queues, AnElementOfALaterVersionIsLongerAndNoneIsShorter) {
   const Agent agent = make("one");
   const Queue queue{agent};
   const Counter counter = agent.counter(7);
@@ -327,6 +327,11 @@ TEST(Queues, AnElementOfAnotherVersionIsShorterOrLonger) {
   EXPECT_EQ(events[1].event.user_data, mark(2));
   EXPECT_EQ(events[1].later, 0u);
   for (Longer& one : events) towline_event_release(&one.event);
+  // No version has shorter ones, and what they could not hold would never be given back.
+  queue.reached(counter, 1, mark(3));
+  EXPECT_EQ(towline_queue_next(queue, &events[0].event, 1, sizeof(towline_event_t) - 8),
+            TOWLINE_INVALID_ARGUMENT);
+  EXPECT_EQ(next_event(queue).user_data, mark(3));
 }
 
 }  // namespace
