@@ -16,8 +16,8 @@ namespace towline::nixl {
 }
 
 inline nixl_status_t too_long(const nixl_blob_t& notif, const char* call) {
-  return fail(NIXL_ERR_INVALID_PARAM, "{}: a notification has at most {} bytes, not {}", call,
-              kMaxNotificationBytes, notif.size());
+  return fail(NIXL_ERR_INVALID_PARAM, "{}: a notification has at most {} bytes, not {}", call, kMaxLongBytes,
+              notif.size());
 }
 
 inline nixl_status_t no_notif(const nixlBackendH& backend, const char* call) {

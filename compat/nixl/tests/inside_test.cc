@@ -23,6 +23,7 @@
 #include "../src/long_notifications.h"
 #include "../src/messages.h"
 #include "../src/metadata_calls.h"
+#include "../src/notif.h"
 #include "../src/remotes.h"
 #include "../src/settings.h"
 
@@ -317,6 +318,12 @@ TEST(Messages, LongNotificationsWaitForBothTheirPiecesAndTheirEnd) {
       send_pieces(8, text, [&](const std::string&) { return ++sent == 2 ? NIXL_ERR_BACKEND : NIXL_SUCCESS; }),
       NIXL_ERR_BACKEND);
   EXPECT_EQ(sent, 2);
+}
+
+TEST(Messages, ThatAreTooLongAreToldHowLongTheyMayBe) {
+  EXPECT_EQ(too_long("a notification", "genNotif"), NIXL_ERR_INVALID_PARAM);
+  EXPECT_EQ(last_error(),
+            fmt::format("genNotif: a notification has at most {} bytes, not 14", kMaxLongBytes));
 }
 
 TEST(Messages, MetadataIsPutTogetherFromItsPieces) {
