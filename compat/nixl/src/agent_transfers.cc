@@ -86,6 +86,18 @@ void refuse(nixlXferReqH& request, int32_t status) noexcept {
   request.pending.store(nixlXferReqH::Pending::kRefused, std::memory_order_release);
 }
 
+// A post that failed before Towline had it. Its outcome is one of Towline's that is told as this one of NIXL's.
+nixl_status_t fail_before(nixlXferReqH& request, nixl_status_t status) noexcept {
+  using towline::Status;
+  Status refused = Status::kTimedOut;  // a failure of the backend
+  for (const Status each : {Status::kPeerLost, Status::kStale, Status::kClosed, Status::kInvalidArgument,
+                            Status::kUnsupported, Status::kCancelled, Status::kInternal})
+    if (to_nixl(each) == status) refused = each;
+  request.told.store(true, std::memory_order_relaxed);
+  refuse(request, static_cast<int32_t>(refused));
+  return status;
+}
+
 // The answer of a post that was not done at once.
 nixl_status_t slow_post(nixlXferReqH& request, int32_t status) {
   if (status == TOWLINE_IN_PROGRESS) return NIXL_IN_PROG;
@@ -216,7 +228,7 @@ nixl_status_t nixlAgent::postXferReq(nixlXferReqH* req_hndl, const nixl_opt_args
     const nixl_status_t status =
         data->send_long(req_hndl->long_number, req_hndl->long_notif, req_hndl->with.get(),
                         now_ns() + req_hndl->timeout_ns, "postXferReq");
-    if (status != NIXL_SUCCESS) return status;
+    if (status != NIXL_SUCCESS) return counted(*req_hndl, fail_before(*req_hndl, status));
   }
   if (req_hndl->told.load(std::memory_order_relaxed)) req_hndl->told.store(false, std::memory_order_relaxed);
   if (req_hndl->events != nullptr) [[unlikely]]

@@ -191,6 +191,20 @@ TEST(Transfers, LongNotificationsFollowEveryRunOfTheirTransfer) {
   EXPECT_TRUE(texts == (std::vector<std::string>{first, first, second, "short"}));
 }
 
+TEST(Transfers, APostWhoseLongNotificationFailsHasFailed) {
+  Pair pair;
+  const nixl_opt_args_t args = with_notif(std::string(200'000, 'l'));
+  nixlXferReqH* made =
+      request(pair.a, NIXL_WRITE, pair.a.blocks(1, 64), pair.b.blocks(1, 64), "transfers-b", &args);
+  ASSERT_NE(made, nullptr);
+  ASSERT_EQ(run(*pair.a.agent, made), NIXL_SUCCESS);
+  pair.b.agent.reset();
+  const nixl_status_t posted = pair.a.agent->postXferReq(made);
+  EXPECT_LT(posted, 0);
+  EXPECT_EQ(pair.a.agent->getXferStatus(made), posted) << "not what the run before ended with";
+  EXPECT_EQ(pair.a.agent->releaseXferReq(made), NIXL_SUCCESS);
+}
+
 TEST(Transfers, LongNotificationsReachTheAgentItself) {
   Side side("transfers-alone");
   const std::string text(150'000, 't');
