@@ -7,6 +7,10 @@ namespace towline::fabric {
 
 bool FramedStream::append(std::span<const uint8_t> frame) noexcept {
   const auto length = static_cast<uint32_t>(frame.size());
+  if (sent_ > unsent()) {  // a reader that is always behind must not make it grow for ever
+    out_.erase(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(sent_));
+    sent_ = 0;
+  }
   try {
     out_.reserve(out_.size() + sizeof length + frame.size());
   } catch (const std::bad_alloc&) {
