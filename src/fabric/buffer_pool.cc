@@ -13,10 +13,11 @@ BufferPool::BufferPool(TransferEngine& engine, const BufferPoolOptions& options)
   stride_ = (options.buffer_bytes + kLine - 1) / kLine * kLine;
   arena_ = Mapping::map_private(stride_ * options.buffers);
   prefer_node_for(arena_.address(), arena_.bytes(), engine.node());
-  memory_ = engine_.register_memory(
-      {arena_.address(), stride_ * options.buffers, options.remote_read, options.remote_write});
   taken_.resize(options.buffers);
   for (uint32_t i = options.buffers; i-- > 0;) free_.push_back(i);
+  // Last: nothing that fails may leave memory registered that goes.
+  memory_ = engine_.register_memory(
+      {arena_.address(), stride_ * options.buffers, options.remote_read, options.remote_write});
 }
 
 BufferPool::~BufferPool() {

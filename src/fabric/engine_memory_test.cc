@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "base/os/memfd.h"
+#include "fabric/buffer_pool.h"
 #include "fabric/rails.h"
 #include "fabric/transfer_engine.h"
 #include "support/failing_new.h"
@@ -17,8 +18,11 @@ namespace {
 struct Port final : Domain {
   const DomainTraits& traits() const noexcept override { return known; }
   std::vector<uint8_t> address() const override { return {}; }
-  Registration register_memory(const MemoryToRegister&) override { return {}; }
-  void deregister_memory(const Registration&) noexcept override {}
+  Registration register_memory(const MemoryToRegister&) override {
+    ++registered;
+    return {};
+  }
+  void deregister_memory(const Registration&) noexcept override { --registered; }
   std::vector<uint8_t> open(uint32_t number, ConnectionEnd) override {
     opened = number;
     return {};
@@ -46,6 +50,7 @@ struct Port final : Domain {
   }
 
   DomainTraits known;
+  int registered = 0;
   Completion next = {};
   bool tells = false;
   uint32_t opened = 0;
@@ -377,6 +382,30 @@ TEST_F(TransferEngineMemory, AReceiveThatFindsNoneGivesItsSlotBack) {
   fails_cleanly([&](Handle* number) { return one_.engine.receive(*one_.memory, 0, 4096, options, number); },
                 Status::kCancelled);
   expect_all_slots();
+}
+
+// NICs would keep the pages of memory that is gone.
+TEST(TransferEngineShortOfMemory, APoolThatFindsNoneLeavesNoMemoryRegistered) {
+  auto made = std::make_unique<Port>();
+  Port& port = *made;
+  port.known.kind = "stub";
+  std::vector<std::unique_ptr<Domain>> domains;
+  domains.push_back(std::move(made));
+  TransferEngine engine{std::move(domains), {}};
+  for (int after = 0;; ++after) {
+    SCOPED_TRACE(after);
+    ASSERT_LT(after, 100);
+    support::fail_allocations(after, 1);
+    try {
+      const BufferPool pool{engine, {.buffer_bytes = 4096, .buffers = 64}};
+      support::stop_failing();
+      break;
+    } catch (const std::bad_alloc&) {
+      support::stop_failing();
+      EXPECT_EQ(port.registered, 0);
+    }
+  }
+  EXPECT_EQ(port.registered, 0);
 }
 
 // On all threads, while messages, counts, sends and writes are under way: everything ends, and so do both engines.
