@@ -58,6 +58,7 @@ Status TransferEngine::scatter(std::span<const ScatterPart> parts, const Transfe
     for (; end < slot->order.size() && parts[slot->order[end]].peer == peer; ++end)
       moves = moves || parts[slot->order[end]].bytes != 0;
     slot->destinations.push_back({peer, begin, end});
+    if (options.count > UINT32_MAX / (end - begin)) return Status::kLimitExceeded;
     begin = end;
     if (!moves && options.count == 0 && !options.has_message) return Status::kInvalidArgument;
   }

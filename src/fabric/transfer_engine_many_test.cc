@@ -108,6 +108,12 @@ TEST_F(FabricMany, PartsAreCheckedBeforeAnythingMoves) {
   part.local = nullptr;
   EXPECT_EQ(engine.scatter({&part, 1}, {}, &number), Status::kInvalidArgument);
   EXPECT_EQ(engine.scatter({}, {}, &number), Status::kInvalidArgument);
+  // A peer's parts count together, in one record of 32 bits.
+  TransferOptions much;
+  much.count = 1u << 31;
+  const ScatterPart both[] = {{handles[0], nullptr, 0, nullptr, 0, 0},
+                              {handles[0], nullptr, 0, nullptr, 0, 0}};
+  EXPECT_EQ(engine.scatter(both, much, &number), Status::kLimitExceeded);
   part.bytes = 0;  // and no count either
   EXPECT_EQ(engine.scatter({&part, 1}, {}, &number), Status::kInvalidArgument);
   RemoteMemory closed = targets[0]->remote;
