@@ -155,6 +155,8 @@ class Engine {
   // Ends all connections and tells nobody; memory may be deregistered then. Only destruction may follow.
   void close() noexcept;
   void on_control(Handle peer, std::span<const uint8_t> message) noexcept;
+  // kOk, kPeerLost, kStale: whether anything can come from it, or go to it.
+  [[nodiscard]] Status state_of(Handle peer) const noexcept;
   // Control messages to the peer may have been lost: sends those again that wait for an answer.
   void say_again(Handle peer) noexcept;
 

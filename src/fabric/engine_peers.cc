@@ -124,6 +124,12 @@ Peer* Engine::State::find(Handle handle) noexcept {
   return peer.generation == handle.generation ? &peer : nullptr;
 }
 
+Status Engine::state_of(Handle handle) const noexcept {
+  const Peer* peer = state_->find(handle);
+  if (peer == nullptr) return Status::kStale;
+  return peer->lost ? Status::kPeerLost : Status::kOk;
+}
+
 std::size_t Engine::known_peers() const noexcept { return state_->peers.size(); }
 
 uint32_t Engine::connections_to(Handle handle) const noexcept {

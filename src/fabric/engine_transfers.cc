@@ -7,9 +7,8 @@ namespace towline::fabric {
 
 Status Engine::submit(const TransferRequest& request, Handle* id) noexcept {
   State& s = *state_;
-  Peer* peer = s.find(request.peer);
-  if (peer == nullptr) return Status::kStale;
-  if (peer->lost) return Status::kPeerLost;
+  if (const Status state = state_of(request.peer); state != Status::kOk) return state;
+  Peer* const peer = s.find(request.peer);
   const bool moves = request.op != TransferOp::kNone && request.bytes != 0;
   const bool records = request.count != 0 || request.has_message;
   if (!moves && !records) return Status::kInvalidArgument;

@@ -190,6 +190,8 @@ void TransferEngine::end_with_peer(Handle peer, Status status) noexcept {
       end(slot, status, kFencedBoth);
     } else if (slot.kind == SlotKind::kReceive && slot.matched && slot.peer == peer) {
       end(slot, status, kFencedLocal);
+    } else if (slot.kind == SlotKind::kReceive && !slot.is_over() && !slot.any && slot.peer == peer) {
+      stop(slot, status);  // no other peer can fill it
     } else if (slot.kind == SlotKind::kBarrier && !slot.is_over()) {
       const Group* group = find_group(slot.group);
       if (group != nullptr && std::find(group->peers.begin(), group->peers.end(), peer) != group->peers.end())

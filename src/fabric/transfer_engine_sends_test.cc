@@ -171,6 +171,37 @@ TEST_F(FabricSends, APeerThatGoesEndsItsSendsAndReceives) {
   EXPECT_EQ(one.engine.wait(number, kLimitNs), Status::kPeerLost);
 }
 
+TEST_F(FabricSends, AReceiveFromAPeerThatIsGoneEnds) {
+  auto three = std::make_unique<Side>();
+  ReceiveOptions only;
+  only.from = one.engine.connect(three->engine.address());
+  Handle from_three;
+  Handle from_any;
+  ASSERT_EQ(one.engine.receive(*one.memory, 0, 4096, only, &from_three), Status::kInProgress);
+  ASSERT_EQ(one.engine.receive(*one.memory, 4096, 4096, {}, &from_any), Status::kInProgress);
+  three.reset();
+  EXPECT_EQ(one.engine.wait(from_three, kLimitNs), Status::kPeerLost);
+  EXPECT_EQ(one.engine.wait_fenced(from_three, kLimitNs), Status::kOk);
+  EXPECT_EQ(one.engine.receive(*one.memory, 0, 4096, only, &from_three), Status::kPeerLost);
+  one.engine.disconnect(only.from);
+  EXPECT_EQ(one.engine.receive(*one.memory, 0, 4096, only, &from_three), Status::kStale);
+  // Nor has it taken the place of others.
+  EXPECT_EQ(one.engine.poll(from_any), Status::kInProgress);
+  Handle sent;
+  ASSERT_EQ(two.engine.send(two.engine.connect(one.engine.address()), *two.memory, 0, 100, {}, &sent),
+            Status::kInProgress);
+  EXPECT_EQ(one.engine.wait(from_any, kLimitNs), Status::kOk);
+}
+
+TEST_F(FabricSends, AReceiveFromAPeerThatIsDisconnectedEnds) {
+  ReceiveOptions only;
+  only.from = to_two;
+  Handle number;
+  ASSERT_EQ(one.engine.receive(*one.memory, 0, 4096, only, &number), Status::kInProgress);
+  one.engine.disconnect(to_two);
+  EXPECT_EQ(one.engine.wait(number, kLimitNs), Status::kClosed);
+}
+
 TEST_F(FabricSends, WrongSendsAndReceivesAreRefusedAtOnce) {
   Handle number;
   const uint64_t size = one.bytes.size();
