@@ -70,7 +70,7 @@ void Engine::State::end_abandoned() noexcept {
   abandons = false;
   for (const auto& peer : peers)
     if (peer->generation != 0 && peer->abandoned)
-      fail_peer(*peer, Status::kPeerLost, "there is no memory here for what it sends");
+      fail_peer(*peer, Status::kPeerLost, "there is no room here for what it sends");
 }
 
 // Ends everything with the peer. Its memory is not known to be fenced; ours is, as the connections are closed.

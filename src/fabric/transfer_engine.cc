@@ -218,7 +218,8 @@ void TransferEngine::fenced(uint64_t cookie, uint32_t fences) noexcept { fence(*
 
 // A count that can't be kept or reported ends its peer: otherwise nobody would know that it is missing.
 void TransferEngine::counted(Handle peer, uint32_t immediate, uint32_t count) noexcept try {
-  if (counters_.size() >= options_.max_counters && !counters_.contains(immediate)) return;
+  if (counters_.size() >= options_.max_counters && !counters_.contains(immediate))
+    return engine_->abandon(peer);
   Counter& counter = counters_[immediate];
   if (options_.on_counted) events_.push_back({.peer = peer, .immediate = immediate, .count = count});
   counter.value += count;

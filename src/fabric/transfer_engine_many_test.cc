@@ -229,5 +229,31 @@ TEST_F(FabricMany, ACounterCanBeWaitedForMirroredAndToldOf) {
   EXPECT_EQ(receiver.engine.wait(number, kLimitNs), Status::kTimedOut);
 }
 
+// Otherwise nobody would know that a count is missing.
+TEST_F(FabricMany, APeerThatCountsInMoreCountersThanAreKeptIsLost) {
+  make(0);
+  std::atomic<int> losses{0};
+  TransferEngineOptions few;
+  few.max_counters = 2;
+  few.on_lost = [&](Handle, const std::string&) { ++losses; };
+  Side receiver{std::move(few)};
+  const Handle peer = source->engine.connect(receiver.engine.address());
+  TransferOptions counts;
+  counts.count = 1;
+  for (const uint32_t immediate : {1, 2, 1}) {
+    counts.immediate = immediate;
+    Handle sent;
+    ASSERT_EQ(source->engine.signal(peer, counts, &sent), Status::kInProgress);
+    ASSERT_EQ(source->engine.wait(sent, kLimitNs), Status::kOk);
+  }
+  ASSERT_EQ(receiver.engine.wait_counter(1, 2, kLimitNs), Status::kOk);
+  EXPECT_EQ(receiver.engine.wait_counter(2, 1, kLimitNs), Status::kOk);
+  EXPECT_EQ(losses, 0);
+  counts.immediate = 3;
+  ASSERT_EQ(source->engine.signal(peer, counts, nullptr), Status::kInProgress);
+  EXPECT_TRUE(eventually([&] { return losses == 1; }));
+  EXPECT_EQ(receiver.engine.counter(1), 2u);
+}
+
 }  // namespace
 }  // namespace towline::fabric::transfer_engine_many_test
