@@ -55,16 +55,24 @@ nixl_status_t change_notif(nixlAgentData& data, nixlXferReqH& request, const nix
   return NIXL_SUCCESS;
 }
 
+// Forgetting a peer takes back what is under way with it.
+bool forgotten(const nixlXferReqH& request, int32_t status) noexcept {
+  return status == TOWLINE_CANCELLED && request.with != nullptr && request.with->gone();
+}
+
 // A peer that leaves first takes its memory back. NIXL's users need to know that the peer is gone.
 nixl_status_t status_of(const nixlXferReqH& request, int32_t status, bool may_wait) noexcept {
   const auto left = [&] { return may_wait ? request.with->leaves() : request.with->has_left(); };
   if (status == TOWLINE_STALE && request.with != nullptr && left()) return NIXL_ERR_REMOTE_DISCONNECT;
+  if (forgotten(request, status)) return NIXL_ERR_NOT_FOUND;
   return to_nixl(towline::Status{status});
 }
 
 // Says with whom the request was.
 std::string failure_text(const char* call, const nixlXferReqH& request, int32_t status) {
-  const char* const more = status == TOWLINE_AGAIN ? ": the peer leaves its notifications unread" : "";
+  const char* const more = status == TOWLINE_AGAIN      ? ": the peer leaves its notifications unread"
+                           : forgotten(request, status) ? ": the agent's metadata was invalidated"
+                                                        : "";
   const std::string with =
       request.with == nullptr ? "" : fmt::format("with agent '{}': ", request.with->peer().name());
   return fmt::format("{}: {}{}{}", call, with, towline::status_text(towline::Status{status}), more);

@@ -220,6 +220,27 @@ TEST(Metadata, CallsThatFailSayWhy) {
   EXPECT_EQ(a.agent->invalidateLocalMD(), NIXL_ERR_INVALID_PARAM);
 }
 
+TEST(Metadata, WhatIsUnderWayWhenItIsInvalidatedIsNotFound) {
+  constexpr size_t kBytes = 256 << 20;
+  setenv("UCX_TLS", "tcp", 1);  // slow enough to be under way
+  Side a("underway-a", kBytes);
+  Side b("underway-b", kBytes);
+  unsetenv("UCX_TLS");
+  a.load(b);
+  nixlXferReqH* made = request(a, NIXL_WRITE, a.blocks(1, kBytes), b.blocks(1, kBytes), "underway-b");
+  ASSERT_NE(made, nullptr);
+  ASSERT_EQ(a.agent->postXferReq(made), NIXL_IN_PROG);
+  ASSERT_EQ(a.agent->invalidateRemoteMD("underway-b"), NIXL_SUCCESS);
+  nixl_status_t status = NIXL_IN_PROG;
+  EXPECT_TRUE(eventually([&] { return (status = a.agent->getXferStatus(made)) != NIXL_IN_PROG; }));
+  EXPECT_EQ(status, NIXL_ERR_NOT_FOUND);
+  EXPECT_NE(towline::nixl::last_error().find("the agent's metadata was invalidated"), std::string::npos)
+      << towline::nixl::last_error();
+  EXPECT_EQ(a.agent->getXferStatus(made), NIXL_ERR_NOT_FOUND);
+  EXPECT_EQ(a.agent->postXferReq(made), NIXL_ERR_NOT_FOUND);
+  EXPECT_EQ(a.agent->releaseXferReq(made), NIXL_SUCCESS);
+}
+
 TEST(Metadata, PreparedListsAnswerAfterInvalidationAndReloading) {
   Side a("stale-a");
   Side b("stale-b");
