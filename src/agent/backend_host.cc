@@ -247,7 +247,8 @@ void BackendHost::discover_in(const std::string& file, Backends& known) {
       const auto same_name = [&](const auto& other) { return other->name == backend->name; };
       const auto first = std::find_if(known.begin(), known.end(), same_name);
       const Backend* const other = first != known.end() ? first->get() : find(backend->name);
-      if (other != nullptr) {  // the first one named is used
+      const bool free = other == nullptr || (first == known.end() && !other->open());
+      if (!free) {  // the first one named is used
         if (other->offered != backend->offered)
           TOWLINE_LOG(kWarning,
                       "plugin {}: its backend '{}' is left out, since there is another of that name", file,
@@ -337,7 +338,8 @@ std::vector<Backend*> BackendHost::load_more(const std::string& plugin, const st
       fail(Status::kAlreadyExists, "backend {} is being added already", backend->name);
     if (backends_.size() <= backend->index) backends_.resize(backend->index + 1);
     added.push_back(backend.get());
-    backends_[backend->index] = std::move(backend);
+    backends_[backend->index].swap(backend);
+    if (backend != nullptr) replaced_.push_back(std::move(backend));
   }
   return added;
 }
@@ -356,6 +358,14 @@ void BackendHost::check_open(const Backend& backend) const {
 
 void BackendHost::put_in_order(Backend& backend, bool by_cost) {
   std::vector<Backend*> order = backends();
+  // One of its name that could not be used leaves its place to it.
+  const auto before = std::find_if(order.begin(), order.end(),
+                                   [&](const Backend* other) { return other->index == backend.index; });
+  if (before != order.end()) {
+    *before = &backend;
+    if (!by_cost) return set_order(std::move(order));
+    order.erase(before);
+  }
   const auto costlier = [&](const Backend* other) { return by_cost && cost_of(*other) > cost_of(backend); };
   order.insert(std::find_if(order.begin(), order.end(), costlier), &backend);
   set_order(std::move(order));

@@ -133,7 +133,7 @@ class BackendHost {
   using Backends = std::vector<std::unique_ptr<Backend>>;
   [[nodiscard]] Backends discover(const std::vector<std::string>& wanted,
                                   const std::vector<std::string>& plugins);
-  // Those that one file offers; none whose name is taken already, by one of `known` or of this agent.
+  // Those that one file offers; none whose name is taken already, by one of `known` or an open one of this agent.
   void discover_in(const std::string& file, Backends& known);
   void load(Backend& backend, const towline_plugin_v1_t* plugin) noexcept;
   void take(Backend& backend, const towline_plugin_v1_t& plugin);
@@ -145,6 +145,7 @@ class BackendHost {
   Agent& agent_;
   std::vector<DynamicLibrary> libraries_;
   Backends backends_;  // by index; null where only a name is known
+  Backends replaced_;  // never opened: a thread may be reading an order with them
   std::mutex names_mutex_;
   std::vector<std::string> names_;  // by index, as many as backends_ or more
   std::vector<std::unique_ptr<const std::vector<Backend*>>>

@@ -265,6 +265,31 @@ TEST(AddingABackend, ToAnAgentThatLivesReachesItsRegionsAndPeers) {
   }
 }
 
+TEST(AddingABackend, TakesTheNameOfOneThatCouldNotBeUsed) {
+  const std::string config = "plugins = \"" + file_of("too_small") + "\"\nfrozen.token_bytes = 1000\n";
+  const Agent agent("host", {.listen = "none", .config = kHeartbeats + config});
+  std::vector<std::byte> memory(8192);
+  std::memset(memory.data(), 5, 4096);
+  const Region region = agent.register_memory(dram(memory.data(), memory.size()), {.access = Access::kAll});
+  const auto count = [&] {
+    const std::string info = agent.info();
+    const std::string name = "\"name\":\"frozen\"";
+    size_t found = 0;
+    for (size_t at = info.find(name); at != std::string::npos; at = info.find(name, at + 1)) ++found;
+    return found;
+  };
+  ASSERT_EQ(count(), 1u) << agent.info();
+  agent.add_backend(file_of("as_it_is").c_str());
+  EXPECT_EQ(count(), 1u) << agent.info();
+  const Peer self = agent.add_peer(agent.metadata());
+  const Transfer move =
+      agent.transfer(agent.block_list(Blocks::at(memory.data(), 4096)),
+                     self.block_list(Blocks::at(memory.data() + 4096, 4096)), {.backend = "frozen"});
+  const Status posted = move.post();
+  ASSERT_EQ(posted == Status::kInProgress ? move.wait(20s) : posted, Status::kOk) << last_error();
+  EXPECT_EQ(std::memcmp(memory.data(), memory.data() + 4096, 4096), 0);
+}
+
 TEST(AddingABackend, KnowsWhatPeersSaidOfItBeforeItWasThere) {
   const std::string tokens = "frozen.token_bytes = 1000\n";
   const Agent agent("host", {.listen = "none", .backends = "memory", .config = tokens});
