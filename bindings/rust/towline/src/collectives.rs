@@ -311,7 +311,7 @@ mod work {
             .await;
             if status.is_error() {
                 // SAFETY: valid as long as the work.
-                let text = unsafe { text::borrowed(sys::towline_work_error(self.native.as_ptr())) };
+                let text = unsafe { text::lossy(sys::towline_work_error(self.native.as_ptr())) };
                 return Err(Error::new(status, text));
             }
             Ok(self.buffer.take().unwrap_or_default())

@@ -56,8 +56,8 @@ pub(crate) fn check(code: i32) -> Result<Status> {
         return Ok(status);
     }
     // SAFETY: the message is valid until this thread's next failing call, and is copied here.
-    let message = unsafe { text::borrowed(sys::towline_last_error()) };
-    Err(Error::new(status, if message.is_empty() { status.text() } else { message }))
+    let message = unsafe { text::lossy(sys::towline_last_error()) };
+    Err(Error::new(status, if message.is_empty() { status.text().into() } else { message }))
 }
 
 /// The status of a call on the data path, which sets no message of its own.

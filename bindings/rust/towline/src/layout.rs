@@ -108,7 +108,7 @@ impl Peer {
         // SAFETY: buffer and capacity belong together.
         check(unsafe { sys::towline_peer_region_name(self.native(), key, name.as_mut_ptr().cast(), name.len()) })?;
         // SAFETY: a successful call writes a NUL-terminated text.
-        Ok(unsafe { text::borrowed(name.as_ptr().cast()) }.to_owned())
+        Ok(unsafe { text::lossy(name.as_ptr().cast()) }.into_owned())
     }
 }
 

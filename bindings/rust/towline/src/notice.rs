@@ -7,6 +7,7 @@ use crate::text;
 pub struct Notice {
     native: sys::towline_notice_t,
     agent: AgentHandle,
+    peer_name: text::Replaced,
 }
 
 // SAFETY: the contents do not change, and any thread may release them.
@@ -15,13 +16,13 @@ unsafe impl Sync for Notice {}
 
 impl Notice {
     pub(crate) fn from_native(agent: &AgentHandle, native: sys::towline_notice_t) -> Notice {
-        Notice { native, agent: agent.clone() }
+        Notice { native, agent: agent.clone(), peer_name: text::Replaced::default() }
     }
 
     /// The name of the peer that sent it.
     pub fn peer_name(&self) -> &str {
         // SAFETY: valid until the notice is released.
-        unsafe { text::borrowed(self.native.peer_name) }
+        unsafe { self.peer_name.of(self.native.peer_name) }
     }
 
     /// The incarnation of the peer that sent it, for [`Agent::find_peer`].

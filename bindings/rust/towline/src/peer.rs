@@ -22,6 +22,7 @@ pub(crate) type PeerHandle = Arc<Inner>;
 pub(crate) struct Inner {
     native: NonNull<sys::towline_peer_t>,
     agent: AgentHandle,
+    name: text::Replaced,
 }
 
 // SAFETY: any thread may call any function of the C API.
@@ -63,13 +64,13 @@ pub struct RegionInfo {
 impl Peer {
     pub(crate) unsafe fn from_native(agent: &AgentHandle, peer: *mut sys::towline_peer_t) -> Peer {
         let native = NonNull::new_unchecked(peer);
-        Peer { handle: Arc::new(Inner { native, agent: agent.clone() }) }
+        Peer { handle: Arc::new(Inner { native, agent: agent.clone(), name: text::Replaced::default() }) }
     }
 
     /// The peer's name.
     pub fn name(&self) -> &str {
         // SAFETY: valid as long as the handle.
-        unsafe { text::borrowed(sys::towline_peer_name(self.native())) }
+        unsafe { self.handle.name.of(sys::towline_peer_name(self.native())) }
     }
 
     /// The incarnation of the agent that this peer is.

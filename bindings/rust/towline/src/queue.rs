@@ -97,7 +97,11 @@ impl Queue {
             sys::towline_queue_next(self.native(), native.as_mut_ptr(), AT_ONCE, size_of::<sys::towline_event_t>())
         };
         check_quietly(count.min(0), "take")?;
-        let event = |native: &sys::towline_event_t| Event { native: *native, queue: self.handle.clone() };
+        let event = |native: &sys::towline_event_t| Event {
+            native: *native,
+            queue: self.handle.clone(),
+            error: text::Replaced::default(),
+        };
         Ok(native[..count as usize].iter().map(event).collect())
     }
 
@@ -195,6 +199,7 @@ pub(crate) fn watch_descriptor<'a, 'b>(
 pub struct Event {
     native: sys::towline_event_t,
     queue: QueueHandle,
+    error: text::Replaced,
 }
 
 // SAFETY: the contents do not change, and any thread may release them.
@@ -249,7 +254,7 @@ impl Event {
     /// Why it failed, in a sentence; empty after success.
     pub fn error(&self) -> &str {
         // SAFETY: valid until the event is released.
-        unsafe { text::borrowed(sys::towline_event_error(&self.native)) }
+        unsafe { self.error.of(sys::towline_event_error(&self.native)) }
     }
 
     /// The outcome as a result.

@@ -126,7 +126,7 @@ impl Agent {
             // SAFETY: `argument` is the vector below; the others are valid during the call. Nothing here panics but for
             // want of memory, which aborts.
             unsafe {
-                (*argument.cast::<Vec<StorageInfo>>()).push(describe(text::borrowed(uri).to_owned(), &*info));
+                (*argument.cast::<Vec<StorageInfo>>()).push(describe(text::lossy(uri).into_owned(), &*info));
             }
             0
         }

@@ -1,19 +1,43 @@
 //! Text across the boundary.
 
+use std::borrow::Cow;
 use std::ffi::{CStr, CString};
 use std::os::raw::c_char;
 use std::ptr;
+use std::sync::OnceLock;
 
 use towline_sys::Status;
 
 use crate::error::{check, Error, Result};
 
-/// The text at a C string, which must live for `'a`; "" where it is no UTF-8.
-pub(crate) unsafe fn borrowed<'a>(text: *const c_char) -> &'a str {
+/// The text at a C string, which must live for `'a`. What is no UTF-8 becomes U+FFFD: names hold any byte, and messages tell them.
+pub(crate) unsafe fn lossy<'a>(text: *const c_char) -> Cow<'a, str> {
     if text.is_null() {
-        return "";
+        return Cow::Borrowed("");
     }
-    CStr::from_ptr(text).to_str().unwrap_or("")
+    CStr::from_ptr(text).to_string_lossy()
+}
+
+/// The same for texts of the library that are always UTF-8, such as incarnations.
+pub(crate) unsafe fn borrowed<'a>(text: *const c_char) -> &'a str {
+    match lossy(text) {
+        Cow::Borrowed(text) => text,
+        Cow::Owned(_) => "",
+    }
+}
+
+/// Of an object that gives a text as `&str`: the text with U+FFFD in it, if that was needed.
+#[derive(Default)]
+pub(crate) struct Replaced(OnceLock<String>);
+
+impl Replaced {
+    /// The text at a C string, which lives as long as the object.
+    pub(crate) unsafe fn of(&self, text: *const c_char) -> &str {
+        match lossy(text) {
+            Cow::Borrowed(text) => text,
+            Cow::Owned(text) => self.0.get_or_init(|| text),
+        }
+    }
 }
 
 /// A C string of `text`; `what` names the argument if it contains a NUL byte.
@@ -54,4 +78,24 @@ pub(crate) fn read_text(read: impl FnMut(*mut u8, usize, *mut usize) -> i32) -> 
         bytes.pop();
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_utf8_is_replaced_and_the_rest_is_kept() {
+        for (bytes, text) in [(c"caf\xc3\xa9", "café"), (c"caf\xe9 is lost", "caf\u{fffd} is lost"), (c"", "")] {
+            let replaced = Replaced::default();
+            // SAFETY: literals live for ever.
+            unsafe {
+                assert_eq!(lossy(bytes.as_ptr()), text);
+                assert_eq!(replaced.of(bytes.as_ptr()), text);
+                assert_eq!(replaced.of(bytes.as_ptr()), text, "again");
+            }
+        }
+        // SAFETY: null is no text.
+        assert_eq!(unsafe { lossy(ptr::null()) }, "");
+    }
 }
