@@ -6,6 +6,11 @@
 
 namespace towline {
 
+bool Leg::has_link_to_itself() const noexcept {
+  const Link& link = *parts_[0].link;
+  return whole_.submitted && whole_.link == &link && link.parts_in_flight() == 1;
+}
+
 Status Leg::start(uint64_t begin, uint64_t end, uint64_t deadline_ns, uint32_t submit_flags) noexcept {
   if (!take(kBusy)) return Status::kAgain;
   const int32_t gate = gate_.load(std::memory_order_seq_cst);
@@ -19,12 +24,15 @@ Status Leg::start(uint64_t begin, uint64_t end, uint64_t deadline_ns, uint32_t s
   last_result_ = plugin::sized<towline_part_result>();
   enter_post(agent().now_ns(), deadline_ns);
   Status status = Status::kInProgress;
-  if (usable(part))
+  if (usable(part)) {
+    const bool alone = has_link_to_itself();
     status = submit_now(part, nullptr, submit_flags);
-  else if ((submit_flags & TOWLINE_SUBMIT_CACHED) != 0)
+    part.alone = part.alone || (alone && part.submitted);
+  } else if ((submit_flags & TOWLINE_SUBMIT_CACHED) != 0) {
     status = Status::kAgain;  // a later retry would lack the flag
-  else
+  } else {
     part.worker->establish_later(part);
+  }
   if (!is_error(status)) return status;
   ended_.store(true, std::memory_order_relaxed);
   shares_.store(0, std::memory_order_release);  // busy without shares is borrowed: see try_release()

@@ -16,13 +16,14 @@ namespace towline {
 
 class Leg final : private OwnRoute, public Post {
  public:
-  // `worker`: the whole post's, whose lock covers the legs, whichever thread makes them. `post`: the whole post's, whose
-  // number changes with each run; the leg's submits belong to it.
-  Leg(std::shared_ptr<Agent> agent, Worker& worker, uint32_t op, std::shared_ptr<BlockList> local,
+  // `whole`: the whole post's part, whose worker's lock covers the legs, whichever thread makes them. `post`: the whole
+  // post's, whose number changes with each run; the leg's submits belong to it.
+  Leg(std::shared_ptr<Agent> agent, const Part& whole, uint32_t op, std::shared_ptr<BlockList> local,
       std::shared_ptr<BlockList> remote, Plan&& plan, std::shared_ptr<towline_post> post)
       : OwnRoute{Route(std::move(agent), op, std::move(local), std::move(remote))},
-        Post(its_route, std::move(plan), {}, 1, kNoHandle) {
-    parts_[0].worker = &worker;
+        Post(its_route, std::move(plan), {}, 1, kNoHandle),
+        whole_(whole) {
+    parts_[0].worker = whole.worker;
     post_ = std::move(post);
   }
 
@@ -52,6 +53,11 @@ class Leg final : private OwnRoute, public Post {
 
  private:
   static constexpr towline_transfer_t* kNoHandle = nullptr;
+
+  // Nothing else is in flight over its connection, which its whole post counts on, too.
+  [[nodiscard]] bool has_link_to_itself() const noexcept;
+
+  const Part& whole_;
 };
 
 }  // namespace towline

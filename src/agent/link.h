@@ -115,6 +115,7 @@ class Link {
   void add_prepared(Part& part);
   void remove_prepared(Part& part) noexcept;
   [[nodiscard]] bool idle() const noexcept { return parts_in_flight_ == 0; }
+  [[nodiscard]] uint32_t parts_in_flight() const noexcept { return parts_in_flight_; }
   void part_started() noexcept;
   void part_ended() noexcept;
 

@@ -88,8 +88,8 @@ std::unique_ptr<Leg> StagedTransfer::make_leg(StagedLeg plans, uint32_t op,
   auto ours = std::make_shared<BlockList>(std::move(plans.memory), nullptr, RemoteRegions{});
   auto theirs =
       std::make_shared<BlockList>(std::move(plans.target), target->peer(), target->remote_regions());
-  return std::make_unique<Leg>(whole_.agent().shared_from_this(), *whole_.parts()[0].worker, op,
-                               std::move(ours), std::move(theirs), std::move(plans.plan), post_);
+  return std::make_unique<Leg>(whole_.agent().shared_from_this(), whole_.parts()[0], op, std::move(ours),
+                               std::move(theirs), std::move(plans.plan), post_);
 }
 
 StagedTransfer::~StagedTransfer() {

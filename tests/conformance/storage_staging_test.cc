@@ -593,6 +593,31 @@ TEST(StagingDeadline, HoldsWhileAPostMakesItsLegs) {
   EXPECT_LT(std::chrono::steady_clock::now() - began, 10s);
 }
 
+TEST(StagingPrices, AreThoseOfBothLegsAsMeasured) {
+  constexpr uint64_t kBytes = 200 << 10;
+  const FolderPlace folder;
+  const Agent owner("owner", {.listen = "127.0.0.1:0", .backends = "tcp"});
+  const Agent agent("stager", {.listen = "127.0.0.1:0", .backends = "tcp,posix", .default_timeout = 60s});
+  const Memory memory(kBytes);
+  const Region region = owner.register_memory(dram(memory), {.access = Access::kAll});
+  const Peer peer = agent.add_peer(owner.metadata());
+  const Region file = agent.register_storage(folder.uri("priced"), {.create = true, .bytes = kBytes});
+  const BlockList theirs = peer.block_list(Blocks::at(memory.data(), kBytes));
+  const BlockList ours = agent.block_list(file.blocks(0, kBytes));
+  const Transfer moves[] = {agent.transfer(theirs, ours), agent.transfer(ours, theirs)};
+  for (const Transfer& move : moves) {
+    for (int i = 0; i < 10; ++i) {
+      const Status posted = move.post();
+      ASSERT_EQ(posted == Status::kInProgress ? move.wait(60s) : posted, Status::kOk);
+    }
+    const std::string route = move.route();
+    const size_t price = route.find("\"price\":{");
+    ASSERT_NE(price, std::string::npos) << route;
+    const std::string told = route.substr(price, route.find('}', price) - price);
+    EXPECT_NE(told.find("\"from\":\"measured\""), std::string::npos) << told;
+  }
+}
+
 // A peer that does not answer keeps one of them in flight.
 TEST(StagingToAReplacement, ACommitThatTimesOutLeavesTransfersAsTheyWere) {
   constexpr uint64_t kBytes = 16 << 20;
