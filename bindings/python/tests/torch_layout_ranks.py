@@ -44,11 +44,20 @@ def sparse(world) -> None:
         raise AssertionError("a maximum was not refused")
     except towline.Unsupported as error:
         assert "sparse tensors can't be reduced by max; make them dense first" in str(error), error
-    try:
-        dist.all_reduce(torch.sparse_coo_tensor([[0]], [1.0], (4 + rank // 2,)))
-        raise AssertionError("shapes that differ were not refused")
-    except towline.InvalidArgument as error:
-        assert "rank 0 has shape [4] with 1 sparse dimensions, rank 2 [5] with 1" in str(error), error
+    plain, longer = (torch.sparse_coo_tensor([[0]], [1.0], (length,)) for length in (4, 5))
+    matrix, wide = torch.sparse_coo_tensor([[0], [0]], [1.0], (4, 4)), torch.sparse_coo_tensor([[0]], torch.ones(1, 4), (4, 4))
+    for first, second, said in (
+        (plain, longer, "rank 0 has shape [4] with 1 sparse dimensions, rank 2 [5] with 1"),
+        (plain, matrix, "rank 0 has shape [4] with 1 sparse dimensions, rank 2 [4, 4] with 2"),
+        (matrix, wide, "rank 0 has shape [4, 4] with 2 sparse dimensions, rank 2 [4, 4] with 1"),
+    ):
+        try:
+            dist.all_reduce((first if rank < 2 else second).clone())
+            raise AssertionError("shapes that differ were not refused")
+        except towline.InvalidArgument as error:
+            assert said in str(error), error
+    dist.all_reduce(total := plain.clone())  # nothing is broken
+    assert total.to_dense()[0] == size
 
 
 def sparse_data_parallel(world) -> None:

@@ -13,6 +13,7 @@ import torch
 from . import _errors, collectives
 
 _NARROW = (torch.float16, torch.bfloat16)  # added up in float32
+_MOST_DIMENSIONS = 64  # of torch's own operations
 
 
 def all_reduce(communicator: collectives.Communicator, tensor: torch.Tensor, op: int, timeout: float | None) -> None:
@@ -32,8 +33,15 @@ def all_reduce(communicator: collectives.Communicator, tensor: torch.Tensor, op:
     with torch.no_grad():
         mine = tensor.detach().coalesce()
         indices, values = mine.indices().contiguous(), mine.values().contiguous()
-        numbers = torch.tensor([indices.shape[1], indices.shape[0], *mine.shape])
-        all_numbers = [each.tolist() for each in gathered([torch.empty_like(numbers) for _ in range(communicator.size)], numbers)]
+        if mine.dim() > _MOST_DIMENSIONS:
+            raise _errors.Unsupported(f"a sparse tensor of {mine.dim()} dimensions can't be reduced; {_MOST_DIMENSIONS} are the most")
+        # As many numbers on every rank, whatever the shapes.
+        numbers = torch.full((2 + _MOST_DIMENSIONS,), -1)
+        numbers[: 2 + mine.dim()] = torch.tensor([indices.shape[1], indices.shape[0], *mine.shape])
+        all_numbers = [
+            [number for number in each.tolist() if number >= 0]
+            for each in gathered([torch.empty_like(numbers) for _ in range(communicator.size)], numbers)
+        ]
         for rank, (_, *shape) in enumerate(all_numbers):
             if shape != all_numbers[0][1:]:
                 raise _errors.InvalidArgument(
