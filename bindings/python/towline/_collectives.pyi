@@ -295,6 +295,9 @@ class Window:
     def symmetric(self) -> _Bytes:
         """The bytes that kernels need of a window: towline::device::Symmetric (towline/device/symmetric.cuh)."""
     @property
+    def exports(self) -> int:
+        """How many buffers of its memory are held: close() refuses while there are any."""
+    @property
     def on_gpu(self) -> bool: ...
     def close(self, timeout: Timeout = None) -> None:
         """Collective."""

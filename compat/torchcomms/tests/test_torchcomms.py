@@ -388,6 +388,38 @@ def test_tensors_outlive_the_window_that_they_were_in(comm):
     window.tensor_deregister()
 
 
+def put_late(rank: int, folder: str) -> None:
+    """One rank deregisters while the other still puts."""
+    os.environ.update(TORCHCOMM_RANK=str(rank), TORCHCOMM_SIZE="2")
+    store = torch.distributed.FileStore(f"{folder}/store", 2)
+    late = timedelta(seconds=60)
+    comm = torchcomms.new_comm("gloo", CPU, name="late", store=store, timeout=late)
+    tensor = torch.zeros(8)
+    window = comm.new_window(tensor)
+    mapped = window.map_remote_tensor(1 - rank)
+    if rank == 0:
+        store.set("deregisters", "")
+    else:
+        store.wait(["deregisters"], late)
+        window.put(torch.tensor([7.0]), 0, 3, False)
+    window.tensor_deregister()
+    assert tensor.tolist() == ([0, 0, 0, 7, 0, 0, 0, 0] if rank == 0 else [0] * 8)
+    assert mapped[3] == (0 if rank == 0 else 7)
+    comm.finalize()
+
+
+def test_what_is_put_until_all_deregister_is_kept(tmp_path):
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=put_late, args=(rank, str(tmp_path)), daemon=True) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(120)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+
+
 def test_reconfigure(comm):
     if comm.get_backend() != "gloo":
         with pytest.raises(RuntimeError, match="reconfigure not implemented"):

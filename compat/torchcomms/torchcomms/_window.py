@@ -16,6 +16,8 @@ from ._gpu import EnqueuedWork
 from ._types import TorchCommWindowAttr, seconds_of
 from ._work import TorchWork
 
+_DELETE_THEM = "delete the views of the window's tensors"
+
 
 class _LaterWork:
     """An operation that goes on by itself, on the window's thread."""
@@ -47,6 +49,7 @@ class TorchCommWindow:
         if not isinstance(comm._implementation, _backends.Native):
             raise RuntimeError(f"new_window not implemented by backend {comm.get_backend()}")
         self._comm, self._window, self._tensor, self._copy = comm, None, None, None
+        self._all_came = False  # to tensor_deregister()
         self._thread: ThreadPoolExecutor | None = None
         self._on_gpu = comm.get_device().type == "cuda"
         self._handles: dict[int, Any] = {}
@@ -96,20 +99,29 @@ class TorchCommWindow:
             self._thread.shutdown()
             self._thread = None
         inside = self._in_memory()
-        for tensor, _ in inside:
-            tensor.set_(tensor.clone())
-        if self._on_gpu:  # what the current stream does with the memory comes before it goes
-            _torch_gpu.gpu.synchronize(self._comm._implementation.index)
+        if self._window.exports > sum(self._window.bytes(rank) != 0 for _, rank in inside) and not self._on_gpu:
+            raise RuntimeError(f"tensor_deregister: arrays still use the window's memory: {_DELETE_THEM}")
         try:
+            if not self._all_came:  # what the others put until they came is kept, too
+                self._comm._implementation.barrier(async_op=False, timeout=None, hints=None)
+                self._all_came = True
+            for tensor, _ in inside:
+                tensor.set_(tensor.clone())
+            if self._on_gpu:  # what the current stream does with the memory comes before it goes
+                _torch_gpu.gpu.synchronize(self._comm._implementation.index)
             self._window.close()
         except Busy as error:
             for tensor, rank in inside:
                 tensor.set_(self._view(rank, tensor.dtype, tensor.shape))
-            raise RuntimeError(f"tensor_deregister: {error}: delete the views of the window's tensors") from error
+            raise RuntimeError(f"tensor_deregister: {error}: {_DELETE_THEM}") from error
         except Error as error:
-            self._window = self._tensor = self._copy = None
+            self._forget()
             raise RuntimeError(str(error)) from error
+        self._forget()
+
+    def _forget(self) -> None:
         self._window = self._tensor = self._copy = None
+        self._all_came = False
 
     def _in_memory(self) -> list[tuple[torch.Tensor, int]]:
         """The tensors in the window's own memory, and the ranks that this is of."""

@@ -264,6 +264,7 @@ void bind_window(CommunicatorClass& communicator, nb::module_& module) {
           arg("rank"), arg("timeout").none() = nb::none(), arg("stream").none() = nb::none(),
           arg("channel") = 0)
       .def("symmetric", &symmetric)
+      .def_prop_ro("exports", [](const Window& window) { return window.exports; })
       .def_prop_ro("on_gpu", [](const Window& window) { return window.on_gpu; })
       .def("close", &close, arg("timeout").none() = nb::none());
   communicator.def("window", &make, arg("memory"));
