@@ -78,6 +78,16 @@ def test_groups_of_some(ranks):
     assert ranks.run(ranks_do.groups) == [[2.0], [2.0, 2.0], [2.0], []]
 
 
+@pytest.mark.skipif(
+    tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 15),
+    reason=f"torch {torch.__version__} splits no group of a backend made in Python: 2.15 does",
+)
+def test_groups_are_split(ranks):
+    told = ranks.run(layout_ranks_do.splits)
+    assert [one[:4] for one in told] == [[1, 3, 4.0, 45.0], [2, 3, 4.0, 45.0], [0, 1, 2.0, 45.0], [0, 3, 4.0, 45.0]]
+    assert [one[4][:30] for one in told] == ["", "", "split_group leaves out rank 2,", "split_group leaves out rank 3,"]
+
+
 def test_a_groups_timeout_is_in_its_options(ranks):
     assert ranks.run(ranks_do.timeouts) == [40.0] * SIZE
 

@@ -1,6 +1,8 @@
-"""What each rank does in the tests of sparse and expanded tensors over torch.distributed."""
+"""What each rank does in the tests of sparse and expanded tensors, and of groups that are split, over torch.distributed."""
 
 from __future__ import annotations
+
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -93,3 +95,20 @@ def expanded(world) -> None:
             raise AssertionError("it was not refused")
         except towline.InvalidArgument as error:
             assert "expanded tensor, whose elements share memory" in str(error), error
+
+
+def splits(world) -> list:
+    """Groups by split_group: in an order of their own, of one rank, and one that leaves out ranks."""
+    rank, last = world.rank(), world.size() - 1
+    group = dist.split_group(split_ranks=[[last, 0, 1], [*range(2, last)]], timeout=timedelta(seconds=45))
+    tensor = torch.tensor([float(rank)])
+    dist.all_reduce(tensor, group=group)
+    told = [group.rank(), group.size(), tensor.item(), group._get_backend(torch.device("cpu")).communicator.timeout]
+    dist.destroy_process_group(group)
+    try:
+        group = dist.split_group(split_ranks=[[0, 1]])
+        dist.barrier(group=group)
+        dist.destroy_process_group(group)
+        return [*told, ""]
+    except towline.Unsupported as error:
+        return [*told, str(error)]

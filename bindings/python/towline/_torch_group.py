@@ -579,9 +579,26 @@ class PythonBackend(Operations, c10d.Backend):
     supports_coalescing = property(lambda self: _torch_gpu.gpu.available())
     supports_reconfigure = property(lambda self: False)
     supports_shrinking = property(lambda self: False)
-    supports_splitting = property(lambda self: False)
+    supports_splitting = property(lambda self: True)
     supports_window = property(lambda self: False)
     _supports_time_estimate = property(lambda self: False)
+
+    def split(self, store: c10d.Store, ranks: list[int], options: Any) -> PythonBackend:
+        """The group that dist.split_group() puts this rank into. Its members meet in the store; other ranks do nothing."""
+        if self._comm.rank not in ranks:  # torch's C++ takes None from C++ alone
+            raise _errors.Unsupported(
+                f"split_group leaves out rank {self._comm.rank}, which torch can't tell a backend made in Python: name every rank in "
+                "split_ranks, those left out in a list of their own, or use new_group"
+            )
+        timeout = self._comm.timeout if options is None else options._timeout.total_seconds()
+        name = str(getattr(options, "group_name", "") or f"{self._comm.name}/split")
+        return _make(PythonBackend, store, ranks.index(self._comm.rank), len(ranks), name, timeout)
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """torch calls this on ranks outside of a new group."""
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Communicators of GPUs are made when they are needed."""
 
 
 class _ProcessGroup(Operations, c10d.ProcessGroup):
@@ -642,15 +659,13 @@ if TAKES_BACKENDS:
         ask_the_work_behind(_name)
 
 
-def create(options: Any, backend_options: Any = None) -> Operations:
-    store = Store(options.store)
-    communicator = collectives.Communicator(
-        rank=options.group_rank,
-        size=options.group_size,
-        name=str(options.group_id or "world"),
-        store=store,
-        timeout=options.timeout.total_seconds(),
-    )
+def _make(kind: Any, store: c10d.Store, rank: int, size: int, name: str, timeout: float, *more: Any) -> Any:
+    met = Store(store)
+    communicator = collectives.Communicator(rank=rank, size=size, name=name, store=met, timeout=timeout)
     # torch before 2.14 does not say which messages are issued together.
-    gpus = Communicators(communicator, store, in_pairs=TAKES_BACKENDS)
-    return PythonBackend(communicator, gpus, options.process_group) if TAKES_BACKENDS else _ProcessGroup(communicator, gpus)
+    return kind(communicator, Communicators(communicator, met, in_pairs=TAKES_BACKENDS), *more)
+
+
+def create(options: Any, backend_options: Any = None) -> Operations:
+    how = (options.store, options.group_rank, options.group_size, str(options.group_id or "world"), options.timeout.total_seconds())
+    return _make(PythonBackend, *how, options.process_group) if TAKES_BACKENDS else _make(_ProcessGroup, *how)

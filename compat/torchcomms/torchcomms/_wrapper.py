@@ -176,6 +176,7 @@ class _BackendWrapper(_torch_group.PythonBackend):
         self._torchcomm, self._batch = comm, None
 
     supports_coalescing = property(lambda self: True)
+    supports_splitting = property(lambda self: False)  # communicators are split: distwrap
 
     def start_coalescing(self) -> None:
         """From here on sends and receives are kept, for end_coalescing to issue as one batch (without their tags). Collectives begin."""
