@@ -25,11 +25,12 @@ struct towline_of_process {
 };
 
 struct towline_fabric : towline_of_process {
-  std::unique_ptr<towline::fabric::TransferEngine> engine;
+  // Destroyed from the last to the first: callbacks of the watchers may use the engine, and those of the engine its memories.
+  std::mutex mutex;  // of memories and watchers
   std::vector<std::unique_ptr<towline_fabric_memory>> memories;
+  std::unique_ptr<towline::fabric::TransferEngine> engine;
   std::unique_ptr<towline::fabric::Watchers> watchers;  // once one was asked for
   int watcher_cpu = -1;
-  std::mutex mutex;  // of memories and watchers
 };
 struct towline_fabric_memory {
   const towline::fabric::LocalMemory* memory;

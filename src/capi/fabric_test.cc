@@ -80,6 +80,36 @@ TEST(CapiFabric, AForkedChildIsToldAndEndsNothing) {
   towline_fabric_destroy(two);
 }
 
+TEST(CapiFabric, CallbacksOfAnEngineThatIsDestroyedMayDeregisterAndReleaseAndAreRefusedMore) {
+  struct Told {
+    towline_fabric_t* engine = make();
+    std::vector<uint8_t> bytes = std::vector<uint8_t>(4096);
+    towline_fabric_memory_t* memory = nullptr;
+    towline_fabric_transfer_t transfer = 0;
+    int calls = 0;
+  } told;
+  ASSERT_EQ(towline_fabric_register(told.engine, told.bytes.data(), told.bytes.size(),
+                                    TOWLINE_FABRIC_WRITABLE, &told.memory),
+            TOWLINE_OK)
+      << towline_last_error();
+  towline_fabric_receive_options_t options{};
+  options.struct_size = sizeof options;
+  options.context = &told;
+  options.done = [](void* context, int32_t status, towline_fabric_peer_t, uint64_t) {
+    Told& to = *static_cast<Told*>(context);
+    ++to.calls;
+    EXPECT_EQ(status, TOWLINE_CLOSED);
+    EXPECT_EQ(towline_fabric_receive(to.engine, to.memory, 0, 100, nullptr, nullptr), TOWLINE_CLOSED);
+    EXPECT_EQ(towline_fabric_release(to.engine, to.transfer), TOWLINE_OK);
+    EXPECT_EQ(towline_fabric_deregister(to.engine, to.memory), TOWLINE_OK) << towline_last_error();
+  };
+  ASSERT_EQ(towline_fabric_receive(told.engine, told.memory, 0, 4096, &options, &told.transfer),
+            TOWLINE_IN_PROGRESS)
+      << towline_last_error();
+  towline_fabric_destroy(told.engine);
+  EXPECT_EQ(told.calls, 1);
+}
+
 TEST(CapiFabric, TwoEnginesMovePagesCountAndSend) {
   std::atomic<size_t> heard{0};
   const auto hear = [](void* context, towline_fabric_peer_t, const void*, size_t bytes) {

@@ -43,13 +43,16 @@ TransferEngine::~TransferEngine() {
   wake();
   thread_.join();
   auto held = lock();
-  for (auto& slot : slots_)
-    if (slot->used && !slot->is_over() && slot->parent == nullptr) tell(*slot, Status::kClosed);
-  carrier_.reset();
   engine_->close();
+  for (auto& slot : slots_) {
+    if (!slot->used) continue;
+    if (!slot->is_over() && slot->parent == nullptr) tell(*slot, Status::kClosed);
+    slot->fenced = true;
+  }
+  deliver(held);  // callbacks may still call what takes things apart
+  carrier_.reset();
   memories_.reset();
   engine_.reset();
-  deliver(held);
 }
 
 // The engine's thread holds the lock most of the time; it gives way to threads that are announced here.
@@ -308,6 +311,7 @@ Handle TransferEngine::connect(std::span<const uint8_t> address) {
   const auto decoded = decode_carrier_address(address);
   if (!decoded) fail(Status::kProtocol, "these {} bytes are no address of an engine", address.size());
   const auto held = lock();
+  if (closing_) fail(Status::kClosed, "the engine is about to go");
   const Handle peer = carrier_->connect(*decoded);
   wake();
   return peer;

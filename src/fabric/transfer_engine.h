@@ -81,7 +81,8 @@ enum class SlotKind : uint8_t { kTransfer, kMany, kBarrier, kCounter, kSend, kRe
 class TransferEngine final : private EngineHost {
  public:
   TransferEngine(std::vector<std::unique_ptr<Domain>> domains, TransferEngineOptions options);
-  ~TransferEngine() override;  // ends what is under way with kClosed
+  // Ends what is under way with kClosed. Nothing begins any more: callbacks get kClosed for it.
+  ~TransferEngine() override;
   TransferEngine(const TransferEngine&) = delete;
   TransferEngine& operator=(const TransferEngine&) = delete;
 
@@ -190,7 +191,7 @@ class TransferEngine final : private EngineHost {
 
   // transfer_engine_slots.cc: whatever has an outcome.
   void add_slot();
-  Status take_slot(Slot** taken) noexcept;  // kOk; kAgain: too many; kOutOfMemory
+  Status take_slot(Slot** taken) noexcept;  // kOk; kAgain: too many; kOutOfMemory; kClosed
   void give_back(Slot& slot) noexcept;      // of which nothing has begun
   Slot* find(Handle number) const;
   void free_if_over(Slot& slot) noexcept;

@@ -59,10 +59,10 @@ Status TransferEngine::receive(const LocalMemory& local, uint64_t offset, uint64
   if (!fits(offset, bytes, local.bytes)) return Status::kOutOfRange;
   if (!local.remote_write) return Status::kPermissionDenied;
   const auto held = lock();
-  if (!options.from.is_none())
-    if (const Status state = engine_->state_of(options.from); state != Status::kOk) return state;
   Claim slot{*this};
   if (slot.status() != Status::kOk) return slot.status();
+  if (!options.from.is_none())
+    if (const Status state = engine_->state_of(options.from); state != Status::kOk) return state;
   slot->kind = SlotKind::kReceive;
   slot->local = &local;
   slot->offset = offset;

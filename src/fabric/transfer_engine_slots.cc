@@ -114,6 +114,7 @@ void TransferEngine::add_slot() {
 }
 
 Status TransferEngine::take_slot(Slot** taken) noexcept {
+  if (closing_.load(std::memory_order_relaxed)) return Status::kClosed;
   if (free_slots_.empty()) {
     // Those that are done and not released take slots too.
     if (slots_.size() >= std::size_t{4} * options_.engine.max_transfers) return Status::kAgain;

@@ -184,6 +184,40 @@ TEST_F(FabricTransferEngine, APeerThatGoesEndsWhatIsUnderWayToIt) {
   EXPECT_EQ(one.engine.paged(TransferOp::kWrite, peer_, list(one), {}, &number), Status::kPeerLost);
 }
 
+// They are called while it goes: nothing begins any more, and what was begun can be taken apart.
+TEST_F(FabricTransferEngine, CallbacksOfAnEngineThatGoesMayCallIt) {
+  Side two;
+  auto one = std::make_unique<Side>();
+  TransferEngine& engine = one->engine;
+  const std::vector<uint8_t> address = two.engine.address();
+  const Handle peer = engine.connect(address);
+  std::vector<uint8_t> room(kPage);
+  const LocalMemory* const memory = engine.register_memory({room.data(), room.size(), true, true});
+  Handle number;
+  int called = 0;
+  ReceiveOptions options;
+  options.done = [&](Status status, Handle, uint64_t) {
+    ++called;
+    EXPECT_EQ(status, Status::kClosed);
+    TransferOptions counts;
+    counts.count = 1;
+    EXPECT_EQ(engine.signal(peer, counts, nullptr), Status::kClosed);
+    EXPECT_EQ(engine.send(peer, *memory, 0, 100, {}, nullptr), Status::kClosed);
+    EXPECT_EQ(engine.receive(*memory, 0, 100, {}, nullptr), Status::kClosed);
+    EXPECT_EQ(engine.poll(number), Status::kClosed);
+    EXPECT_THROW((void)engine.connect(address), core::Error);
+    engine.cancel(number);
+    engine.release(number);
+    engine.disconnect(peer);
+    engine.deregister_memory(memory);
+    EXPECT_EQ(engine.counter(1), 0u);
+    EXPECT_EQ(engine.rails().size(), 2u);
+  };
+  ASSERT_EQ(engine.receive(*memory, 0, kPage, options, &number), Status::kInProgress);
+  one.reset();
+  EXPECT_EQ(called, 1);
+}
+
 TEST_F(FabricTransferEngine, ATimeoutOrCancelEndsATransferThatCanNotMove) {
   EngineOptions slow;
   slow.control_retry_ns = kSecondNs;
