@@ -214,9 +214,8 @@ std::string render(const BenchOptions& options, const json& rows, const Terminal
 }  // namespace
 
 std::string plugins_with(const std::string& backend, const std::string& named) {
-  for (const char* const name : {"tcpx", "ucx", "libfabric", "nixl_net"})
-    if (backend == name) return named.empty() ? name : named + "," + name;
-  return named;
+  if (backend.empty() || named.empty()) return named + backend;
+  return named + "," + backend;
 }
 
 std::vector<Row> rows_of(const BenchOptions& options) {

@@ -29,7 +29,8 @@ struct BenchOptions {
   CollectiveOptions collective;  // with operations: collectives instead of transfers
 };
 
-// The setting `plugins`, `named` by the user, with `backend` added if an agent has that one only where a setting names it.
+// The setting `plugins`, `named` by the user, with `backend` added: an agent has some only where a setting names them, and
+// naming those that it has anyhow does nothing.
 [[nodiscard]] std::string plugins_with(const std::string& backend, const std::string& named);
 
 [[nodiscard]] std::vector<Row> rows_of(const BenchOptions& options);

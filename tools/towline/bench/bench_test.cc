@@ -57,10 +57,11 @@ TEST(Bench, RowsSayWhereBytesComeFrom) {
   EXPECT_EQ(rows_of(options).back().from, "storage");
 }
 
-TEST(Bench, ABackendThatIsLoadedByNameAloneIsAddedToThePluginsOfTheUser) {
+TEST(Bench, TheBackendIsAddedToThePluginsOfTheUser) {
   EXPECT_EQ(plugins_with("ucx", ""), "ucx");
   EXPECT_EQ(plugins_with("libfabric", "object,/tmp/mine.so"), "object,/tmp/mine.so,libfabric");
-  EXPECT_EQ(plugins_with("tcp", "object"), "object");
+  EXPECT_EQ(plugins_with("one_of_mine", ""), "one_of_mine");
+  EXPECT_EQ(plugins_with("", "object"), "object");
   EXPECT_EQ(plugins_with("", ""), "");
 }
 
