@@ -183,6 +183,11 @@ void Engine::event_fds(std::vector<int>& fds) const {
     if (const int fd = rail.domain->event_fd(); fd >= 0) fds.push_back(fd);
 }
 
+bool Engine::has_descriptors() const noexcept {
+  return std::all_of(state_->rails.begin(), state_->rails.end(),
+                     [](const Rail& rail) { return rail.domain->event_fd() >= 0; });
+}
+
 bool Engine::arm() noexcept {
   return std::all_of(state_->rails.begin(), state_->rails.end(),
                      [](Rail& rail) { return rail.domain->event_fd() >= 0 && rail.domain->arm(); });

@@ -172,6 +172,7 @@ class Engine {
   uint64_t next_timer_ns() const noexcept;
   // Descriptors of the rails that tell of completions, after arm() returned true. False: go on polling.
   void event_fds(std::vector<int>& fds) const;
+  bool has_descriptors() const noexcept;  // every rail has one
   bool arm() noexcept;
   // Something is under way, from here or from a peer that asked, that moves by the polls of both sides.
   bool needs_polls() const noexcept;

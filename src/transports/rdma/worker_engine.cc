@@ -260,9 +260,7 @@ uint32_t WorkerEngine::progress(uint64_t now_ns) noexcept {
 WorkerEngine::Sleep WorkerEngine::arm() noexcept {
   const std::lock_guard lock(mutex_);
   if (ended_.head != nullptr || waiting_.head != nullptr || !losses_.empty()) return Sleep::kNo;
-  std::vector<int> fds;
-  engine_.event_fds(fds);
-  polled_ = fds.size() != engine_.rails();
+  polled_ = !engine_.has_descriptors();
   if (!polled_) return engine_.arm() ? Sleep::kWaiting : Sleep::kNo;
   return under_way_ != 0 ? Sleep::kNo : Sleep::kPoll;
 }
