@@ -5,8 +5,10 @@
 #include <time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <fstream>
 #include <span>
+#include <thread>
 
 #include "base/error.h"
 #include "base/os/stream.h"
@@ -113,6 +115,27 @@ TEST(TcpStores, GiveWhatOthersPutAndWaitForWhatIsNotThereYet) {
   // A timed out connection is in the middle of an answer: the next request takes another.
   EXPECT_EQ(first->get("large", deadline), large);
   EXPECT_EQ(first->local_host(), "127.0.0.1");
+}
+
+TEST(TcpStores, AThreadThatWaitsForAKeyHoldsUpNoOther) {
+  TcpStoreServer server("127.0.0.1:0");
+  const std::string endpoint = "127.0.0.1:" + std::to_string(server.port());
+  const Deadline deadline = Deadline::after(monotonic_now_ns(), 10 * kSecondNs);
+  const auto store = open_tcp_store(endpoint, false, deadline);
+  const auto beside = open_tcp_store(endpoint, false, deadline);
+  const Bytes value(3, 7);
+  beside->set("there", value);
+  std::atomic<bool> asks{false};
+  std::thread waits([&] {
+    asks = true;
+    Bytes late;
+    EXPECT_EQ(code_of([&] { late = store->get("late", deadline); }), Status::kOk);
+    EXPECT_EQ(late, value);
+  });
+  while (!asks) std::this_thread::yield();
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(beside->get("there", deadline), value);  // it has begun to wait
+  store->set("late", value);
+  waits.join();
 }
 
 // A client that sends and receives what it likes.

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -25,73 +26,95 @@ void put_field(Bytes& out, std::string_view text) {
 }
 Bytes request_of(StoreQuery query) { return {static_cast<uint8_t>(query)}; }
 
-// ---- Client. Like torch's it puts "/" before every key.
+// ---- Client. Like torch's it puts "/" before every key. A connection serves one request at a time, and a thread that waits
+// for a key has one of its own: others of this process may set what the ranks need that will set it.
 
 class TcpStore final : public Store {
  public:
   TcpStore(std::string endpoint, std::shared_ptr<TcpStoreServer> server, Deadline deadline)
       : endpoint_(std::move(endpoint)), server_(std::move(server)) {
-    connect(deadline);
+    Stream stream = connect(deadline);
+    local_host_ = SocketAddress::local_of(stream.fd()).endpoint().host;
+    idle_.push_back(std::move(stream));
   }
 
   void set(const std::string& key, std::span<const uint8_t> value) override {
-    const std::lock_guard lock(mutex_);
     Bytes request = request_of(StoreQuery::kSet);
     put_field(request, "/" + key);
     put_field(request, value);
-    send(request, Deadline::after(monotonic_now_ns(), 60 * kSecondNs));
+    const Deadline deadline = Deadline::after(monotonic_now_ns(), 60 * kSecondNs);
+    Stream stream = take(deadline);
+    send(stream, request, deadline);
+    give_back(std::move(stream));
   }
 
   Bytes get(const std::string& key, Deadline deadline) override {
-    const std::lock_guard lock(mutex_);
-    if (!stream_.valid()) connect(deadline);
+    Stream stream = take(deadline);
     Bytes request = request_of(StoreQuery::kWait);
     put<uint64_t>(request, 1);
     put_field(request, "/" + key);
-    send(request, deadline);
+    send(stream, request, deadline);
     uint8_t answer = 0;
-    receive(std::span(&answer, 1), deadline, key);
+    receive(stream, std::span(&answer, 1), deadline, key);
     request = request_of(StoreQuery::kGet);
     put_field(request, "/" + key);
-    send(request, deadline);
+    send(stream, request, deadline);
     uint64_t size = 0;
-    receive(std::span(reinterpret_cast<uint8_t*>(&size), sizeof size), deadline, key);
+    receive(stream, std::span(reinterpret_cast<uint8_t*>(&size), sizeof size), deadline, key);
     if (size > kMostValueBytes)
       fail(Status::kProtocol, "the store at {} gives {} bytes for \"{}\"", endpoint_, size, key);
     Bytes value(size);
-    receive(value, deadline, key);
+    receive(stream, value, deadline, key);
+    give_back(std::move(stream));
     return value;
   }
 
   std::string describe() const override { return "tcp://" + endpoint_; }
-  std::string local_host() const override { return SocketAddress::local_of(stream_.fd()).endpoint().host; }
+  std::string local_host() const override { return local_host_; }
 
  private:
-  void connect(Deadline deadline) {
-    stream_ = Stream::dial(parse_endpoint(endpoint_), deadline, Stream::Patience::kUntilDeadline);
+  Stream connect(Deadline deadline) {
+    Stream stream = Stream::dial(parse_endpoint(endpoint_), deadline, Stream::Patience::kUntilDeadline);
     Bytes hello = request_of(StoreQuery::kValidate);
     put(hello, kStoreMagic);
-    send(hello, deadline);
+    send(stream, hello, deadline);
+    return stream;
   }
-  void send(std::span<const uint8_t> bytes, Deadline deadline) {
-    if (!stream_.valid()) connect(deadline);
-    if (const Status status = stream_.write_all(bytes, deadline); is_error(status)) lost(status, "");
+  // A connection without an unfinished request. After a failure it is not given back.
+  Stream take(Deadline deadline) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!idle_.empty()) {
+        Stream stream = std::move(idle_.back());
+        idle_.pop_back();
+        return stream;
+      }
+    }
+    return connect(deadline);
   }
-  void receive(std::span<uint8_t> bytes, Deadline deadline, const std::string& key) {
-    if (const Status status = stream_.read_all(bytes, deadline); is_error(status)) lost(status, key);
+  void give_back(Stream&& stream) {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(stream));
   }
-  // The connection has an unfinished request, so the next request uses a new one.
+  void send(Stream& stream, std::span<const uint8_t> bytes, Deadline deadline) {
+    if (const Status status = stream.write_all(bytes, deadline); is_error(status)) lost(status, "");
+  }
+  void receive(Stream& stream, std::span<uint8_t> bytes, Deadline deadline, const std::string& key) {
+    if (const Status status = stream.read_all(bytes, deadline); is_error(status)) lost(status, key);
+  }
   [[noreturn]] void lost(Status status, const std::string& key) {
-    stream_.close();
     if (status == Status::kTimedOut && !key.empty())
       fail(status, "\"{}\" is not in the store at {} yet", key, endpoint_);
+    const std::lock_guard lock(mutex_);
+    idle_.clear();  // the store may have been begun anew
     fail(status, "the store at {} does not answer: {}", endpoint_, status_text(status));
   }
 
   const std::string endpoint_;
   const std::shared_ptr<TcpStoreServer> server_;  // if this rank serves
+  std::string local_host_;
   std::mutex mutex_;
-  Stream stream_;
+  std::vector<Stream> idle_;  // as many as threads have asked at once
 };
 
 // The address on which rank 0 listens for the endpoint that every rank has. A number is the only address to
