@@ -170,12 +170,16 @@ std::size_t Engine::progress(uint64_t now_ns) noexcept {
 }
 
 bool Engine::State::busy() const noexcept {
-  if (transfers_in_use != 0 || busy_connections != 0 || owed_credits != 0 || abandons) return true;
-  return std::any_of(rails.begin(), rails.end(), [](const Rail& rail) { return rail.down; });
+  return transfers_in_use != 0 || busy_connections != 0 || owed_credits != 0 || abandons;
 }
 
 uint64_t Engine::next_timer_ns() const noexcept {
-  return state_->busy() ? state_->next_tick_ns : kNoDeadline;
+  const State& s = *state_;
+  if (s.busy()) return s.next_tick_ns;
+  uint64_t next_ns = kNoDeadline;
+  for (const Rail& rail : s.rails)
+    if (rail.down) next_ns = std::min(next_ns, std::max(rail.recover_at_ns, s.next_tick_ns));
+  return next_ns;
 }
 
 void Engine::event_fds(std::vector<int>& fds) const {

@@ -160,6 +160,24 @@ TEST(FabricEngine, WhatADyingRailCarriedGoesOverTheOthersWithin50Milliseconds) {
   EXPECT_GT(one.engine->counters(1).bytes, before);
 }
 
+// A cable may be out for days.
+TEST(FabricEngine, AnIdleEngineWakesForADeadRailOnlyToTryIt) {
+  World world;
+  TestHost& one = world.add_host(2);
+  world.fabric.kill(1);
+  ASSERT_TRUE(world.until([&] { return one.engine->counters(1).down; }));
+  const auto wake = [&] {
+    world.step(std::max(one.engine->next_timer_ns(), world.now_ns + 1) - world.now_ns);
+  };
+  const uint64_t begin_ns = world.now_ns;
+  for (int wakes = 0; wakes < 50; ++wakes) wake();
+  EXPECT_GE(world.now_ns - begin_ns, 900 * kMillisecondNs);
+  world.fabric.revive(1);
+  wake();
+  EXPECT_FALSE(one.engine->counters(1).down);
+  EXPECT_EQ(one.engine->next_timer_ns(), kNoDeadline);
+}
+
 TEST(FabricEngine, TheLongestPauseOfARailThatDiedIsTold) {
   World world;
   TestHost& one = world.add_host(2, rated(2'000'000'000));
