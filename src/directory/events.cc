@@ -1,5 +1,6 @@
 // Callbacks of a directory's plugin, on its own thread: ends of calls, events, removed keys.
 #include <algorithm>
+#include <new>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -27,11 +28,12 @@ void Directory::done(uint64_t number, Status status, const char* text, const tow
   }
   if (!looked_up.empty() && status == Status::kNotFound) forget_followed(looked_up, UINT64_MAX);
   if (call == nullptr) return;
-  std::string error = text == nullptr ? "" : text;
+  std::string error;
   std::vector<DirectoryEntry> entries;
   Peer* peer = nullptr;
   const bool gone = status == Status::kOk || status == Status::kNotFound;
   try {
+    if (text != nullptr) error = text;
     if (!gone && !call->unpublished_.empty()) {
       const auto part = std::ranges::find(call->numbers_, number) - call->numbers_.begin();
       const std::lock_guard lock(mutex_);
@@ -45,6 +47,9 @@ void Directory::done(uint64_t number, Status status, const char* text, const tow
   } catch (const Error& failed) {
     status = failed.code();
     error = failed.message();
+  } catch (const std::bad_alloc&) {
+    status = Status::kOutOfMemory;
+    error = "out of memory";  // needs none
   } catch (const std::exception& failed) {
     status = Status::kInternal;
     error = failed.what();
@@ -82,8 +87,13 @@ void Directory::event(uint64_t number, uint32_t kind, const towline_directory_it
     if (number == follower_) follow_event(kind, item);
     return;
   }
-  if (watch->on_event(kind, item, status, text)) return;
-  unwatch(*watch);
+  bool goes_on = false;
+  try {
+    goes_on = watch->on_event(kind, item, status, text);
+  } catch (const std::bad_alloc&) {  // something would not be told
+    watch->end(Status::kOutOfMemory, "out of memory");
+  }
+  if (!goes_on) unwatch(*watch);
 }
 
 // ---- peers that are forgotten with their keys

@@ -69,7 +69,10 @@ void DirectoryCall::part_ended(Status status, std::string text, std::vector<Dire
     part_status_ = status;
     error_ = std::move(text);
   }
-  std::move(entries.begin(), entries.end(), std::back_inserter(entries_));
+  if (entries_.empty())
+    entries_ = std::move(entries);
+  else
+    std::move(entries.begin(), entries.end(), std::back_inserter(entries_));
   if (peer != nullptr) peer_ = peer;
   if (--parts_left_ != 0) return;
   status_ = part_status_;

@@ -31,12 +31,23 @@ class Timers {
 
   Id at(uint64_t time_ns, std::function<void()> action) {
     const Id id = ++last_;
-    actions_.emplace(std::pair{time_ns, id}, std::move(action));
     times_[id] = time_ns;
+    try {
+      actions_.emplace(std::pair{time_ns, id}, Timer{std::move(action), 0});
+    } catch (...) {
+      times_.erase(id);
+      throw;
+    }
     return id;
   }
   Id after(uint64_t delay_ns, std::function<void()> action) {
     return at(Deadline::after(monotonic_now_ns(), delay_ns).ns(), std::move(action));
+  }
+  // Again and again, first after `period_ns`. Needs no memory to go on.
+  Id every(uint64_t period_ns, std::function<void()> action) {
+    const Id id = after(period_ns, std::move(action));
+    actions_.find({times_.at(id), id})->second.period_ns = period_ns;
+    return id;
   }
   // Sets `id` to none.
   void cancel(Id& id) {
@@ -54,16 +65,28 @@ class Timers {
   void run(const Failed& failed) {
     const uint64_t now_ns = monotonic_now_ns();
     while (!actions_.empty() && actions_.begin()->first.first <= now_ns) {
-      auto first = actions_.begin();
-      const std::function<void()> action = std::move(first->second);
-      times_.erase(first->first.second);
-      actions_.erase(first);
+      auto node = actions_.extract(actions_.begin());
+      const Id id = node.key().second;
+      std::function<void()> action = std::move(node.mapped().action);
+      if (node.mapped().period_ns == 0) {
+        times_.erase(id);
+        run_action(action, failed);
+        continue;
+      }
+      node.key().first = times_.at(id) = Deadline::after(now_ns, node.mapped().period_ns).ns();
+      const auto next = actions_.insert(std::move(node)).position;
       run_action(action, failed);
+      if (times_.contains(id)) next->second.action = std::move(action);
     }
   }
 
  private:
-  std::map<std::pair<uint64_t, Id>, std::function<void()>> actions_;
+  struct Timer {
+    std::function<void()> action;
+    uint64_t period_ns = 0;  // 0: once
+  };
+
+  std::map<std::pair<uint64_t, Id>, Timer> actions_;
   std::map<Id, uint64_t> times_;
   Id last_ = 0;
 };

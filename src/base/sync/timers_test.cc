@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <new>
 #include <stdexcept>
 #include <string>
 
@@ -25,6 +26,21 @@ TEST(Loop, WhatAnActionThrowsIsToldAndTheNextHasItsTurn) {
   timers.run(failed);
   EXPECT_EQ(done, 2);
   EXPECT_EQ(told, "map::atmap::at");
+  EXPECT_EQ(timers.next_ns(), kNoDeadline);
+}
+
+TEST(Loop, WhatIsDoneAgainAndAgainGoesOnAfterItThrew) {
+  const auto ignore = [](const char*) {};
+  Timers timers;
+  int done = 0;
+  Timers::Id id = timers.every(1, [&, held = std::string(100, 'x')] {
+    if (++done == 1) throw std::bad_alloc();
+    EXPECT_EQ(held.size(), 100u);
+    if (done == 3) timers.cancel(id);
+  });
+  while (id != 0) timers.run(ignore);
+  timers.run(ignore);
+  EXPECT_EQ(done, 3);
   EXPECT_EQ(timers.next_ns(), kNoDeadline);
 }
 

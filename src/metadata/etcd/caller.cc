@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -38,10 +39,16 @@ Caller::Caller(const Options& options, Timers& timers, Posts& posts, Log log)
 Caller::Id Caller::start(Rpc rpc) {
   const Id id = ++last_;
   Call& call = calls_[id];
-  call.started_ns = monotonic_now_ns();
-  call.deadline = timers_.at(rpc.deadline_ns, [this, id] { deadline_passed(id); });
-  call.rpc = std::move(rpc);
-  call.retry = timers_.after(0, [this, id] { attempt(id); });
+  try {
+    call.started_ns = monotonic_now_ns();
+    call.deadline = timers_.at(rpc.deadline_ns, [this, id] { deadline_passed(id); });
+    call.rpc = std::move(rpc);
+    call.retry = timers_.after(0, [this, id] { attempt(id); });
+  } catch (...) {
+    timers_.cancel(call.deadline);
+    calls_.erase(id);
+    throw;
+  }
   return id;
 }
 
@@ -81,13 +88,16 @@ void Caller::attempt(Id id) {
       call.rpc.attempt_timeout_ns != 0 ? call.rpc.attempt_timeout_ns : options_.attempt_timeout_ns;
   call.server = current_;
   call.token = call.rpc.proves ? "" : token_;
+  active_.insert(id);
   try {
     call.post = posts_.start({servers_[current_].address + call.rpc.path, call.rpc.body, call.token,
                               std::min(left_ns, timeout_ns), options_.max_answer_bytes},
                              [this, id](PostAnswer&& answer) { answered(id, std::move(answer)); });
-    active_.insert(id);
   } catch (const Error& error) {
     fail_call(id, error.code(), error.message());
+  } catch (...) {
+    active_.erase(id);
+    throw;
   }
 }
 
@@ -154,7 +164,10 @@ void Caller::finish(Id id, RpcAnswer&& answer) {
   timers_.cancel(call.retry);
   active_.erase(id);
   unproved_.erase(id);
-  start_waiting();
+  try {
+    start_waiting();
+  } catch (const std::bad_alloc&) {  // when the next call ends
+  }
   call.rpc.done(std::move(answer));
 }
 
@@ -174,22 +187,26 @@ std::string Caller::last_failure(Id id) const {
 
 void Caller::deadline_passed(Id id) {
   const Call& call = calls_.at(id);
-  const double seconds = static_cast<double>(monotonic_now_ns() - call.started_ns) * 1e-9;
-  const std::string last = last_failure(id);
-  finish(id, {call.failure,
-              fmt::format("{}: no success within {:.1f} s at {} server{}; last: {}", call.rpc.what, seconds,
-                          servers_.size(), servers_.size() == 1 ? "" : "s", last),
-              "", servers_[call.server].address, Refusal::Kind::kAgain, call.repeated || call.post != 0});
+  RpcAnswer answer;
+  answer.status = call.failure;
+  answer.repeated = call.repeated || call.post != 0;
+  try {
+    const double seconds = static_cast<double>(monotonic_now_ns() - call.started_ns) * 1e-9;
+    answer.text = fmt::format("{}: no success within {:.1f} s at {} server{}; last: {}", call.rpc.what,
+                              seconds, servers_.size(), servers_.size() == 1 ? "" : "s", last_failure(id));
+    answer.server = servers_[call.server].address;
+  } catch (const std::bad_alloc&) {  // it ends all the same
+  }
+  finish(id, std::move(answer));
 }
 
 void Caller::start_waiting() {
   while (!waiting_.empty() && active_.size() < kMostActive) {
     const Id id = waiting_.front();
-    waiting_.pop_front();
     const auto found = calls_.find(id);
-    if (found == calls_.end()) continue;
-    found->second.retry = timers_.after(0, [this, id] { attempt(id); });
-    return;  // the next when this one is under way, or has ended
+    if (found != calls_.end()) found->second.retry = timers_.after(0, [this, id] { attempt(id); });
+    waiting_.pop_front();
+    if (found != calls_.end()) return;  // the next when this one is under way, or has ended
   }
 }
 

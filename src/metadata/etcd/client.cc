@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <future>
+#include <new>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -14,6 +16,14 @@ namespace {
 constexpr uint64_t kMostCalls = 4096;
 constexpr uint64_t kMostBytes = uint64_t{256} << 20;
 constexpr uint64_t kShortestPulseNs = kSecondNs;
+
+// Short enough for a string that needs no memory.
+constexpr const char* kNoMemory = "out of memory";
+constexpr const char* kLate = "timed out";
+
+uint64_t pulse_ns(const Options& options) {
+  return std::max(options.lease_s * kSecondNs / 3, kShortestPulseNs);
+}
 
 }  // namespace
 
@@ -29,13 +39,15 @@ Client::Client(Options options, Listener& listener)
               [this](int level, const std::string& text) { listener_.log(level, text); }) {
   caller_.set_failure_listener(
       [this](std::size_t server, const std::string& why) { server_failed(server, why); });
-  const uint64_t pulse_ns = std::max(options_.lease_s * kSecondNs / 3, kShortestPulseNs);
-  timers_.after(pulse_ns, [this] { pulse(); });
+  timers_.every(pulse_ns(options_), [this] { pulse(); });
   http::Thread::Hooks hooks;
   hooks.turn = [this] { buried_.clear(); };
-  // Calls have deadlines: one whose answer could not be dealt with ends by its own.
+  // A call whose answer could not be dealt with ends by its deadline. The pulse finds what else stands still.
   hooks.failed = [this](const char* why) {
-    listener_.log(0, fmt::format("etcd: an answer was dropped: {}", why));
+    try {
+      listener_.log(0, fmt::format("etcd: an answer was dropped: {}", why));
+    } catch (const std::exception&) {  // memory is short
+    }
   };
   hooks.last = [this] { shutting_ = true; };  // calls that come too late are told so
   thread_.start(std::move(hooks));
@@ -47,7 +59,11 @@ Client::~Client() {
 }
 
 void Client::close(uint64_t deadline_ns) {
-  thread_.run([this, deadline_ns] { shut(deadline_ns); });
+  try {
+    thread_.run([this, deadline_ns] { shut(deadline_ns); });
+  } catch (const std::bad_alloc&) {
+    thread_.end();
+  }
   thread_.join();
 }
 
@@ -60,8 +76,19 @@ Status Client::submit(CallArgs args) {
     return Status::kAgain;
   }
   bytes_under_way_.fetch_add(bytes);
-  return thread_.run([this, args = std::move(args)]() mutable { start(std::move(args)); }) ? Status::kOk
-                                                                                           : Status::kClosed;
+  try {
+    if (thread_.run([this, args = std::move(args)]() mutable { take(std::move(args)); })) return Status::kOk;
+  } catch (const std::bad_alloc&) {
+    count_end(bytes);
+    throw;
+  }
+  count_end(bytes);
+  return Status::kClosed;
+}
+
+void Client::count_end(uint64_t bytes) noexcept {
+  under_way_.fetch_sub(1);
+  bytes_under_way_.fetch_sub(bytes);
 }
 
 void Client::cancel(uint64_t call) {
@@ -85,11 +112,28 @@ Span Client::span_of(const CallArgs& args) const {
   return {std::move(key), std::move(end)};
 }
 
-void Client::start(CallArgs args) {
+void Client::take(CallArgs args) {
   const uint64_t number = args.number;
-  Call& call = calls_[number];
-  call.args = std::move(args);
+  const uint64_t bytes = args.value.size();
+  try {
+    calls_[number].args = std::move(args);
+  } catch (const std::bad_alloc&) {
+    count_end(bytes);
+    return listener_.done(number, Status::kOutOfMemory, kNoMemory, {});
+  }
+  try {
+    start(calls_.at(number));
+  } catch (const std::exception&) {
+    finish(number, Status::kOutOfMemory, kNoMemory);
+  }
+}
+
+void Client::start(Call& call) {
+  const uint64_t number = call.args.number;
   if (shutting_) return finish(number, Status::kClosed, "the directory is being closed");
+  // For a call of which nothing else knows any more. Others end by their deadline with more to say.
+  call.last = timers_.at(Deadline::after(call.args.deadline_ns, kMillisecondNs).ns(),
+                         [this, number] { finish(number, Status::kTimedOut, kLate); });
   // Writes to one key keep their order.
   const bool writes =
       call.args.op != TOWLINE_DIRECTORY_GET && (call.args.flags & TOWLINE_DIRECTORY_PREFIX) == 0;
@@ -158,6 +202,7 @@ void Client::get(Call& call) {
 
 void Client::wait_for(Call& call) {
   const uint64_t number = call.args.number;
+  make_room();
   call.watch = std::make_unique<Watch>(
       options_, timers_, posts_, caller_, span_of(call.args), 0, [this, number](const Watch::Event& event) {
         if (event.kind == TOWLINE_DIRECTORY_ENDED) return finish(number, event.status, event.text);
@@ -240,23 +285,24 @@ void Client::finish(uint64_t number, Status status, const std::string& text) {
   if (node.empty()) return;
   Call& call = node.mapped();
   timers_.cancel(call.deadline);
+  timers_.cancel(call.last);
   bury(std::move(call.watch));
   call.lister.reset();
-  under_way_.fetch_sub(1);
-  bytes_under_way_.fetch_sub(call.args.value.size());
-  std::vector<KeyValue> items;
-  if (status == Status::kOk) {
-    for (KeyValue& item : call.found) items.push_back(relative(std::move(item)));
+  count_end(call.args.value.size());
+  try {
+    next_write(call.args.key, number);
+  } catch (const std::bad_alloc&) {  // the next one ends by its deadline
   }
-  next_write(call.args.key, number);
-  listener_.done(number, status, text, items);
+  if (status != Status::kOk) return listener_.done(number, status, text, {});
+  for (KeyValue& item : call.found) item = relative(std::move(item));
+  listener_.done(number, status, text, call.found);
 }
 
 void Client::next_write(const std::string& key, uint64_t ended) {
   const auto found = writes_.find(key);
   if (found == writes_.end()) return;
   auto& queue = found->second;
-  const bool was_first = queue.front() == ended;
+  const bool was_first = !queue.empty() && queue.front() == ended;
   std::erase(queue, ended);
   if (queue.empty()) {
     writes_.erase(found);
@@ -279,8 +325,9 @@ void Client::unwatch(uint64_t number) {
   thread_.run([this, number] { stop_watch(number); });
 }
 
-void Client::start_watch(uint64_t number, std::string prefix, uint32_t flags) {
+void Client::start_watch(uint64_t number, std::string prefix, uint32_t flags) try {
   if (shutting_) return;
+  make_room();
   std::string key = full_key(prefix);
   std::string end = end_of_prefix(key);
   watches_[number] =
@@ -294,6 +341,8 @@ void Client::start_watch(uint64_t number, std::string prefix, uint32_t flags) {
                                 }
                                 listener_.event(number, told);
                               });
+} catch (const std::bad_alloc&) {
+  listener_.event(number, {TOWLINE_DIRECTORY_ENDED, nullptr, Status::kOutOfMemory, kNoMemory});
 }
 
 void Client::stop_watch(uint64_t number) {
@@ -303,7 +352,12 @@ void Client::stop_watch(uint64_t number) {
   watches_.erase(found);
 }
 
-void Client::bury(std::unique_ptr<Watch> watch) {
+// bury() has no way to fail.
+void Client::make_room() {
+  buried_.reserve(std::bit_ceil(buried_.size() + calls_.size() + watches_.size() + 1));
+}
+
+void Client::bury(std::unique_ptr<Watch> watch) noexcept {
   if (watch == nullptr) return;
   watch->stop();
   buried_.push_back(std::move(watch));
@@ -320,10 +374,15 @@ void Client::server_failed(std::size_t server, const std::string& why) {
 }
 
 // A server that is stopped, or cut off without a word, leaves a stream silent: it is asked something from
-// time to time.
+// time to time. And what found no memory for its next step takes it now.
 void Client::pulse() {
-  const uint64_t pulse_ns = std::max(options_.lease_s * kSecondNs / 3, kShortestPulseNs);
-  timers_.after(pulse_ns, [this] { pulse(); });
+  if (!shutting_) {
+    keeper_.look();
+    for (const auto& [number, watch] : watches_) watch->look();
+    for (const auto& [number, call] : calls_) {
+      if (call.watch) call.watch->look();
+    }
+  }
   const auto streams = [](const auto& entry) { return entry.second->streaming(); };
   const auto waits = [](const auto& entry) { return entry.second.watch && entry.second.watch->streaming(); };
   const bool needed = std::any_of(watches_.begin(), watches_.end(), streams) ||
@@ -333,14 +392,14 @@ void Client::pulse() {
   rpc.path = "/v3/kv/range";
   rpc.body = range_request({{full_key(""), ""}, 1, 0, true});
   rpc.what = "looking whether the server answers";
-  rpc.deadline_ns = monotonic_now_ns() + pulse_ns + options_.attempt_timeout_ns;
+  rpc.deadline_ns = monotonic_now_ns() + pulse_ns(options_) + options_.attempt_timeout_ns;
   rpc.done = [this](RpcAnswer&&) { pulse_ = 0; };
   pulse_ = caller_.start(std::move(rpc));
 }
 
 // ---- the end
 
-void Client::shut(uint64_t deadline_ns) {
+void Client::shut(uint64_t deadline_ns) try {
   if (shutting_) return;
   shutting_ = true;
   std::vector<uint64_t> numbers;
@@ -350,6 +409,8 @@ void Client::shut(uint64_t deadline_ns) {
   watches_.clear();
   timers_.at(deadline_ns, [this] { thread_.end(); });
   keeper_.revoke(deadline_ns, [this] { thread_.end(); });
+} catch (const std::exception&) {
+  thread_.end();
 }
 
 std::string Client::describe() {

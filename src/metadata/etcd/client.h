@@ -63,9 +63,11 @@ class Client {
     std::unique_ptr<Lister> lister;
     std::unique_ptr<Watch> watch;
     Timers::Id deadline = 0;
+    Timers::Id last = 0;
   };
 
-  void start(CallArgs args);
+  void take(CallArgs args);
+  void start(Call& call);
   void begin(Call& call);
   void get(Call& call);
   void wait_for(Call& call);
@@ -75,7 +77,9 @@ class Client {
   void next_write(const std::string& key, uint64_t ended);
   void start_watch(uint64_t number, std::string prefix, uint32_t flags);
   void stop_watch(uint64_t number);
-  void bury(std::unique_ptr<Watch> watch);
+  void make_room();
+  void bury(std::unique_ptr<Watch> watch) noexcept;
+  void count_end(uint64_t bytes) noexcept;
   void server_failed(std::size_t server, const std::string& why);
   void pulse();
   void shut(uint64_t deadline_ns);

@@ -31,7 +31,16 @@ Keeper::Keeper(const Options& options, Timers& timers, Caller& caller, Caller::L
 void Keeper::put(Put put) {
   const uint64_t number = ++last_put_;
   puts_.emplace(number, Pending{std::move(put)});
-  with_lease(number);
+  try {
+    with_lease(number);
+  } catch (...) {
+    if (const auto waiting = unleased_.find(number); waiting != unleased_.end()) {
+      timers_.cancel(waiting->second);
+      unleased_.erase(waiting);
+    }
+    puts_.erase(number);
+    throw;
+  }
 }
 
 void Keeper::with_lease(uint64_t number) {
@@ -81,7 +90,7 @@ void Keeper::put_ended(uint64_t number, uint64_t lease, RpcAnswer&& answer) {
     }
   }
   if (answer.status == Status::kOk) {
-    kept_[put.key] = {put.value, lease};
+    kept_[put.key] = {put.value, lease, 0};
     // The lease may have gone, and what was kept been put again, while this was under way.
     if (lease_ != 0 && lease != lease_) put_again(put.key);
   }
@@ -160,6 +169,7 @@ void Keeper::granted(RpcAnswer&& answer) {
 }
 
 void Keeper::keep_alive() {
+  timers_.cancel(next_);
   Rpc rpc;
   rpc.path = "/v3/lease/keepalive";
   rpc.body = lease_request(lease_);
@@ -209,6 +219,7 @@ void Keeper::lost(uint64_t lease, const std::string& why) {
 void Keeper::put_again(const std::string& key) {
   const auto kept = kept_.find(key);
   if (kept == kept_.end() || lease_ == 0) return;
+  kept->second.again_ns = monotonic_now_ns();
   Rpc rpc;
   rpc.path = "/v3/kv/txn";
   rpc.body = create_request(key, kept->second.value, lease_);
@@ -269,6 +280,19 @@ void Keeper::take_over(const std::string& key, uint64_t lease) {
     });
   };
   (void)caller_.start(std::move(rpc));
+}
+
+// Takes the steps that found no memory when it was time for them.
+void Keeper::look() {
+  if (revoking_) return;
+  const bool wanted = !kept_.empty() || !unleased_.empty();
+  if (next_ == 0 && lease_ == 0 && wanted) grant();
+  if (next_ == 0 && lease_ != 0 && renewing_ == 0) keep_alive();
+  const uint64_t now_ns = monotonic_now_ns();
+  for (const auto& [key, kept] : kept_) {
+    const bool asked = now_ns - kept.again_ns < kPutAgainTimeoutNs + 2 * kTryAgainNs;
+    if (lease_ != 0 && kept.lease != lease_ && !asked) put_again(key);
+  }
 }
 
 // ---- the end

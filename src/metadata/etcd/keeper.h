@@ -37,12 +37,16 @@ class Keeper {
   // their callers. done is called once.
   void revoke(uint64_t deadline_ns, std::function<void()> done);
 
+  // From time to time: takes the steps that found no memory when it was time for them.
+  void look();
+
   void describe(nlohmann::json& json) const;
 
  private:
   struct Kept {
     std::string value;
-    uint64_t lease = 0;  // it was put under
+    uint64_t lease = 0;     // it was put under
+    uint64_t again_ns = 0;  // when it was last put again
   };
   struct Pending {
     Put put;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <string>
 
 #include "base/error.h"
@@ -34,7 +35,11 @@ class Host final : public Listener {
   void done(uint64_t call, Status status, const std::string& text,
             const std::vector<KeyValue>& found) override {
     std::vector<towline_directory_item> items;
-    items.reserve(found.size());
+    try {
+      items.reserve(found.size());
+    } catch (const std::bad_alloc&) {
+      return table_.done(table_.context, call, TOWLINE_OUT_OF_MEMORY, "out of memory", nullptr, 0);
+    }
     for (const KeyValue& item : found) items.push_back(view(item));
     table_.done(table_.context, call, static_cast<int32_t>(status), text.empty() ? nullptr : text.c_str(),
                 items.data(), items.size());
@@ -121,7 +126,12 @@ int32_t watch(towline_directory_client* client, uint64_t number, const void* pre
   });
 }
 
-void unwatch(towline_directory_client* client, uint64_t number) { client->client->unwatch(number); }
+void unwatch(towline_directory_client* client, uint64_t number) {
+  try {
+    client->client->unwatch(number);
+  } catch (const std::bad_alloc&) {  // it goes on, and nobody listens
+  }
+}
 
 size_t describe(towline_directory_client* client, char* json, size_t capacity) {
   const std::string text = client->client->describe();

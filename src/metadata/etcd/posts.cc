@@ -54,10 +54,14 @@ class Posts::Flight final : public http::Receiver {
   }
   void on_end() override {
     PostAnswer answer{exchange_.end, exchange_.status, std::move(received_), std::move(exchange_.error)};
-    if (answer.end == http::End::kRefused) {
-      answer.error =
-          too_large_ ? fmt::format("its answer is longer than {} bytes (tuning.etcd.max_answer)", most_bytes_)
-                     : "there is no memory for its answer";
+    try {
+      if (answer.end == http::End::kRefused) {
+        answer.error = too_large_ ? fmt::format("its answer is longer than {} bytes (tuning.etcd.max_answer)",
+                                                most_bytes_)
+                                  : "there is no memory for its answer";
+      }
+    } catch (const std::bad_alloc&) {
+      answer.error = "out of memory";  // needs none
     }
     const Done done = std::move(done_);
     Id id = id_;

@@ -104,11 +104,17 @@ void Watch::offline(const std::string& why) {
 
 void Watch::end(Status status, const std::string& text) {
   if (stopped_) return;
+  ended_ = true;
   online_ = false;
   trouble_ = text;
   close_stream();
   timers_.cancel(later_);
   tell(TOWLINE_DIRECTORY_ENDED, nullptr, status, text);
+}
+
+void Watch::look() {
+  if (stopped_ || ended_ || stream_ != 0 || later_ != 0) return;
+  if (lister_ == nullptr || !lister_->under_way()) list();
 }
 
 // ---- listing
@@ -171,7 +177,15 @@ void Watch::stream() {
         {caller_.server(server_) + "/v3/watch", watch_request(span_, next_revision_, removals_only),
          caller_.token(), 0, options_.max_answer_bytes},
         [this](PostAnswer&& answer) { stream_ended(std::move(answer)); },
-        [this](std::string_view bytes) { piece(bytes); });
+        [this](std::string_view bytes) {
+          try {
+            piece(bytes);
+          } catch (...) {  // look() begins anew: some events are not told
+            close_stream();
+            timers_.cancel(later_);
+            throw;
+          }
+        });
   } catch (const Error& error) {
     return end(error.code(), error.message());
   }

@@ -39,6 +39,7 @@ class Lister {
 
   Lister(Caller& caller, Args args, Take take, Fail fail);
   ~Lister() { caller_.stop(call_); }
+  [[nodiscard]] bool under_way() const { return call_ != 0; }
   Lister(const Lister&) = delete;
   Lister& operator=(const Lister&) = delete;
 
@@ -80,6 +81,8 @@ class Watch {
   [[nodiscard]] uint64_t next_revision() const { return next_revision_; }
   // A server is said not to answer: if the stream is with it, it goes elsewhere.
   void server_failed(std::size_t server, const std::string& why);
+  // From time to time: begins anew if there was no memory to go on.
+  void look();
 
  private:
   void list();
@@ -110,6 +113,7 @@ class Watch {
   const Tell tell_;
 
   bool stopped_ = false;
+  bool ended_ = false;
   bool online_ = false;
   bool reset_told_ = false;
   std::string trouble_;
