@@ -36,6 +36,14 @@ void* operator new(std::size_t bytes) {
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
+// A sanitizer's own would give memory that must not come to this free.
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  try {
+    return operator new(bytes);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
