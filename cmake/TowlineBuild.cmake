@@ -43,6 +43,7 @@ target_compile_options(
             -Werror=return-type
             -Werror=format
             -Werror=uninitialized
+            $<$<OR:$<COMPILE_LANG_AND_ID:C,GNU>,$<COMPILE_LANG_AND_ID:CXX,GNU>>:-Wno-error=maybe-uninitialized> # a guess
             -Werror=unused-result
             -Werror=vla)
 
