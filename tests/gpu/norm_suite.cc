@@ -270,12 +270,15 @@ TEST_P(CollectivesNorm, MixesWithAllReducesAndReplays) {
   });
 }
 
-// By rows, with marked stores, and with a kernel of its own.
+// By rows, with marked stores, with a kernel of its own, and in lines.
 INSTANTIATE_TEST_SUITE_P(
     Ranks, CollectivesNorm,
-    testing::Combine(testing::Values(1, 2, 3, 8),
-                     testing::Values("", "[tuning.collectives]\ngpu_direct = 0\n",
-                                     "[tuning.collectives]\ngpu_direct = 0\ngpu_marked_bytes = 0\n")));
+    testing::Combine(
+        testing::Values(1, 2, 3, 8),
+        testing::Values(
+            "", "[tuning.collectives]\ngpu_direct = 0\n",
+            "[tuning.collectives]\ngpu_direct = 0\ngpu_marked_bytes = 0\n",
+            "[tuning.collectives]\ngpu_direct = 0\ngpu_lines = 1\ngpu_marked_bytes = 2000000\n")));
 
 // ---- Between hosts
 

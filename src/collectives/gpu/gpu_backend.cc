@@ -100,7 +100,7 @@ GpuBackend::GpuShare GpuBackend::least_share(Deadline deadline) const {
                  {}};
   // Clusters that multiprocessors of their own would hold are not known.
   for (uint32_t i = 0; i < kClusters && reserved_sms_ == 0; ++i)
-    if (const uint32_t parts = 2u << i;
+    if (const uint32_t parts = 2 + i;
         kernels_->clusters(marked_norm_kernel(std::min(size_, kMarkedRanks), 0), parts))
       least.clusters[i] = clusters_beside(alone ? usable / 2 : usable, parts) / memory_->ranks_on_gpu();
   const cuda::Noticeboard all = board();

@@ -6,7 +6,6 @@
 
 #include <array>
 #include <atomic>
-#include <bit>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -91,20 +90,20 @@ class GpuBackend final : public StreamBackend {
   void launch_steps(std::span<const towline_collective_step_t> steps, const std::vector<Launch>& launches,
                     void* stream, uint64_t graph, cuda::Moment* ended);
   // The means that a rank has on its GPU. least_share() gives the least of any rank.
-  static constexpr uint32_t kClusters = std::countr_zero(kMostParts);
+  static constexpr uint32_t kClusters = kMostParts - 1;
   struct GpuShare {
     uint32_t multiprocessors;
     uint32_t alone;                            // no other rank is on its GPU
     uint32_t whole_lines;                      // lines that it stores arrive whole (Gpu::whole_lines)
-    std::array<uint32_t, kClusters> clusters;  // of 2, 4, 8 blocks
+    std::array<uint32_t, kClusters> clusters;  // of 2, 3, .. kMostParts blocks
   };
   [[nodiscard]] GpuShare least_share(Deadline deadline) const;
   static uint32_t clusters_beside(uint32_t blocks, uint32_t parts);
   void settle_ways(const towline_collective_open_args& args);
   void reserve();
   [[nodiscard]] uint32_t marking_blocks() const noexcept;
-  [[nodiscard]] bool marks_rows(uint64_t bytes, uint32_t parts) const noexcept;
-  [[nodiscard]] uint32_t parts_of_row(uint64_t rows, uint64_t units) const noexcept;
+  [[nodiscard]] uint32_t parts_of_row(uint64_t rows, uint64_t most) const noexcept;
+  bool mark_rows(Launch& launch, uint64_t row_bytes) const;
   [[nodiscard]] MarkedLimits limited(const MarkedLimits& usual, uint64_t most) const;
   void mark(Launch& launch, uint64_t bytes, bool lines) const;
   void choose(Launch& launch) const;
@@ -148,7 +147,7 @@ class GpuBackend final : public StreamBackend {
   bool push_ = false;
   uint32_t max_blocks_ = 0;
   uint32_t share_ = 0;                             // multiprocessors for a rank
-  std::array<uint32_t, kClusters> clusters_ = {};  // for a rank, of 2, 4, 8 blocks
+  std::array<uint32_t, kClusters> clusters_ = {};  // for a rank, of 2, 3, .. kMostParts blocks
   uint64_t slots_per_block_ = 0;                   // before another block pays
   uint32_t marking_threads_ = kThreads;            // of a block of a kernel with marks
   uint32_t reserved_sms_ = 0;

@@ -28,7 +28,7 @@ constexpr uint64_t marked_capacity(uint32_t blocks, uint32_t size) {
 // Larger ones: lines of 128 bytes, of which 120 are data and 8 a mark (lines.h).
 inline constexpr uint64_t kLineBytes = 120;
 // The most lines of a block.
-constexpr uint32_t most_lines(uint32_t size) { return size <= 2 ? 288 : 72; }
+constexpr uint32_t most_lines(uint32_t size) { return size <= 2 ? 288 : size <= 4 ? 144 : 72; }
 constexpr uint64_t lines_capacity(uint32_t blocks, uint32_t size) {
   return uint64_t{blocks} * most_lines(size) * kLineBytes;
 }

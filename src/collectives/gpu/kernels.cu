@@ -66,3 +66,13 @@ TOWLINE_MARKED_NORM_KERNELS(TOWLINE_MARKED_NORM_KERNEL)
     run_in_lines<element, ranks>(job, blockIdx.x, gridDim.x);                          \
   }
 TOWLINE_LINE_KERNELS(TOWLINE_LINE_KERNEL)
+
+#define TOWLINE_LINE_NORM_KERNEL(name, element, ranks)                                 \
+  extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads, 1) \
+      towline_collective_line_norm_##name##_##ranks(                                   \
+          const __grid_constant__ towline::collectives::gpu::Job job) {                \
+    using namespace towline::collectives;                                              \
+    using namespace towline::collectives::gpu;                                         \
+    run_line_norm<element, ranks>(job, scratch(), blockIdx.x, gridDim.x);              \
+  }
+TOWLINE_MARKED_NORM_KERNELS(TOWLINE_LINE_NORM_KERNEL)

@@ -80,9 +80,9 @@ TOWLINE_DEVICE uint32_t lines_in(const Piece& piece) {
 // A step of an operation, of this block. kRanks: of at most so many ranks. With few, a thread works on several lines at once, so
 // that their loads overlap. kOdd: this rank's data is odd. Both are constants since a kernel's code comes from memory as well, and
 // what is jumped over is not fetched.
-template <uint32_t kRanks, bool kOdd>
+template <uint32_t kRanks, bool kOdd, uint32_t kAtOnce = kMarkedRanks / kRanks>
 struct Step {
-  static constexpr uint32_t kLines = kOdd ? 1 : kMarkedRanks / kRanks;
+  static constexpr uint32_t kLines = kOdd ? 1 : kAtOnce;
   static constexpr uint32_t kOthers = kRanks - 1;
   using Cells = Words[kLines][kOthers];  // what other ranks give
 
@@ -166,14 +166,14 @@ TOWLINE_DEVICE void each_cell(const S& step, const Rounds& rounds, uint32_t roun
 }
 
 // Stores a line for a rank; an odd rank's is not marked yet.
-template <uint32_t kRanks, bool kOdd>
-TOWLINE_DEVICE void put_line(const Step<kRanks, kOdd>& step, uint32_t peer, uint32_t line,
+template <uint32_t kRanks, bool kOdd, uint32_t kAtOnce>
+TOWLINE_DEVICE void put_line(const Step<kRanks, kOdd, kAtOnce>& step, uint32_t peer, uint32_t line,
                              const Words& words) {
   store_line(step.line(peer, step.job.rank, line), words, kOdd ? 0 : step.mark());
 }
 // Marks the lines that an odd rank stored: mark_all() calls mark_line for each. All threads of a warp.
-template <uint32_t kRanks, bool kOdd>
-TOWLINE_DEVICE void mark_line(const Step<kRanks, kOdd>& step, uint32_t peer, uint32_t line) {
+template <uint32_t kRanks, bool kOdd, uint32_t kAtOnce>
+TOWLINE_DEVICE void mark_line(const Step<kRanks, kOdd, kAtOnce>& step, uint32_t peer, uint32_t line) {
   if (has_mark())
     device::store_release(reinterpret_cast<uint64_t*>(step.line(peer, step.job.rank, line) + 120),
                           step.mark());
@@ -209,10 +209,10 @@ TOWLINE_DEVICE void give_lines(const Step<kRanks, kOdd>& step, uint32_t most, Pi
 }
 
 // Waits for the lines of a round; `lines_from(peer)`: how many that rank gives. All threads of a warp. False: it failed.
-template <uint32_t kRanks, bool kOdd, class LinesFrom>
-TOWLINE_DEVICE bool take_lines(const Step<kRanks, kOdd>& step, const Turn& turn, const Rounds& rounds,
-                               uint32_t round, LinesFrom&& lines_from,
-                               typename Step<kRanks, kOdd>::Cells& cells) {
+template <uint32_t kRanks, bool kOdd, uint32_t kAtOnce, class LinesFrom>
+TOWLINE_DEVICE bool take_lines(const Step<kRanks, kOdd, kAtOnce>& step, const Turn& turn,
+                               const Rounds& rounds, uint32_t round, LinesFrom&& lines_from,
+                               typename Step<kRanks, kOdd, kAtOnce>::Cells& cells) {
   const Job& job = step.job;
   Waiter waiter;
   bool again = kOdd;

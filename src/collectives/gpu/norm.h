@@ -73,14 +73,66 @@ struct NormTargets {
 
 TOWLINE_DEVICE uint64_t row_bytes_of(const Job& job, uint64_t element) { return job.width * element; }
 
-// One row, in units of kLanes elements. sum_of(unit, lanes) gives the ranks' sum of a unit. A thread stores
-// to a unit only after it has read it, so outputs may be inputs.
+// One row, in units of kLanes elements, whose units a thread can hold. sum_of(unit, lanes) gives the ranks' sum of a unit. A thread
+// stores to a unit only after it has read it, so outputs may be inputs.
+inline constexpr uint32_t kHeldUnits = 2;
 template <class E, uint32_t kLanes, class SumOf>
+TOWLINE_DEVICE void norm_held_row(const Job& job, uint64_t row, const NormTargets& targets, float* partial,
+                                  SumOf&& sum_of) {
+  using Bits = typename E::Bits;
+  constexpr uint64_t kUnit = kLanes * sizeof(Bits);
+  const uint64_t units = job.width / kLanes;
+  const uint64_t begin = row * row_bytes_of(job, sizeof(Bits));
+  const bool adds = job.residual != 0;
+  Bits lanes[kHeldUnits][kLanes] = {};
+  Bits weights[kHeldUnits][kLanes] = {};
+  const auto each = [&](auto&& does) {
+    TOWLINE_UNROLL
+    for (uint32_t k = 0; k < kHeldUnits; ++k)
+      if (const uint64_t unit = device::thread() + k * device::threads(); unit < units) does(k, unit);
+  };
+  Bits added[kHeldUnits][kLanes] = {};
+  if (adds)
+    each([&](uint32_t k, uint64_t unit) { load_lanes(job.residual + begin + unit * kUnit, added[k]); });
+  if (job.weight != 0)
+    each([&](uint32_t k, uint64_t unit) { load_lanes(job.weight + unit * kUnit, weights[k]); });
+  float squares = 0;
+  each([&](uint32_t k, uint64_t unit) { sum_of(unit, lanes[k]); });
+  each([&](uint32_t k, uint64_t unit) {
+    TOWLINE_UNROLL
+    for (uint32_t i = 0; i < kLanes; ++i) {
+      if (adds) lanes[k][i] = E::narrow(E::widen(lanes[k][i]) + E::widen(added[k][i]));
+      const float value = E::widen(lanes[k][i]);
+      squares += value * value;
+    }
+    for (uint32_t target = 0; adds && target < targets.count; ++target)
+      store_lanes(targets.residuals[target] + begin + unit * kUnit, lanes[k]);
+  });
+  bool failed = false;  // nothing here can
+  const float mean = sum_of_block(squares, failed, partial) / static_cast<float>(job.width);
+  const float scale = 1.0f / sqrtf(mean + job.epsilon);
+  each([&](uint32_t k, uint64_t unit) {
+    TOWLINE_UNROLL
+    for (uint32_t i = 0; i < kLanes; ++i) {
+      const float scaled = E::widen(lanes[k][i]) * scale;
+      lanes[k][i] = E::narrow(job.weight != 0 ? scaled * E::widen(weights[k][i]) : scaled);
+    }
+    for (uint32_t target = 0; target < targets.count; ++target)
+      store_lanes(targets.outputs[target] + begin + unit * kUnit, lanes[k]);
+  });
+  device::sync();  // the next row's partial sums lie there
+}
+
+// The same of any row. kHolds: it is done so where it fits.
+template <class E, uint32_t kLanes, bool kHolds, class SumOf>
 TOWLINE_DEVICE void norm_row(const Job& job, uint64_t row, const NormTargets& targets, float* partial,
                              SumOf&& sum_of) {
   using Bits = typename E::Bits;
   constexpr uint64_t kUnit = kLanes * sizeof(Bits);
   const uint64_t units = job.width / kLanes;
+  if constexpr (kHolds)
+    if (units <= uint64_t{kHeldUnits} * device::threads())
+      return norm_held_row<E, kLanes>(job, row, targets, partial, sum_of);
   const uint64_t begin = row * row_bytes_of(job, sizeof(Bits));
   const bool adds = job.residual != 0;
   // Without a residual the sums wait in the output until their row's scale is known.
@@ -142,7 +194,7 @@ TOWLINE_DEVICE void norm_rows_of_all(const Job& job, const Turn& turn, Scratch& 
   const uint64_t row_bytes = row_bytes_of(job, sizeof(Bits));
   const uint64_t step = static_cast<uint64_t>(turn.blocks) * job.size;
   for (uint64_t row = static_cast<uint64_t>(turn.block) * job.size + job.rank; row < job.rows; row += step) {
-    norm_row<E, kLanes>(job, row, targets, scratch.partial, [&](uint64_t unit, Bits(&lanes)[kLanes]) {
+    norm_row<E, kLanes, false>(job, row, targets, scratch.partial, [&](uint64_t unit, Bits(&lanes)[kLanes]) {
       const uint64_t at = row * row_bytes + unit * kLanes * sizeof(Bits);
       typename E::Sum sums[kLanes] = {};
       constexpr uint32_t kAtOnce = 4;
@@ -190,7 +242,7 @@ TOWLINE_DEVICE void norm_own_rows(const Job& job, Scratch& scratch, uint32_t blo
   using Bits = typename E::Bits;
   const NormTargets targets = {&job.out[0], &job.residual, 1};
   for (uint64_t row = block; row < job.rows; row += blocks)
-    norm_row<E, kLanes>(job, row, targets, scratch.partial, [&](uint64_t unit, Bits(&lanes)[kLanes]) {
+    norm_row<E, kLanes, true>(job, row, targets, scratch.partial, [&](uint64_t unit, Bits(&lanes)[kLanes]) {
       load_lanes(job.in[0] + (row * job.width + unit * kLanes) * sizeof(Bits), lanes);
     });
 }

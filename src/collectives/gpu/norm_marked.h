@@ -20,6 +20,13 @@ inline constexpr uint32_t kRowUnits = kUnitsOfThread;
 inline constexpr uint32_t kRowUnits = kMarkedRowUnits;  // the model's block has one thread
 #endif
 
+// Once all threads of the block have what other ranks gave. The blocks of a cluster wait for one another only, and are all there: so the
+// next kernel may begin while the sums are on their way (0.3 us a kernel on H200).
+TOWLINE_DEVICE void let_next_begin_once_taken() {
+  device::sync();
+  let_next_begin();
+}
+
 // A row's blocks are a cluster, whose warps store their sums in one another's shared memory. What arrives there counts itself, so
 // that no block waits for its other stores, as it would at the cluster's barrier.
 //
@@ -285,8 +292,8 @@ TOWLINE_DEVICE void run_marked_row(const Job& job, Turn& turn, Scratch& scratch)
         Row::store(job.residual + row.begin + Row::unit_of(first + k) * 8, part.input[first + k]);
     }
   }
+  let_next_begin_once_taken();
   const float mean = sum_of_cluster(squares, failed, at, job.parts, scratch) / static_cast<float>(job.width);
-  let_next_begin();  // no thread waits any more
   if (!failed) row.normalize(part, 1.0f / sqrtf(mean + job.epsilon));
   Control& me = control_of(job, job.rank);
   for (uint32_t block = device::thread(); block < of_part; block += device::threads())

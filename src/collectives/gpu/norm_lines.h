@@ -1,0 +1,183 @@
+// all_reduce with RMSNorm in lines (lines.h): what norm_marked.h does, between GPUs that NVLink joins. Every rank gives its input to
+// all others, and all normalise all rows, each in one block or in the blocks of a cluster. A block's lines of its row stay in
+// registers from their sum to the end, so that nothing is read again; and what does not depend on other ranks is loaded before they
+// are waited for.
+#pragma once
+
+#include "collectives/gpu/lines.h"
+#include "collectives/gpu/norm_marked.h"
+
+namespace towline::collectives::gpu {
+
+// The lines of a row that each of its blocks has at most, and those that a block with so many threads can have: in registers, and in memory.
+constexpr uint64_t lines_of_part(uint64_t row_bytes, uint32_t parts) {
+  return ((row_bytes + kLineBytes - 1) / kLineBytes + parts - 1) / parts;
+}
+// What a thread holds of more lines does not fit into registers.
+constexpr uint32_t lines_of_thread(uint32_t ranks) { return ranks <= 4 ? 2 : 1; }
+constexpr uint32_t most_lines_of_part(uint32_t size, uint32_t threads) {
+  const uint32_t held = threads / kGpuLineThreads * lines_of_thread(size);
+  return held < most_lines(size) ? held : most_lines(size);
+}
+
+template <class E, uint32_t kRanks, bool kOdd>
+struct LineRow {
+  using S = Step<kRanks, kOdd, lines_of_thread(kRanks)>;
+  using Bits = typename E::Bits;
+  static constexpr uint32_t kLanes = kLineWords * 8 / sizeof(Bits);
+#if defined(__CUDA_ARCH__)
+  static constexpr uint32_t kHeld = lines_of_thread(kRanks);
+#else
+  static constexpr uint32_t kHeld = most_lines_of_part(kRanks, kThreads);  // the model's block has one thread
+#endif
+  static constexpr uint32_t kRounds = (kHeld + S::kLines - 1) / S::kLines;
+
+  // What a thread has of its row.
+  struct Held {
+    Words sum[kRounds * S::kLines];  // at first, this rank's input
+    Words residual[kRounds * S::kLines];
+    Words weight[kRounds * S::kLines];
+  };
+
+  const S step;
+  const Piece input;
+  const Piece residual;
+  const Piece weight;
+  const Piece output;
+  const Rounds rounds;
+
+  // does(held, line) with each line that this thread has a part of.
+  template <class Does>
+  TOWLINE_DEVICE void each(uint32_t round, Does&& does) const {
+    each_line<S>(rounds, round,
+                 [&](uint32_t index, uint32_t line) { does(round * S::kLines + index, line); });
+  }
+  template <class Does>
+  TOWLINE_DEVICE void each(Does&& does) const {
+    TOWLINE_UNROLL
+    for (uint32_t round = 0; round < kRounds; ++round) {
+      if (round >= rounds.count) break;
+      each(round, does);
+    }
+  }
+  TOWLINE_DEVICE bool has(uint32_t line, uint32_t word) const {
+    const uint32_t at = first_word() + word;
+    return at != 15 && line * static_cast<uint32_t>(kLineBytes) + at * 8 < input.bytes;
+  }
+
+  TOWLINE_DEVICE void give(Held& held) const {
+    const Job& job = step.job;
+    const uint64_t spare = spare_word(job);
+    each([&](uint32_t k, uint32_t line) { load_data<kOdd>(input, line, spare, held.sum[k]); });
+    if (job.residual != 0)
+      each([&](uint32_t k, uint32_t line) { load_data<kOdd>(residual, line, spare, held.residual[k]); });
+    if (job.weight != 0)
+      each([&](uint32_t k, uint32_t line) { load_data<kOdd>(weight, line, spare, held.weight[k]); });
+    const uint32_t lines = lines_in(input);
+    const auto each_other = [&](uint32_t line, auto&& does) {
+      TOWLINE_UNROLL
+      for (uint32_t i = 0; i < S::kOthers; ++i)
+        if (i + 1 < job.size && line < lines) does(step.other(i));
+    };
+    each([&](uint32_t k, uint32_t line) {
+      each_other(line, [&](uint32_t peer) { put_line(step, peer, line, held.sum[k]); });
+    });
+    then_mark<kOdd>([&] {
+      each([&](uint32_t, uint32_t line) {
+        each_other(line, [&](uint32_t peer) { mark_line(step, peer, line); });
+      });
+    });
+  }
+
+  // Adds what the others gave, in the order of their ranks, and the residual. Adds to `squares`. All threads of a warp. False: failed.
+  TOWLINE_DEVICE bool take(const Turn& turn, Held& held, float& squares) const {
+    const Job& job = step.job;
+    const uint32_t lines = lines_in(input);
+    TOWLINE_UNROLL
+    for (uint32_t round = 0; round < kRounds; ++round) {
+      if (round >= rounds.count) break;
+      typename S::Cells cells;
+      if (!take_lines(
+              step, turn, rounds, round, [&](uint32_t) { return lines; }, cells))
+        return false;
+      each_line<S>(rounds, round, [&](uint32_t index, uint32_t line) {
+        const uint32_t k = round * S::kLines + index;
+        held.sum[k] = add_line<E>(job, held.sum[k], cells[index]);
+        add_residual(line, held.sum[k], held.residual[k], squares);
+      });
+    }
+    return true;
+  }
+  TOWLINE_DEVICE void add_residual(uint32_t line, Words& sum, const Words& added, float& squares) const {
+    Bits lanes[kLanes];
+    Bits more[kLanes];
+    memcpy(lanes, sum.word, sizeof lanes);
+    memcpy(more, added.word, sizeof more);
+    TOWLINE_UNROLL
+    for (uint32_t i = 0; i < kLanes; ++i) {
+      if (step.job.residual != 0) lanes[i] = E::narrow(E::widen(lanes[i]) + E::widen(more[i]));
+      const float value = E::widen(lanes[i]);
+      if (has(line, i * static_cast<uint32_t>(sizeof(Bits)) / 8)) squares += value * value;
+    }
+    memcpy(sum.word, lanes, sizeof lanes);
+    if (step.job.residual != 0) store_data<kOdd>(residual, line, sum);
+  }
+
+  TOWLINE_DEVICE void normalize(const Held& held, float scale) const {
+    each([&](uint32_t k, uint32_t line) {
+      Bits lanes[kLanes];
+      Bits weights[kLanes];
+      memcpy(lanes, held.sum[k].word, sizeof lanes);
+      memcpy(weights, held.weight[k].word, sizeof weights);
+      TOWLINE_UNROLL
+      for (uint32_t i = 0; i < kLanes; ++i) {
+        const float scaled = E::widen(lanes[i]) * scale;
+        lanes[i] = E::narrow(step.job.weight != 0 ? scaled * E::widen(weights[i]) : scaled);
+      }
+      Words words;
+      memcpy(words.word, lanes, sizeof lanes);
+      store_data<kOdd>(output, line, words);
+    });
+  }
+};
+
+// A thread stores to a word only after it has read it, so outputs may be inputs.
+template <class E, uint32_t kRanks, bool kOdd>
+TOWLINE_DEVICE void run_line_row(const Job& job, Turn& turn, Scratch& scratch) {
+  using Row = LineRow<E, kRanks, kOdd>;
+  Control& me = control_of(job, job.rank);
+  const uint64_t row_bytes = row_bytes_of(job, sizeof(typename E::Bits));
+  const uint32_t at = turn.block % job.parts;
+  const uint64_t each = lines_of_part(row_bytes, job.parts) * kLineBytes;
+  const uint64_t of_row = at * each;
+  const auto bytes = static_cast<uint32_t>(rest(row_bytes, of_row, each));
+  const uint64_t begin = turn.block / job.parts * row_bytes + of_row;
+  const Row row{typename Row::S{job, turn.block, me.marked[turn.block]},
+                {job.in[0] + begin, bytes},
+                {job.residual + begin, bytes},
+                {job.weight + of_row, bytes},
+                {job.out[0] + begin, bytes},
+                rounds_of<typename Row::S>(lines_in({0, bytes}))};
+  typename Row::Held held = {};
+  row.give(held);
+  show_marked(job, turn);
+  float squares = 0;
+  bool failed = !row.take(turn, held, squares);
+  let_next_begin_once_taken();
+  const float mean = sum_of_cluster(squares, failed, at, job.parts, scratch) / static_cast<float>(job.width);
+  if (!failed) row.normalize(held, 1.0f / sqrtf(mean + job.epsilon));
+  if (device::thread() == 0) me.marked[turn.block] = row.step.count + 1;
+}
+
+template <class E, uint32_t kRanks>
+TOWLINE_DEVICE void run_line_norm(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
+  begin_cluster(job.parts, scratch);
+  Turn turn = begin_turn(job, block, blocks);
+  if (((job.in[0] | job.out[0] | job.residual | job.weight) & 7) != 0)
+    run_line_row<E, kRanks, true>(job, turn, scratch);
+  else
+    run_line_row<E, kRanks, false>(job, turn, scratch);
+  end_turn(job, turn);
+}
+
+}  // namespace towline::collectives::gpu
