@@ -172,8 +172,14 @@ const std::vector<Norm>& shapes() {
                                                                                           {70, 4},
                                                                                           {1, 8180},
                                                                                           {2, 4100},
-                                                                                          {4, 4096}})
+                                                                                          {4, 4096},
+                                                                                          {5, 8192},
+                                                                                          {7, 8192}})
       made.push_back({.rows = rows, .width = width});
+    // The model has room for one row of three and more ranks in lines, of no more than 32 lines.
+    made.push_back({.rows = 1, .width = 1900, .in_place = true});
+    made.push_back({.rows = 1, .width = 700, .adds = false, .shift = 2});
+    made.push_back({.datatype = TOWLINE_FLOAT32, .rows = 1, .width = 950, .weighs = false, .shift = 4});
     made.push_back({.datatype = TOWLINE_FLOAT32, .rows = 3, .width = 700});
     made.push_back({.datatype = TOWLINE_FLOAT16, .rows = 5, .width = 1024, .in_place = true});
     made.push_back({.rows = 2, .width = 1000, .adds = false});
@@ -376,11 +382,20 @@ TEST(CollectivesNormFails, RanksThatDisagreeAreTold) {
 }
 
 TEST(CollectivesNormFails, ARankThatDoesNotComeIsNamed) {
-  Ranks ranks = two();
-  ranks.timeout_ns = 300'000'000;
-  for (const uint64_t width : {256, 8192})  // in one block, in several
-    run_on_gpus(ranks, true, [&](Rank& rank) {
-      const Tried tried(rank, {.rows = 2, .width = width});
+  struct Way {
+    Ranks ranks;
+    uint64_t rows;
+    uint64_t width;
+  };
+  const char* const lines = "[tuning.collectives]\ngpu_direct = 0\ngpu_lines = 1\n";
+  constexpr uint64_t kTimeout = 300'000'000;
+  // In slots, in one block and in several; in lines likewise.
+  for (const auto& [ranks, rows, width] : std::initializer_list<Way>{{{2, "", kTimeout}, 2, 256},
+                                                                     {{2, "", kTimeout}, 2, 8192},
+                                                                     {{3, lines, kTimeout}, 1, 512},
+                                                                     {{3, lines, kTimeout}, 2, 8192}})
+    run_on_gpus(ranks, true, [rows = rows, width = width](Rank& rank) {
+      const Tried tried(rank, {.rows = rows, .width = width});
       if (rank.rank == 1) {
         while (communicator_error(rank.on_gpu).empty()) std::this_thread::yield();
         return;
