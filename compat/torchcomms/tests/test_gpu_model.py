@@ -80,8 +80,21 @@ def in_groups(rank: int, folder: str) -> None:
     wrapper.allreduce_coalesced(tensors := [torch.ones(1 << 20), torch.ones(3)])
     wrapper.end_coalescing().wait()
     assert all((tensor == 2).all() for tensor in tensors)
+    normalises(wrapper)
     wrapper.barrier().wait()
     comm.finalize()
+
+
+def normalises(group) -> None:
+    """The fused operation of a group that has none takes the steps one by one."""
+    from unittest import mock
+
+    from towline import torch_norm
+
+    summed = mock.patch.object(torch_norm.dist, "all_reduce", lambda tensor, group: group.allreduce([tensor]).wait())
+    with summed, mock.patch.object(torch_norm.c10d, "_resolve_process_group", lambda name: group):
+        got = torch_norm._all_reduce_rms_norm(torch.full((2, 8), 3.0), residual := torch.ones(2, 8), None, 0.0, "")
+    assert (residual == 7).all() and (got == 1).all()
 
 
 def windows(rank: int, folder: str) -> None:

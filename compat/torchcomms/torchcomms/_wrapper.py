@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from towline import InvalidArgument, _torch_gpu, _torch_group
+from towline import InvalidArgument, Unsupported, _torch_gpu, _torch_group
 
 from ._backends import Native
 from ._gpu import JointWork
@@ -97,6 +97,10 @@ class _Facade:
         if self.comm.get_device().type == "cuda":
             _torch_gpu.gpu.synchronize(self.comm._implementation.index)  # a barrier holds up the host
         return work
+
+    def all_reduce_rms_norm(self, *arguments: Any, **how: Any) -> Any:
+        """torchcomms has no such operation, and its hooks see those that it has: callers take the steps one by one."""
+        raise Unsupported("torchcomms does not fuse all_reduce with RMSNorm")
 
     @property
     def timeout(self) -> float:
