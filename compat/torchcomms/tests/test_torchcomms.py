@@ -329,8 +329,10 @@ def test_tensors_of_other_devices_are_refused(comm):
     ):
         with pytest.raises(RuntimeError, match="is on meta|memory, not on meta"):
             call()
-    with pytest.raises(RuntimeError, match="works on the CPU; the device is"):
+    with pytest.raises(RuntimeError, match="works on the CPU; the device is cuda:0; for GPUs use"):
         torchcomms.new_comm("gloo", torch.device("cuda", 0))
+    with pytest.raises(RuntimeError, match="nccl works on GPUs; the device is cpu; for the CPU use"):
+        torchcomms.new_comm("nccl", CPU)
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError, match="libcuda|no backend"):
             torchcomms.new_comm("towline", torch.device("cuda", 0))

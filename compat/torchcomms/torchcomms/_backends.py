@@ -59,17 +59,18 @@ def make(name: str, device: torch.device, options: CommOptions) -> Any:
         if name in _gpu.NAMES:
             return _gpu.NativeOnGpu(name, options, device)
     if name not in _registered and name not in FEATURES:
-        _load(name)
+        _load(name, device)
     if name in _registered:
         backend = _registered[name]()
         backend.init(device, options.name, options)
         return Registered(name, backend)
     if device.type != "cpu":
-        raise RuntimeError(f"backend {name} works on the CPU; the device is {device}")
+        others = "; for GPUs use towline, nccl or ncclx" if device.type == "cuda" else ""
+        raise RuntimeError(f"backend {name} works on the CPU; the device is {device}{others}")
     return Native(name, options)
 
 
-def _load(name: str) -> None:
+def _load(name: str, device: torch.device) -> None:
     """Asks the environment for a library, then installed packages, for a backend of that name."""
     path = os.environ.get(f"TORCHCOMMS_BACKEND_LIB_PATH_{name.upper()}")
     if path is not None:
@@ -89,6 +90,10 @@ def _load(name: str) -> None:
         point.load()
         if name in _registered:
             return
+    from . import _gpu
+
+    if name in _gpu.NAMES:
+        raise RuntimeError(f"backend {name} works on GPUs; the device is {device}; for the CPU use gloo or towline")
     raise ModuleNotFoundError(
         f"failed to find backend {name}: known are {', '.join(sorted({*FEATURES, *_registered}))}; others are found by "
         f"TORCHCOMMS_BACKEND_LIB_PATH_{name.upper()} or an entry point of torchcomms.backends that registers it"
