@@ -1,5 +1,6 @@
 // Bad days of communicators on GPUs that the model of GPUs can have at will: wrong streams, one rank's capture, GPUs without room.
 #include <dlfcn.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -317,6 +318,21 @@ TEST_F(CollectivesOnGpuRefuse, ARankWithAWrongSettingIsNamedByAllAtOnce) {
   const auto outcomes = open_ranks({"", "[tuning.collectives]\ngpu_blocks = 0\n", ""});
   EXPECT_LT(std::chrono::steady_clock::now() - begun, kPromptly);
   expect_all_name_rank_1(outcomes, TOWLINE_INVALID_ARGUMENT, "tuning.collectives.gpu_blocks is 0");
+}
+
+// Whichever rank sees it first, for itself or for the others.
+TEST_F(CollectivesOnGpuRefuse, RanksWithDifferentSettingsAreToldAtOnce) {
+  for (const char* const setting : {"gpu_marked_bytes = 0", "gpu_blocks = 1", "gpu_two_shot_bytes = 12345",
+                                    "gpu_direct = 0", "gpu_lines = 1", "gpu_push = 1"}) {
+    const auto begun = std::chrono::steady_clock::now();
+    const auto outcomes = open_ranks({"", fmt::format("[tuning.collectives]\n{}\n", setting)});
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, kPromptly);
+    for (const Opened& outcome : outcomes) {
+      EXPECT_TRUE(outcome.status == TOWLINE_MISMATCH || outcome.status == TOWLINE_PEER_LOST)
+          << setting << ": " << outcome.status;
+      EXPECT_NE(outcome.text.find("ranks have different settings"), std::string::npos) << outcome.text;
+    }
+  }
 }
 
 // Rank 0 is on a host of its own.

@@ -100,6 +100,7 @@ class GpuBackend final : public StreamBackend {
   [[nodiscard]] GpuShare least_share(Deadline deadline) const;
   static uint32_t clusters_beside(uint32_t blocks, uint32_t parts);
   void settle_ways(const towline_collective_open_args& args);
+  void check_ways(Deadline deadline) const;
   void reserve();
   [[nodiscard]] uint32_t marking_blocks() const noexcept;
   [[nodiscard]] uint32_t parts_of_row(uint64_t rows, uint64_t most) const noexcept;

@@ -1,4 +1,6 @@
 // Which way an operation goes, and with how many blocks: the same on every rank, from settings and from what all ranks know.
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/error.h"
@@ -63,6 +65,30 @@ void GpuBackend::settle_ways(const towline_collective_open_args& args) {
   // Two ranks send the same bytes either way: one wait less, or less work on what came.
   two_shot_bytes_ =
       number_setting("tuning.collectives.gpu_two_shot_bytes", size_ <= 2 ? 4 << 20 : 0, UINT64_MAX);
+  check_ways(Deadline::at(args.deadline_ns));
+}
+
+// Ranks that go different ways wait for one another, or take one another's data for something else: their signals are the same.
+void GpuBackend::check_ways(Deadline deadline) const {
+  const auto marked = [](const MarkedLimits& limits) {
+    return fmt::format("{}, {} and {}", limits.bytes, limits.parts, limits.two);
+  };
+  const std::string mine = fmt::format(
+      "gpu_blocks {}, gpu_direct {}, gpu_push {}, gpu_lines {}, gpu_two_shot_bytes {}, gpu_marked_bytes, "
+      ".._parts_bytes and .._two_bytes {} in slots, {} in lines",
+      max_blocks_, direct_ ? 1 : 0, push_ ? 1 : 0, lines_ ? 1 : 0, two_shot_bytes_, marked(in_slots_),
+      marked(in_lines_));
+  const cuda::Noticeboard all = board();
+  all.set(fmt::format("gpu/ways/{}", rank_), {reinterpret_cast<const uint8_t*>(mine.data()), mine.size()});
+  for (uint32_t rank = 0; rank < size_; ++rank) {
+    if (rank == rank_) continue;
+    const std::vector<uint8_t> heard = all.get(fmt::format("gpu/ways/{}", rank), deadline);
+    const std::string theirs(heard.begin(), heard.end());
+    if (theirs != mine)
+      fail(Status::kMismatch,
+           "ranks have different settings (tuning.collectives.gpu_*): rank {} has {}; rank {} has {}",
+           called_[rank_], mine, called_[rank], theirs);
+  }
 }
 
 // `most` go from one rank to another.
