@@ -108,6 +108,7 @@ def test_threads_that_are_first_together_make_one_communicator(monkeypatch):
             return None
 
     monkeypatch.setattr(_torch_gpu.collectives, "Communicator", Communicator)
+    monkeypatch.setattr(_torch_gpu.gpu, "graph", lambda index: 0)
     host = types.SimpleNamespace(rank=0, size=4, name="world", timeout=5.0, hook=lambda kind, function: None)
     group = _torch_gpu.Communicators(host, None, in_pairs=True)
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
@@ -116,6 +117,17 @@ def test_threads_that_are_first_together_make_one_communicator(monkeypatch):
             first, second = threads.map(ask, range(2))
             assert first is second
     assert made == ["world/gpu0", "world/gpu-pair-0-2"]
+
+
+def test_a_first_operation_in_a_graph_is_refused_with_advice(monkeypatch):
+    from towline import _torch_gpu
+
+    monkeypatch.setattr(_torch_gpu.gpu, "graph", lambda index: 7)
+    host = types.SimpleNamespace(rank=0, size=4, name="world", timeout=5.0)
+    group = _torch_gpu.Communicators(host, None, in_pairs=True)
+    for ask in (lambda: group.of_all(0), lambda: group.for_message(0, 2, False)):
+        with pytest.raises(towline.InvalidArgument, match="while a stream records a graph.* on GPU 0: run one of this group before"):
+            ask()
 
 
 # ---- torch's symmetric memory

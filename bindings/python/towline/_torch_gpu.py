@@ -251,6 +251,11 @@ class Communicators:
             raise _errors.Closed("the process group was destroyed")
         if self.check is not None:
             self.check()
+        if gpu.graph(index) != 0:
+            raise _errors.InvalidArgument(
+                f"{name} can't be made while a stream records a graph, and this is its first operation on GPU {index}: run one of this "
+                "group before the capture"
+            )
         made = collectives.Communicator(
             rank=rank,
             size=size,
