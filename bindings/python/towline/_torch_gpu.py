@@ -280,9 +280,13 @@ class Communicators:
         return iter([*self._of_all.values(), *self._of_pairs.values()])
 
     def synchronize(self) -> None:
-        """Waits until the current streams of the GPUs that were used are done."""
+        """Waits until the current streams of the GPUs that were used are done. Raises what failed in them."""
         for index in {*self._of_all, *(index for index, _ in self._of_pairs)}:
             gpu.synchronize(index)
+        for communicator in self:
+            status, why = communicator.error  # which looks at the GPU
+            if status != _errors.Status.OK:
+                raise _errors._make(status, why)
 
     def close(self) -> None:
         self._ended = True
