@@ -563,6 +563,12 @@ def test_data():
     assert {"gloo", "towline"} <= set(torchcomms.built_backends())
 
 
+def test_a_timeout_that_is_no_number_is_named(monkeypatch):
+    monkeypatch.setenv("TORCHCOMM_TIMEOUT_SECONDS", "soon")
+    with pytest.raises(RuntimeError, match="TORCHCOMM_TIMEOUT_SECONDS=soon: expected seconds"):
+        torchcomms.new_comm("fake", CPU)
+
+
 def run_alone(program: str) -> None:
     """In a process of its own: what it does to torch.distributed stays there."""
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=300)

@@ -36,6 +36,16 @@ def _flag(name: str, otherwise: bool) -> bool:
     return os.environ[name].lower() in ("1", "true", "yes", "y") if name in os.environ else otherwise
 
 
+def _usual_timeout() -> timedelta:
+    text = os.environ.get("TORCHCOMM_TIMEOUT_SECONDS")
+    if not text:
+        return DEFAULT_TIMEOUT
+    try:
+        return timedelta(seconds=float(text))
+    except (ValueError, OverflowError):
+        raise RuntimeError(f"TORCHCOMM_TIMEOUT_SECONDS={text}: expected seconds, such as 600") from None
+
+
 class BatchSendRecv:
     """Sends and receives that are issued together and can't wait for one another."""
 
@@ -372,8 +382,7 @@ def new_comm(
     options.name = name or "torchcomm"
     abort = abort_process_on_timeout_or_error
     options.abort_process_on_timeout_or_error = _flag("TORCHCOMM_ABORT_ON_ERROR", True) if abort is None else abort
-    seconds = os.environ.get("TORCHCOMM_TIMEOUT_SECONDS")
-    options.timeout = timeout or (timedelta(seconds=float(seconds)) if seconds else DEFAULT_TIMEOUT)
+    options.timeout = timeout or _usual_timeout()
     options.is_high_priority_stream = bool(is_high_priority_stream)
     options.store, options.enable_reconfigure, options.hints = store, enable_reconfigure, dict(hints or {})
     device = torch.device(device)
