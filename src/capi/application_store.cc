@@ -37,15 +37,14 @@ rendezvous::Bytes ApplicationStore::get(const std::string& key, Deadline deadlin
   for (;;) {
     size_t bytes = 0;
     int32_t status = 0;
-    bool last = false;
     {
       const Turn turn(*this);
       const uint64_t left_ns = deadline.remaining_ns(monotonic_now_ns());
-      last = left_ns <= kTurnNs;
       status = callbacks_.get(callbacks_.context, key.c_str(), std::min(left_ns, kTurnNs), value.data(),
                               value.size(), &bytes);
     }
-    if (status == TOWLINE_TIMED_OUT && !last) continue;
+    // A store may have waited longer than it was asked to, and may take no time at all for no limit.
+    if (status == TOWLINE_TIMED_OUT && !deadline.passed(monotonic_now_ns())) continue;
     if (status < 0)
       fail(Status{status}, "the application's store did not give \"{}\": {}", key,
            status_text(Status{status}));

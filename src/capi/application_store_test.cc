@@ -93,5 +93,24 @@ TEST(ApplicationStore, AKeyThatDoesNotComeIsNamedAtTheDeadline) {
   EXPECT_GE(monotonic_now_ns() - began_ns, 120 * kMillisecondNs);
 }
 
+TEST(ApplicationStore, AStoreThatWaitsTooLongIsNotAskedAfterTheDeadline) {
+  struct Slow {
+    uint64_t until_ns = Deadline::after(monotonic_now_ns(), 80 * kMillisecondNs).ns();
+    std::vector<uint64_t> limits_ns;
+  } slow;
+  towline_collective_store_t table = {};
+  table.struct_size = sizeof table;
+  table.context = &slow;
+  table.get = [](void* context, const char*, uint64_t timeout_ns, void*, size_t, size_t*) -> int32_t {
+    auto& self = *static_cast<Slow*>(context);
+    self.limits_ns.push_back(timeout_ns);
+    while (monotonic_now_ns() <= self.until_ns) std::this_thread::yield();
+    return TOWLINE_TIMED_OUT;
+  };
+  ApplicationStore store(table);
+  EXPECT_THROW((void)store.get("never", Deadline::at(slow.until_ns)), Error);
+  EXPECT_EQ(slow.limits_ns.size(), 1u);
+}
+
 }  // namespace
 }  // namespace towline::capi

@@ -43,8 +43,8 @@ class Store:
         self.store.set(key, value)
 
     def get(self, key: str, timeout: float) -> bytes:
-        try:
-            self.store.wait([key], timedelta(seconds=min(timeout, 1e6)))
+        try:  # torch counts in whole milliseconds, and 0 is no limit
+            self.store.wait([key], timedelta(seconds=min(max(timeout, 1e-3), 1e6)))
         except RuntimeError as error:
             if not isinstance(error, _DistStoreError) and "timeout" not in str(error).lower():  # a FileStore's is plain
                 raise
