@@ -164,10 +164,7 @@ void Caller::finish(Id id, RpcAnswer&& answer) {
   timers_.cancel(call.retry);
   active_.erase(id);
   unproved_.erase(id);
-  try {
-    start_waiting();
-  } catch (const std::bad_alloc&) {  // when the next call ends
-  }
+  start_waiting();
   call.rpc.done(std::move(answer));
 }
 
@@ -200,7 +197,8 @@ void Caller::deadline_passed(Id id) {
   finish(id, std::move(answer));
 }
 
-void Caller::start_waiting() {
+// Destructors stop calls, too. Without memory: when the next call ends.
+void Caller::start_waiting() noexcept try {
   while (!waiting_.empty() && active_.size() < kMostActive) {
     const Id id = waiting_.front();
     const auto found = calls_.find(id);
@@ -208,6 +206,7 @@ void Caller::start_waiting() {
     waiting_.pop_front();
     if (found != calls_.end()) return;  // the next when this one is under way, or has ended
   }
+} catch (const std::bad_alloc&) {
 }
 
 void Caller::failed(std::size_t index, const std::string& why) {

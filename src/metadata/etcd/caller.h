@@ -102,7 +102,7 @@ class Caller {
   void deadline_passed(Id id);
   void prove();
   void proved(RpcAnswer&& answer);
-  void start_waiting();
+  void start_waiting() noexcept;
 
   const Options& options_;
   Timers& timers_;

@@ -20,6 +20,7 @@ constexpr uint64_t kShortestPulseNs = kSecondNs;
 // Short enough for a string that needs no memory.
 constexpr const char* kNoMemory = "out of memory";
 constexpr const char* kLate = "timed out";
+constexpr const char* kClosed = "closed";
 
 uint64_t pulse_ns(const Options& options) {
   return std::max(options.lease_s * kSecondNs / 3, kShortestPulseNs);
@@ -49,7 +50,10 @@ Client::Client(Options options, Listener& listener)
     } catch (const std::exception&) {  // memory is short
     }
   };
-  hooks.last = [this] { shutting_ = true; };  // calls that come too late are told so
+  hooks.last = [this] {  // calls that come too late are told so, and those that shut() had no memory for
+    shutting_ = true;
+    while (!calls_.empty()) finish(calls_.begin()->first, Status::kClosed, kClosed);
+  };
   thread_.start(std::move(hooks));
 }
 
@@ -172,6 +176,11 @@ void Client::get(Call& call) {
   const std::string what = fmt::format("getting '{}'", shown(full_key(call.args.key)));
   const auto take = [this, number, what](Lister::Page&& page) {
     Call& its = calls_.at(number);
+    try {
+      its.found.reserve(std::bit_ceil(its.found.size() + page.items.size()));
+    } catch (const std::bad_alloc&) {  // the next page, which has been asked for, would end it well
+      return finish(number, Status::kOutOfMemory, kNoMemory);
+    }
     for (KeyValue& item : page.items) {
       its.found_bytes += item.key.size() + item.value.size() + sizeof item;
       its.found.push_back(std::move(item));

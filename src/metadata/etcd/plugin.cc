@@ -78,6 +78,8 @@ int32_t guard(const Host& host, Call&& call) noexcept {
   } catch (const Error& error) {
     host.fail(error.message());
     return static_cast<int32_t>(error.code());
+  } catch (const std::bad_alloc&) {
+    return TOWLINE_OUT_OF_MEMORY;
   } catch (const std::exception& error) {
     host.fail(error.what());
     return TOWLINE_INTERNAL;

@@ -133,7 +133,7 @@ void Watch::list() {
       [this](RpcAnswer&& answer) { list_failed(std::move(answer)); });
 }
 
-void Watch::listed(Lister::Page&& page) {
+void Watch::listed(Lister::Page&& page) try {
   if (stopped_) return;
   if (!std::exchange(reset_told_, true)) {
     tell(TOWLINE_DIRECTORY_RESET);
@@ -147,6 +147,9 @@ void Watch::listed(Lister::Page&& page) {
   if (stopped_ || !page.last) return;
   tell(TOWLINE_DIRECTORY_SYNCED);
   if (!stopped_) later_ = timers_.after(0, [this] { stream(); });
+} catch (...) {  // the next page would go on as if all of this one had been told: look() begins anew
+  lister_.reset();
+  throw;
 }
 
 void Watch::list_failed(RpcAnswer&& answer) {

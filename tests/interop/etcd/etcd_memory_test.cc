@@ -97,6 +97,24 @@ TEST_F(WithoutMemory, CallsEnd) {
   EXPECT_EQ(directory_.get("a").wait(20s), Status::kOk);
 }
 
+// More than a page of them.
+TEST_F(WithoutMemory, AllKeysAreFoundOrTheCallFails) {
+  constexpr size_t kKeys = 520;
+  for (size_t i = 0; i < kKeys; ++i) directory_.put("many/" + std::to_string(i), "v").get();
+  each([&] {
+    std::optional<DirectoryCall> call;
+    try {
+      call.emplace(directory_.get("many/", {.prefix = true, .timeout = 500ms}));
+    } catch (const std::exception&) {  // the caller's own
+      return;
+    }
+    const Status status = call->wait(10s);
+    (void)stop_failing();
+    ASSERT_NE(status, Status::kNotYet);
+    if (status == Status::kOk) EXPECT_EQ(call->get_entries().size(), kKeys);
+  });
+}
+
 // The last value is seen, or it is said that the watch has ended.
 TEST_F(WithoutMemory, WatchesMissNothing) {
   const Directory writer(agent_, "etcd://" + etcd_.address());
