@@ -90,6 +90,9 @@ std::string why_pages_refused(Status status, TransferOp op, Handle peer, const f
 std::string why_scatter_refused(Status status, std::span<const fabric::ScatterPart> parts,
                                 const fabric::TransferOptions& options) {
   if (parts.empty()) return "no parts";
+  if (status == Status::kLimitExceeded && options.count > UINT32_MAX / parts.size())
+    return fmt::format("each part counts {}, and those of one peer count at most {} together", options.count,
+                       UINT32_MAX);
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const fabric::ScatterPart& part = parts[i];
     if (part.bytes == 0) continue;
