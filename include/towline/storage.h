@@ -78,9 +78,10 @@ typedef int32_t (*towline_storage_found_t)(void* argument, const char* uri,
 TOWLINE_API int32_t towline_storage_list(towline_agent_t* agent, const char* prefix,
                                          towline_storage_found_t found, void* argument);
 // Makes everything written so far durable and, with TOWLINE_STORAGE_REPLACE, replaces the old file with the new one: every reader,
-// even after a crash, sees the old file or the new one, never a part. Waits for transfers in flight up to `timeout_ns`; after
-// TOWLINE_TIMED_OUT all is as before. A replacement can be committed once: older transfers then answer TOWLINE_STALE, new ones may
-// READ. Deregistering without a commit drops the replacement.
+// even after a crash, sees the old file or the new one, never a part. Waits for transfers in flight up to `timeout_ns`: if they take
+// longer it answers TOWLINE_TIMED_OUT, and all is as before. Posts meanwhile answer TOWLINE_STALE, another commit TOWLINE_BUSY. A
+// replacement can be committed once: older transfers then answer TOWLINE_STALE, also if the backend fails; new ones may READ.
+// Deregistering without a commit drops the replacement.
 TOWLINE_API int32_t towline_storage_commit(towline_region_t* region, uint64_t timeout_ns);
 
 #ifdef __cplusplus
