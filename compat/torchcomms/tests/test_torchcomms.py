@@ -387,7 +387,14 @@ def test_tensors_outlive_the_window_that_they_were_in(comm):
     assert tensor[2] == 6 and mapped[1023] == 1023
     window.tensor_register(tensor)
     assert window.map_remote_tensor(0)[2] == 6
+    view = tensor[:1]
+    with pytest.raises(RuntimeError, match="delete the views"):
+        window.tensor_deregister()
+    window.put(torch.tensor([8.0]), 0, 2, False)
+    assert tensor[2] == 8 and mapped[2] == 6  # which is of the window before
+    del view
     window.tensor_deregister()
+    assert tensor[2] == 8 and mapped[2] == 6
 
 
 def put_late(rank: int, folder: str) -> None:

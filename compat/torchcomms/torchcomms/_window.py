@@ -122,6 +122,7 @@ class TorchCommWindow:
     def _forget(self) -> None:
         self._window = self._tensor = self._copy = None
         self._all_came = False
+        self._mapped = []
 
     def _in_memory(self) -> list[tuple[torch.Tensor, int]]:
         """The tensors in the window's own memory, and the ranks that this is of."""
