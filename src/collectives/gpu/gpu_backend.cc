@@ -89,6 +89,14 @@ uint32_t GpuBackend::clusters_beside(uint32_t blocks, uint32_t parts) {
   return mine <= spare ? 0 : (mine - spare) / parts;
 }
 
+void GpuBackend::compare(const char* name, std::span<const uint8_t> mine, Deadline deadline,
+                         const std::function<void(uint32_t, std::span<const uint8_t>)>& heard) const {
+  const cuda::Noticeboard all = board();
+  all.set(fmt::format("gpu/{}/{}", name, rank_), mine);
+  for (uint32_t rank = 0; rank < size_; ++rank)
+    if (rank != rank_) heard(rank, all.get(fmt::format("gpu/{}/{}", name, rank), deadline));
+}
+
 // GPUs may differ, and ranks may be spread unevenly over them.
 GpuBackend::GpuShare GpuBackend::least_share(Deadline deadline) const {
   const cuda::Gpu& mine = device_.gpus()[gpu_];
@@ -103,13 +111,9 @@ GpuBackend::GpuShare GpuBackend::least_share(Deadline deadline) const {
     if (const uint32_t parts = 2 + i;
         kernels_->clusters(marked_norm_kernel(std::min(size_, kMarkedRanks), 0), parts))
       least.clusters[i] = clusters_beside(alone ? usable / 2 : usable, parts) / memory_->ranks_on_gpu();
-  const cuda::Noticeboard all = board();
   std::array<uint8_t, sizeof least> said;
   std::memcpy(said.data(), &least, said.size());
-  all.set(fmt::format("gpu/share/{}", rank_), said);
-  for (uint32_t rank = 0; rank < size_; ++rank) {
-    if (rank == rank_) continue;
-    const std::vector<uint8_t> heard = all.get(fmt::format("gpu/share/{}", rank), deadline);
+  compare("share", said, deadline, [&](uint32_t rank, std::span<const uint8_t> heard) {
     GpuShare share{};
     if (heard.size() == sizeof share) std::memcpy(&share, heard.data(), sizeof share);
     if (share.multiprocessors == 0)
@@ -119,7 +123,7 @@ GpuBackend::GpuShare GpuBackend::least_share(Deadline deadline) const {
     least.whole_lines = std::min(least.whole_lines, share.whole_lines);
     for (uint32_t i = 0; i < kClusters; ++i)
       least.clusters[i] = std::min(least.clusters[i], share.clusters[i]);
-  }
+  });
   return least;
 }
 

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -97,6 +98,9 @@ class GpuBackend final : public StreamBackend {
     uint32_t whole_lines;                      // lines that it stores arrive whole (Gpu::whole_lines)
     std::array<uint32_t, kClusters> clusters;  // of 2, 3, .. kMostParts blocks
   };
+  // Tells all ranks `mine`, and gives heard(rank, bytes) what each other one tells under the same name. Collective.
+  void compare(const char* name, std::span<const uint8_t> mine, Deadline deadline,
+               const std::function<void(uint32_t, std::span<const uint8_t>)>& heard) const;
   [[nodiscard]] GpuShare least_share(Deadline deadline) const;
   static uint32_t clusters_beside(uint32_t blocks, uint32_t parts);
   void settle_ways(const towline_collective_open_args& args);

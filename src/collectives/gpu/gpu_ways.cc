@@ -78,17 +78,14 @@ void GpuBackend::check_ways(Deadline deadline) const {
       ".._parts_bytes and .._two_bytes {} in slots, {} in lines",
       max_blocks_, direct_ ? 1 : 0, push_ ? 1 : 0, lines_ ? 1 : 0, two_shot_bytes_, marked(in_slots_),
       marked(in_lines_));
-  const cuda::Noticeboard all = board();
-  all.set(fmt::format("gpu/ways/{}", rank_), {reinterpret_cast<const uint8_t*>(mine.data()), mine.size()});
-  for (uint32_t rank = 0; rank < size_; ++rank) {
-    if (rank == rank_) continue;
-    const std::vector<uint8_t> heard = all.get(fmt::format("gpu/ways/{}", rank), deadline);
+  const std::span said(reinterpret_cast<const uint8_t*>(mine.data()), mine.size());
+  compare("ways", said, deadline, [&](uint32_t rank, std::span<const uint8_t> heard) {
     const std::string theirs(heard.begin(), heard.end());
     if (theirs != mine)
       fail(Status::kMismatch,
            "ranks have different settings (tuning.collectives.gpu_*): rank {} has {}; rank {} has {}",
            called_[rank_], mine, called_[rank], theirs);
-  }
+  });
 }
 
 // `most` go from one rank to another.
