@@ -67,7 +67,7 @@ bool GpuBackend::mark_rows(Launch& launch, uint64_t row_bytes) const {
   const bool in_lines = lines_ && pay_in_lines(job.bytes, size_);
   if (in_lines) {
     if (job.bytes > most_in_lines(in_lines_, size_)) return false;
-    job.parts = parts_of_row(job.rows, (row_bytes + kLineBytes - 1) / kLineBytes / kLeastLinesOfPart);
+    job.parts = parts_of_row(job.rows, lines_of_part(row_bytes, 1) / kLeastLinesOfPart);
     if (lines_of_part(row_bytes, job.parts) > most_lines_of_part(size_, marking_threads_)) return false;
   } else {
     job.parts = parts_of_row(job.rows, units / kLeastUnitsOfPart);

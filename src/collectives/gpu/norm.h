@@ -34,6 +34,22 @@ TOWLINE_DEVICE float sum_of_block(float mine, bool& failed, float* partial) {
 #endif
 }
 
+// The arithmetic of a row, whichever way it goes: a sum with its residual, the scale from the sum of a row's squares, and an element of the
+// output.
+template <class E>
+TOWLINE_DEVICE typename E::Bits with_residual(typename E::Bits sum, typename E::Bits residual) {
+  return E::narrow(E::widen(sum) + E::widen(residual));
+}
+TOWLINE_DEVICE float scale_of(const Job& job, float squares) {
+  return 1.0f / sqrtf(squares / static_cast<float>(job.width) + job.epsilon);
+}
+template <class E>
+TOWLINE_DEVICE typename E::Bits normalized(const Job& job, typename E::Bits sum, float scale,
+                                           typename E::Bits weight) {
+  const float scaled = E::widen(sum) * scale;
+  return E::narrow(job.weight != 0 ? scaled * E::widen(weight) : scaled);
+}
+
 template <class Bits, uint32_t kLanes>
 TOWLINE_DEVICE void load_lanes(uint64_t address, Bits (&lanes)[kLanes]) {
   if constexpr (kLanes * sizeof(Bits) == 16) {
@@ -101,7 +117,7 @@ TOWLINE_DEVICE void norm_held_row(const Job& job, uint64_t row, const NormTarget
   each([&](uint32_t k, uint64_t unit) {
     TOWLINE_UNROLL
     for (uint32_t i = 0; i < kLanes; ++i) {
-      if (adds) lanes[k][i] = E::narrow(E::widen(lanes[k][i]) + E::widen(added[k][i]));
+      if (adds) lanes[k][i] = with_residual<E>(lanes[k][i], added[k][i]);
       const float value = E::widen(lanes[k][i]);
       squares += value * value;
     }
@@ -109,14 +125,10 @@ TOWLINE_DEVICE void norm_held_row(const Job& job, uint64_t row, const NormTarget
       store_lanes(targets.residuals[target] + begin + unit * kUnit, lanes[k]);
   });
   bool failed = false;  // nothing here can
-  const float mean = sum_of_block(squares, failed, partial) / static_cast<float>(job.width);
-  const float scale = 1.0f / sqrtf(mean + job.epsilon);
+  const float scale = scale_of(job, sum_of_block(squares, failed, partial));
   each([&](uint32_t k, uint64_t unit) {
     TOWLINE_UNROLL
-    for (uint32_t i = 0; i < kLanes; ++i) {
-      const float scaled = E::widen(lanes[k][i]) * scale;
-      lanes[k][i] = E::narrow(job.weight != 0 ? scaled * E::widen(weights[k][i]) : scaled);
-    }
+    for (uint32_t i = 0; i < kLanes; ++i) lanes[k][i] = normalized<E>(job, lanes[k][i], scale, weights[k][i]);
     for (uint32_t target = 0; target < targets.count; ++target)
       store_lanes(targets.outputs[target] + begin + unit * kUnit, lanes[k]);
   });
@@ -150,15 +162,14 @@ TOWLINE_DEVICE void norm_row(const Job& job, uint64_t row, const NormTargets& ta
     sum_of(unit, lanes);
     TOWLINE_UNROLL
     for (uint32_t i = 0; i < kLanes; ++i) {
-      if (adds) lanes[i] = E::narrow(E::widen(lanes[i]) + E::widen(added[i]));
+      if (adds) lanes[i] = with_residual<E>(lanes[i], added[i]);
       const float value = E::widen(lanes[i]);
       squares += value * value;
     }
     for (uint32_t target = 0; target < targets.count; ++target) store_lanes(sums[target] + at, lanes);
   }
   bool failed = false;  // nothing here can
-  const float mean = sum_of_block(squares, failed, partial) / static_cast<float>(job.width);
-  const float scale = 1.0f / sqrtf(mean + job.epsilon);
+  const float scale = scale_of(job, sum_of_block(squares, failed, partial));
   // Two units at a time, since a store would keep the next one's loads waiting.
   const uint64_t step = device::threads();
   for (uint64_t first = device::thread(); first < units; first += 2 * step) {
@@ -176,10 +187,8 @@ TOWLINE_DEVICE void norm_row(const Job& job, uint64_t row, const NormTargets& ta
       const uint64_t unit = first + k * step;
       if (unit >= units) continue;
       TOWLINE_UNROLL
-      for (uint32_t i = 0; i < kLanes; ++i) {
-        const float scaled = E::widen(lanes[k][i]) * scale;
-        lanes[k][i] = E::narrow(job.weight != 0 ? scaled * E::widen(weights[k][i]) : scaled);
-      }
+      for (uint32_t i = 0; i < kLanes; ++i)
+        lanes[k][i] = normalized<E>(job, lanes[k][i], scale, weights[k][i]);
       for (uint32_t target = 0; target < targets.count; ++target)
         store_lanes(targets.outputs[target] + begin + unit * kUnit, lanes[k]);
     }

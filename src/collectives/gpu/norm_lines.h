@@ -48,16 +48,12 @@ struct LineRow {
 
   // does(held, line) with each line that this thread has a part of.
   template <class Does>
-  TOWLINE_DEVICE void each(uint32_t round, Does&& does) const {
-    each_line<S>(rounds, round,
-                 [&](uint32_t index, uint32_t line) { does(round * S::kLines + index, line); });
-  }
-  template <class Does>
   TOWLINE_DEVICE void each(Does&& does) const {
     TOWLINE_UNROLL
     for (uint32_t round = 0; round < kRounds; ++round) {
       if (round >= rounds.count) break;
-      each(round, does);
+      each_line<S>(rounds, round,
+                   [&](uint32_t index, uint32_t line) { does(round * S::kLines + index, line); });
     }
   }
   TOWLINE_DEVICE bool has(uint32_t line, uint32_t word) const {
@@ -115,7 +111,7 @@ struct LineRow {
     memcpy(more, added.word, sizeof more);
     TOWLINE_UNROLL
     for (uint32_t i = 0; i < kLanes; ++i) {
-      if (step.job.residual != 0) lanes[i] = E::narrow(E::widen(lanes[i]) + E::widen(more[i]));
+      if (step.job.residual != 0) lanes[i] = with_residual<E>(lanes[i], more[i]);
       const float value = E::widen(lanes[i]);
       if (has(line, i * static_cast<uint32_t>(sizeof(Bits)) / 8)) squares += value * value;
     }
@@ -130,10 +126,7 @@ struct LineRow {
       memcpy(lanes, held.sum[k].word, sizeof lanes);
       memcpy(weights, held.weight[k].word, sizeof weights);
       TOWLINE_UNROLL
-      for (uint32_t i = 0; i < kLanes; ++i) {
-        const float scaled = E::widen(lanes[i]) * scale;
-        lanes[i] = E::narrow(step.job.weight != 0 ? scaled * E::widen(weights[i]) : scaled);
-      }
+      for (uint32_t i = 0; i < kLanes; ++i) lanes[i] = normalized<E>(step.job, lanes[i], scale, weights[i]);
       Words words;
       memcpy(words.word, lanes, sizeof lanes);
       store_data<kOdd>(output, line, words);
@@ -164,20 +157,16 @@ TOWLINE_DEVICE void run_line_row(const Job& job, Turn& turn, Scratch& scratch) {
   float squares = 0;
   bool failed = !row.take(turn, held, squares);
   let_next_begin_once_taken();
-  const float mean = sum_of_cluster(squares, failed, at, job.parts, scratch) / static_cast<float>(job.width);
-  if (!failed) row.normalize(held, 1.0f / sqrtf(mean + job.epsilon));
+  const float scale = scale_of(job, sum_of_cluster(squares, failed, at, job.parts, scratch));
+  if (!failed) row.normalize(held, scale);
   if (device::thread() == 0) me.marked[turn.block] = row.step.count + 1;
 }
 
 template <class E, uint32_t kRanks>
 TOWLINE_DEVICE void run_line_norm(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
-  begin_cluster(job.parts, scratch);
-  Turn turn = begin_turn(job, block, blocks);
-  if (((job.in[0] | job.out[0] | job.residual | job.weight) & 7) != 0)
-    run_line_row<E, kRanks, true>(job, turn, scratch);
-  else
-    run_line_row<E, kRanks, false>(job, turn, scratch);
-  end_turn(job, turn);
+  run_norm_row(job, scratch, block, blocks, [&](auto odd, Turn& turn) {
+    run_line_row<E, kRanks, decltype(odd)::value>(job, turn, scratch);
+  });
 }
 
 }  // namespace towline::collectives::gpu

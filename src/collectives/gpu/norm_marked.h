@@ -228,7 +228,7 @@ struct MarkedRow {
     TOWLINE_UNROLL
     for (uint32_t i = 0; i < kLanes; ++i) {
       lanes[i] = E::narrow(sums[i]);
-      if (job.residual != 0) lanes[i] = E::narrow(E::widen(lanes[i]) + E::widen(added[i]));
+      if (job.residual != 0) lanes[i] = with_residual<E>(lanes[i], added[i]);
       const float value = E::widen(lanes[i]);
       squares += value * value;
     }
@@ -247,10 +247,7 @@ struct MarkedRow {
       memcpy(lanes, &part.input[k], 8);
       memcpy(weights, &part.weight[k], 8);
       TOWLINE_UNROLL
-      for (uint32_t i = 0; i < kLanes; ++i) {
-        const float scaled = E::widen(lanes[i]) * scale;
-        lanes[i] = E::narrow(job.weight != 0 ? scaled * E::widen(weights[i]) : scaled);
-      }
+      for (uint32_t i = 0; i < kLanes; ++i) lanes[i] = normalized<E>(job, lanes[i], scale, weights[i]);
       uint64_t result;
       memcpy(&result, lanes, 8);
       store(job.out[0] + begin + unit * 8, result);
@@ -293,22 +290,31 @@ TOWLINE_DEVICE void run_marked_row(const Job& job, Turn& turn, Scratch& scratch)
     }
   }
   let_next_begin_once_taken();
-  const float mean = sum_of_cluster(squares, failed, at, job.parts, scratch) / static_cast<float>(job.width);
-  if (!failed) row.normalize(part, 1.0f / sqrtf(mean + job.epsilon));
+  const float scale = scale_of(job, sum_of_cluster(squares, failed, at, job.parts, scratch));
+  if (!failed) row.normalize(part, scale);
   Control& me = control_of(job, job.rank);
   for (uint32_t block = device::thread(); block < of_part; block += device::threads())
     ++me.marked[row.first_block + block];
 }
 
-template <class E, uint32_t kRanks>
-TOWLINE_DEVICE void run_marked_norm(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
+// A block's turn: run_row(odd, turn), where `odd` tells as a type whether some of this rank's data does not start at a multiple of 8.
+template <class RunRow>
+TOWLINE_DEVICE void run_norm_row(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks,
+                                 RunRow&& run_row) {
   begin_cluster(job.parts, scratch);
   Turn turn = begin_turn(job, block, blocks);
   if (((job.in[0] | job.out[0] | job.residual | job.weight) & 7) != 0)
-    run_marked_row<E, kRanks, true>(job, turn, scratch);
+    run_row(std::true_type{}, turn);
   else
-    run_marked_row<E, kRanks, false>(job, turn, scratch);
+    run_row(std::false_type{}, turn);
   end_turn(job, turn);
+}
+
+template <class E, uint32_t kRanks>
+TOWLINE_DEVICE void run_marked_norm(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
+  run_norm_row(job, scratch, block, blocks, [&](auto odd, Turn& turn) {
+    run_marked_row<E, kRanks, decltype(odd)::value>(job, turn, scratch);
+  });
 }
 
 }  // namespace towline::collectives::gpu
