@@ -45,10 +45,16 @@ RANK_VARIABLES = ("TOWLINE_RANK", "TOWLINE_SIZE", "TORCHCOMM_RANK", "TORCHCOMM_S
     [
         ({"TORCHCOMM_RANK": "2", "TORCHCOMM_SIZE": "5", "RANK": "1", "WORLD_SIZE": "4"}, (2, 5)),
         ({"TORCHCOMM_RANK": "2", "RANK": "1", "WORLD_SIZE": "4"}, (1, 4)),
-        ({"TORCHCOMM_RANK": "2", "TORCHCOMM_SIZE": "5", "TOWLINE_RANK": "3", "TOWLINE_SIZE": "6"}, (3, 6)),
+        ({"TORCHCOMM_RANK": "2", "TORCHCOMM_SIZE": "5", "TOWLINE_RANK": "3", "TOWLINE_SIZE": "6"}, (2, 5)),
+        ({"TOWLINE_RANK": "3", "TOWLINE_SIZE": "6", "RANK": "1", "WORLD_SIZE": "4"}, (3, 6)),
         (
             {"TORCHCOMM_RANK": "2", "TORCHCOMM_SIZE": "5", "RANK": "1", "WORLD_SIZE": "4"}
             | {"TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD": "torchrun"},
+            (2, 5),
+        ),
+        (
+            {"TOWLINE_RANK": "3", "TOWLINE_SIZE": "6", "RANK": "1", "WORLD_SIZE": "4"}
+            | {"TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD": "Torchrun"},
             (1, 4),
         ),
         ({"TORCHCOMM_RANK": "5", "TORCHCOMM_SIZE": "5"}, None),

@@ -8,16 +8,15 @@ from towline import collectives
 
 
 def rank_and_size() -> tuple[int, int]:
-    """From TOWLINE_RANK and TOWLINE_SIZE, else TORCHCOMM_RANK and TORCHCOMM_SIZE, else as launchers say.
+    """From TORCHCOMM_RANK and TORCHCOMM_SIZE, else from TOWLINE_RANK and TOWLINE_SIZE, else as launchers say.
 
-    TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD names one launcher ("torchrun", "mpi", "pals", "slurm"), and then it alone
-    is asked.
+    The first two come before all others, as in torchcomms: torch sets them while it makes a group, to this process' rank
+    there. TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD names one launcher ("torchrun", "mpi", "pals", "slurm"), which is then
+    asked alone.
     """
-    method = os.environ.get("TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD", "auto")
     told = [os.environ.get(name, "") for name in ("TORCHCOMM_RANK", "TORCHCOMM_SIZE")]
-    ours = os.environ.get("TOWLINE_RANK") and os.environ.get("TOWLINE_SIZE")
-    if method != "auto" or ours or not all(told):
-        return collectives.environment(method)
+    if not all(told):
+        return collectives.environment(os.environ.get("TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD", "auto").lower())
     try:
         rank, size = map(int, told)
     except ValueError:
