@@ -182,9 +182,13 @@ uint64_t Engine::next_timer_ns() const noexcept {
   return next_ns;
 }
 
+bool Engine::busy() const noexcept { return state_->busy(); }
+
 void Engine::event_fds(std::vector<int>& fds) const {
-  for (const Rail& rail : state_->rails)
+  for (const Rail& rail : state_->rails) {
+    if (rail.down) continue;  // that of a failed device may stay readable
     if (const int fd = rail.domain->event_fd(); fd >= 0) fds.push_back(fd);
+  }
 }
 
 bool Engine::has_descriptors() const noexcept {
@@ -193,8 +197,9 @@ bool Engine::has_descriptors() const noexcept {
 }
 
 bool Engine::arm() noexcept {
-  return std::all_of(state_->rails.begin(), state_->rails.end(),
-                     [](Rail& rail) { return rail.domain->event_fd() >= 0 && rail.domain->arm(); });
+  return std::all_of(state_->rails.begin(), state_->rails.end(), [](Rail& rail) {
+    return rail.down || (rail.domain->event_fd() >= 0 && rail.domain->arm());
+  });
 }
 
 bool Engine::needs_polls() const noexcept {

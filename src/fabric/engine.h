@@ -170,7 +170,10 @@ class Engine {
   std::size_t progress(uint64_t now_ns) noexcept;
   // When progress() is needed even if no completion comes; kNoDeadline: never.
   uint64_t next_timer_ns() const noexcept;
-  // Descriptors of the rails that tell of completions, after arm() returned true. False: go on polling.
+  // Something is under way. Else the timers are of rails that are down.
+  bool busy() const noexcept;
+  // Descriptors of the rails that tell of completions, after arm() returned true. False: go on polling. Rails that are down
+  // are waited for by the timer.
   void event_fds(std::vector<int>& fds) const;
   bool has_descriptors() const noexcept;  // every rail has one
   bool arm() noexcept;

@@ -84,9 +84,10 @@ void TransferEngine::run() noexcept {
     deliver(held);
     const bool polls = engine_->needs_polls();
     const bool spin = polls || now_ns - last_event_ns < options_.spin_ns;
+    const bool waits = engine_->busy() || next_deadline_ns_ != kNoDeadline;
     if (!spin) asleep_.store(true, std::memory_order_seq_cst);
     held.unlock();
-    if (!spin) sleep(timer_ns, now_ns - last_event_ns);
+    if (!spin) sleep(timer_ns, now_ns - last_event_ns, waits);
     if (polls && happened == 0) sched_yield();  // to the other side, where processors are few
     while (waiting_.load(std::memory_order_relaxed) != 0 && !closing_) sched_yield();
   }
@@ -145,9 +146,9 @@ void TransferEngine::deliver(std::unique_lock<std::mutex>& held) noexcept {
   }
 }
 
-// Rails without a descriptor are polled: briefly while something is under way, else a thousand times a second at first, and
-// every 4 ms when nothing has happened for a quarter of a second.
-void TransferEngine::sleep(uint64_t timer_ns, uint64_t quiet_ns) noexcept {
+// Rails without a descriptor are polled: without a pause while the engine waits for something, else a thousand times a second at
+// first, and every 4 ms when nothing has happened for a quarter of a second.
+void TransferEngine::sleep(uint64_t timer_ns, uint64_t quiet_ns, bool waits) noexcept {
   bool armed = false;
   rail_fds_.clear();
   {
@@ -161,7 +162,7 @@ void TransferEngine::sleep(uint64_t timer_ns, uint64_t quiet_ns) noexcept {
   const uint64_t now_ns = monotonic_now_ns();
   uint64_t sleep_ns = timer_ns == kNoDeadline ? kSecondNs : timer_ns > now_ns ? timer_ns - now_ns : 0;
   const uint64_t pause_ns = std::clamp<uint64_t>(quiet_ns / 64, kMillisecondNs, 4 * kMillisecondNs);
-  if (!armed) sleep_ns = std::min<uint64_t>(sleep_ns, timer_ns == kNoDeadline ? pause_ns : 0);
+  if (!armed) sleep_ns = std::min<uint64_t>(sleep_ns, waits ? 0 : pause_ns);
   const timespec limit{static_cast<time_t>(sleep_ns / kSecondNs), static_cast<long>(sleep_ns % kSecondNs)};
   ppoll(wanted, count, &limit, nullptr);
   asleep_.store(false, std::memory_order_seq_cst);

@@ -183,7 +183,7 @@ class TransferEngine final : private EngineHost {
   void run() noexcept;
   std::size_t turn() noexcept;
   void deliver(std::unique_lock<std::mutex>& held) noexcept;
-  void sleep(uint64_t timer_ns, uint64_t quiet_ns) noexcept;
+  void sleep(uint64_t timer_ns, uint64_t quiet_ns, bool waits) noexcept;
   void wake() noexcept;
   void wake_if_asleep() noexcept;
   void check_deadlines(uint64_t now_ns) noexcept;
