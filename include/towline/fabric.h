@@ -52,7 +52,8 @@ typedef struct towline_fabric_options {
 } towline_fabric_options_t;
 
 TOWLINE_API int32_t towline_fabric_create(const towline_fabric_options_t* options, towline_fabric_t** engine);
-// Transfers under way end with TOWLINE_CLOSED. Destroys memory handles too. Null is nothing.
+// Transfers under way end with TOWLINE_CLOSED, and callbacks that watch words then are refused with it. Destroys memory
+// handles too. Null is nothing.
 TOWLINE_API void towline_fabric_destroy(towline_fabric_t* engine);
 
 // Blobs. `needed` receives the whole size; TOWLINE_LIMIT_EXCEEDED if it does not fit and `needed` is null.

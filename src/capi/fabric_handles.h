@@ -25,12 +25,21 @@ struct towline_of_process {
 };
 
 struct towline_fabric : towline_of_process {
-  // Destroyed from the last to the first: callbacks of the watchers may use the engine, and those of the engine its memories.
-  std::mutex mutex;  // of memories and watchers
-  std::vector<std::unique_ptr<towline_fabric_memory>> memories;
-  std::unique_ptr<towline::fabric::TransferEngine> engine;
-  std::unique_ptr<towline::fabric::Watchers> watchers;  // once one was asked for
+  // Callbacks of the watchers may use the engine, and those of the engine its memories and words, in which it mirrors counters:
+  // the watchers' thread ends first, then the members go from the last to the first.
+  ~towline_fabric() {
+    {
+      const std::lock_guard held{mutex};
+      closing = true;
+    }
+    if (watchers != nullptr) watchers->end();
+  }
+  std::mutex mutex;  // of memories, watchers and closing
+  bool closing = false;
   int watcher_cpu = -1;
+  std::vector<std::unique_ptr<towline_fabric_memory>> memories;
+  std::unique_ptr<towline::fabric::Watchers> watchers;  // once one was asked for
+  std::unique_ptr<towline::fabric::TransferEngine> engine;
 };
 struct towline_fabric_memory {
   const towline::fabric::LocalMemory* memory;

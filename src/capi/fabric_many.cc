@@ -209,6 +209,7 @@ int32_t towline_fabric_watch(towline_fabric_t* engine, uint32_t gpus, towline_fa
     capi::need(reinterpret_cast<const void*>(changed), "changed");
     capi::need(word, "word");
     std::unique_lock held{engine->mutex};
+    if (engine->closing) fail(Status::kClosed, "the engine is about to go");
     if (engine->watchers == nullptr) {
       fabric::WatcherOptions options;
       options.cpu = engine->watcher_cpu;

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/os/unique_fd.h"
@@ -86,11 +87,15 @@ TEST(CapiFabric, CallbacksOfAnEngineThatIsDestroyedMayDeregisterAndReleaseAndAre
     std::vector<uint8_t> bytes = std::vector<uint8_t>(4096);
     towline_fabric_memory_t* memory = nullptr;
     towline_fabric_transfer_t transfer = 0;
+    towline_fabric_word_t word{};
     int calls = 0;
   } told;
   ASSERT_EQ(towline_fabric_register(told.engine, told.bytes.data(), told.bytes.size(),
                                     TOWLINE_FABRIC_WRITABLE, &told.memory),
             TOWLINE_OK)
+      << towline_last_error();
+  const auto ignore = [](void*, uint64_t, uint64_t) { return 1; };
+  ASSERT_EQ(towline_fabric_watch(told.engine, 0, ignore, nullptr, &told.word), TOWLINE_OK)
       << towline_last_error();
   towline_fabric_receive_options_t options{};
   options.struct_size = sizeof options;
@@ -102,12 +107,46 @@ TEST(CapiFabric, CallbacksOfAnEngineThatIsDestroyedMayDeregisterAndReleaseAndAre
     EXPECT_EQ(towline_fabric_receive(to.engine, to.memory, 0, 100, nullptr, nullptr), TOWLINE_CLOSED);
     EXPECT_EQ(towline_fabric_release(to.engine, to.transfer), TOWLINE_OK);
     EXPECT_EQ(towline_fabric_deregister(to.engine, to.memory), TOWLINE_OK) << towline_last_error();
+    EXPECT_EQ(*to.word.host, 0u);  // counters may still be mirrored there
+    EXPECT_EQ(towline_fabric_unwatch(to.engine, to.word.index), TOWLINE_OK) << towline_last_error();
+    towline_fabric_word_t other{};
+    const auto never = [](void*, uint64_t, uint64_t) { return 0; };
+    EXPECT_EQ(towline_fabric_watch(to.engine, 0, never, nullptr, &other), TOWLINE_CLOSED);
   };
   ASSERT_EQ(towline_fabric_receive(told.engine, told.memory, 0, 4096, &options, &told.transfer),
             TOWLINE_IN_PROGRESS)
       << towline_last_error();
   towline_fabric_destroy(told.engine);
   EXPECT_EQ(told.calls, 1);
+}
+
+TEST(CapiFabric, CallbacksOfWordsAreRefusedMoreWordsOfAnEngineThatIsDestroyed) {
+  struct Told {
+    towline_fabric_t* engine = make();
+    std::atomic<bool> called{false};
+    int32_t last = TOWLINE_OK;
+  } told;
+  towline_fabric_word_t word{};
+  const auto watch_more = [](void* context, uint64_t, uint64_t) {
+    Told& to = *static_cast<Told*>(context);
+    to.called = true;
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{20};
+    while (to.last == TOWLINE_OK && std::chrono::steady_clock::now() < until) {
+      towline_fabric_word_t other{};
+      const auto never = [](void*, uint64_t, uint64_t) { return 0; };
+      to.last = towline_fabric_watch(to.engine, 0, never, nullptr, &other);
+      if (to.last == TOWLINE_OK) {
+        EXPECT_EQ(towline_fabric_unwatch(to.engine, other.index), TOWLINE_OK);
+      }
+    }
+    return 1;
+  };
+  ASSERT_EQ(towline_fabric_watch(told.engine, 0, watch_more, &told, &word), TOWLINE_OK)
+      << towline_last_error();
+  std::atomic_ref<uint64_t>{*word.host}.store(1, std::memory_order_release);
+  while (!told.called) std::this_thread::yield();
+  towline_fabric_destroy(told.engine);
+  EXPECT_EQ(told.last, TOWLINE_CLOSED);
 }
 
 TEST(CapiFabric, TwoEnginesMovePagesCountAndSend) {

@@ -24,7 +24,7 @@ void Watchers::end() noexcept {
     closing_ = true;
   }
   changed_.notify_all();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 uint64_t Watchers::word_address(uint32_t index) const noexcept {
@@ -38,6 +38,7 @@ std::unique_lock<std::mutex> Watchers::hold() {
 
 Watchers::Word Watchers::watch(Changed changed) {
   const auto held = hold();
+  if (closing_) fail(Status::kClosed, "words are not watched any more");
   uint32_t index = 0;
   while (index < kWords && watched_[index].used) ++index;
   if (index == kWords) fail(Status::kLimitExceeded, "all {} words are watched", kWords);

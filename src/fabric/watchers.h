@@ -48,6 +48,8 @@ class Watchers {
   Word watch(Changed changed);
   // Its callback is not called any more once this returns, and the word may be given out again.
   void unwatch(uint32_t index);
+  // Ends the thread: nothing is watched any more once this returns. Words stay, and may be given back.
+  void end() noexcept;
 
  private:
   struct Watched {
@@ -62,7 +64,6 @@ class Watchers {
   [[nodiscard]] std::unique_lock<std::mutex> hold();
   uint64_t word_address(uint32_t index) const noexcept;
   void run() noexcept;
-  void end() noexcept;
   bool look() noexcept;
 
   WatcherOptions options_;
