@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <map>
 
 #include "base/error.h"
 #include "base/wire.h"
@@ -103,7 +102,7 @@ std::size_t TransferEngine::turn() noexcept {
   }
   std::size_t happened = carrier_->progress(now_ns);
   happened += engine_->progress(now_ns);
-  if (!replies_.empty()) send_replies();
+  if (waiting_replies_ != 0) send_replies();
   if (!stalled_.empty()) {
     std::swap(starting_, stalled_);
     for (const uint32_t index : starting_)
@@ -186,7 +185,7 @@ void TransferEngine::check_deadlines(uint64_t now_ns) noexcept {
 // Ends what waits for something from a peer that is gone. Its transfers have been ended by the engine.
 void TransferEngine::end_with_peer(Handle peer, Status status) noexcept {
   std::erase_if(unexpected_, [&](const Unexpected& send) { return send.peer == peer; });
-  std::erase_if(replies_, [&](const Reply& answer) { return answer.peer == peer; });
+  drop_replies(peer);
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = *slots_[i];
     if (!slot.used || slot.fenced) continue;

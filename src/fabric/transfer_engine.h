@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -169,7 +170,7 @@ class TransferEngine final : private EngineHost {
   struct Group;
   struct Counter;
   struct Unexpected;
-  struct Reply;
+  struct Replies;
 
   void complete(uint64_t cookie, const TransferResult& result) noexcept override;
   void fenced(uint64_t cookie, uint32_t fences) noexcept override;
@@ -226,9 +227,12 @@ class TransferEngine final : private EngineHost {
   bool start_granted(Slot& send) noexcept;
   Slot* find_used(uint64_t number, SlotKind kind) noexcept;
   bool is_host(const LocalMemory& memory) const noexcept { return memories_->is_host(memory); }
-  Status submit_message(Handle peer, std::vector<uint8_t>& message) noexcept;
+  Status submit_message(Handle peer, std::vector<uint8_t>& message, Slot** taken = nullptr) noexcept;
   void reply(Handle peer, std::vector<uint8_t> message);
+  Status submit_reply(Handle peer, Replies& replies, std::vector<uint8_t>& message) noexcept;
   void send_replies() noexcept;
+  void drop_replies(Handle peer) noexcept;
+  void reply_is_over(const Slot& slot) noexcept;
 
   TransferEngineOptions options_;
   mutable std::mutex mutex_;
@@ -247,7 +251,8 @@ class TransferEngine final : private EngineHost {
   std::unordered_map<uint32_t, Counter> counters_;
   std::deque<uint32_t> receives_;  // slots of posted receives, the oldest first
   std::deque<Unexpected> unexpected_;
-  std::deque<Reply> replies_;
+  std::map<uint64_t, Replies> replies_;  // by peer; of those that have some
+  std::size_t waiting_replies_ = 0;
   std::vector<Event> events_;
   std::vector<Event> delivering_;
   Slot* told_head_ = nullptr;  // those whose callbacks are due

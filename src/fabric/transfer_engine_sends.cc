@@ -231,8 +231,8 @@ TransferEngine::Slot* TransferEngine::find_used(uint64_t number, SlotKind kind) 
   return slot.used && slot.generation == handle.generation && slot.kind == kind ? &slot : nullptr;
 }
 
-// Takes the message's bytes only if it returns kInProgress.
-Status TransferEngine::submit_message(Handle peer, std::vector<uint8_t>& message) noexcept {
+// Takes the message's bytes, and sets `taken`, only if it returns kInProgress.
+Status TransferEngine::submit_message(Handle peer, std::vector<uint8_t>& message, Slot** taken) noexcept {
   Slot* slot = nullptr;
   if (const Status status = take_slot(&slot); status != Status::kOk) return status;
   slot->released = true;
@@ -243,7 +243,10 @@ Status TransferEngine::submit_message(Handle peer, std::vector<uint8_t>& message
   request.has_message = true;
   request.cookie = slot->index;
   const Status status = engine_->submit(request, &slot->transfer);
-  if (status == Status::kInProgress) return status;
+  if (status == Status::kInProgress) {
+    if (taken != nullptr) *taken = slot;
+    return status;
+  }
   slot->message.swap(message);
   give_back(*slot);
   return status;
@@ -255,10 +258,43 @@ bool try_again(Status status) noexcept { return status == Status::kAgain || stat
 
 }  // namespace
 
-// An engine that can't say what it has to say to this many peers drops it; the others' deadlines end their waits.
+// A peer that takes no replies gets a sixteenth of the engine's transfers, and later it is lost. An engine that can't say what
+// it has to say to many peers drops it; the others' deadlines end their waits.
 void TransferEngine::reply(Handle peer, std::vector<uint8_t> message) {
-  if (replies_.empty() && !try_again(submit_message(peer, message))) return;
-  if (replies_.size() < kMaxReplies) replies_.push_back({peer, std::move(message)});
+  Replies& replies = replies_[peer.to_u64()];
+  if (replies.waiting.empty() && !try_again(submit_reply(peer, replies, message))) {
+    if (replies.none()) replies_.erase(peer.to_u64());
+    return;
+  }
+  if (replies.waiting.size() >= kMaxReplies) return engine_->abandon(peer);
+  if (waiting_replies_ >= kMostReplies) return;
+  replies.waiting.push_back(std::move(message));
+  ++waiting_replies_;
+}
+
+Status TransferEngine::submit_reply(Handle peer, Replies& replies, std::vector<uint8_t>& message) noexcept {
+  if (replies.under_way >= std::max(4u, options_.engine.max_transfers / 16)) return Status::kAgain;
+  Slot* slot = nullptr;
+  const Status status = submit_message(peer, message, &slot);
+  if (status != Status::kInProgress) return status;
+  slot->reply = true;
+  slot->peer = peer;
+  ++replies.under_way;
+  return status;
+}
+
+void TransferEngine::reply_is_over(const Slot& slot) noexcept {
+  const auto replies = replies_.find(slot.peer.to_u64());
+  --replies->second.under_way;
+  if (replies->second.none()) replies_.erase(replies);
+}
+
+void TransferEngine::drop_replies(Handle peer) noexcept {
+  const auto replies = replies_.find(peer.to_u64());
+  if (replies == replies_.end()) return;
+  waiting_replies_ -= replies->second.waiting.size();
+  replies->second.waiting.clear();
+  if (replies->second.none()) replies_.erase(replies);
 }
 
 // Nothing more is written for this send.
@@ -269,8 +305,17 @@ void TransferEngine::withdraw(const Slot& send) noexcept try {
 }
 
 void TransferEngine::send_replies() noexcept {
-  while (!replies_.empty() && !try_again(submit_message(replies_.front().peer, replies_.front().message)))
-    replies_.pop_front();
+  for (auto at = replies_.begin(); at != replies_.end();) {
+    const auto next = std::next(at);
+    Replies& replies = at->second;
+    while (!replies.waiting.empty() &&
+           !try_again(submit_reply(Handle::from_u64(at->first), replies, replies.waiting.front()))) {
+      replies.waiting.pop_front();
+      --waiting_replies_;
+    }
+    if (replies.none()) replies_.erase(at);
+    at = next;
+  }
 }
 
 }  // namespace towline::fabric

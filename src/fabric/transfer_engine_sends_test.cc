@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "base/error.h"
 #include "fabric/buffer_pool.h"
 #include "fabric/rails.h"
+#include "fabric/test_support.h"
 #include "fabric/transfer_engine_fixture.h"
+#include "fabric/transfer_engine_state.h"
 
 namespace towline::fabric::transfer_engine_sends_test {
 namespace {
@@ -133,6 +136,117 @@ TEST_F(FabricSends, CancelledOrLateSendsAndReceivesAreFencedAndLeaveNothingBehin
   EXPECT_EQ(two.bytes[1], 0);
   two.engine.deregister_memory(two.memory);  // nothing uses it
   one.engine.deregister_memory(one.memory);
+}
+
+// Speaks the engines' messages, answers what keeps it alive, and takes no record from others: it gives them no credit.
+class Deaf final : public EngineHost {
+ public:
+  explicit Deaf(std::unique_ptr<Domain> rail) {
+    EngineOptions options;
+    options.record_bytes += kMessageHeader;
+    options.control_kept = true;
+    std::vector<std::unique_ptr<Domain>> rails;
+    rails.push_back(std::make_unique<Port>(std::move(rail)));
+    engine_ = std::make_unique<Engine>(options, std::move(rails), *this);
+    carrier_ = std::make_unique<Carrier>(*engine_, CarrierOptions{});
+  }
+
+  void connect(std::span<const uint8_t> address) {
+    peer_ = carrier_->connect(*decode_carrier_address(address));
+  }
+  // Grants of a receive to a send that there is not: each wants an answer. Until so many have arrived, or `over`.
+  void grant(
+      uint32_t count, const std::function<bool()>& over = [] { return false; }) {
+    std::vector<uint8_t> message{static_cast<uint8_t>(MessageKind::kGrant)};
+    message.resize(1 + 3 * sizeof(uint64_t));
+    TransferRequest request;
+    request.peer = peer_;
+    request.message = message;
+    request.has_message = true;
+    uint32_t sent = 0;
+    const uint64_t until = monotonic_now_ns() + kLimitNs;
+    while (done_ < count && !over() && monotonic_now_ns() < until) {
+      while (sent < count && engine_->submit(request) == Status::kInProgress) ++sent;
+      carrier_->progress(monotonic_now_ns());
+      engine_->progress(monotonic_now_ns());
+    }
+  }
+  uint32_t arrived() const { return done_; }
+
+ private:
+  class Port final : public testing::PortAround {
+   public:
+    using PortAround::PortAround;
+    std::vector<uint8_t> open(uint32_t connection, ConnectionEnd end) override {
+      responds_[connection] = end == ConnectionEnd::kResponder;
+      return PortAround::open(connection, end);
+    }
+    std::size_t poll(Completion* completions, std::size_t capacity) noexcept override {
+      const std::size_t count = PortAround::poll(completions, capacity);
+      return static_cast<std::size_t>(std::remove_if(completions, completions + count,
+                                                     [&](const Completion& one) {
+                                                       return one.kind == CompletionKind::kReceive &&
+                                                              responds_.at(one.connection);
+                                                     }) -
+                                      completions);
+    }
+
+   private:
+    std::map<uint32_t, bool> responds_;
+  };
+
+  void complete(uint64_t, const TransferResult&) noexcept override { ++done_; }
+  void fenced(uint64_t, uint32_t) noexcept override {}
+  void counted(Handle, uint32_t, uint32_t) noexcept override {}
+  void received(Handle, std::span<const uint8_t>) noexcept override {}
+  void lost(Handle, Status, std::string_view) noexcept override {}
+  void send_control(Handle peer, std::span<const uint8_t> message) noexcept override {
+    if (carrier_ != nullptr) carrier_->send(peer, message);
+  }
+
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Carrier> carrier_;
+  Handle peer_;
+  uint32_t done_ = 0;
+};
+
+TEST(FabricReplies, APeerThatTakesNoneEndsItselfAndHoldsUpNoOther) {
+  TransferEngineOptions small;
+  small.engine.max_transfers = 64;
+  std::atomic<int> losses{0};
+  std::string why;
+  small.on_lost = [&](Handle, const std::string& told) {
+    why = told;
+    ++losses;
+  };
+  const auto rails = [] { return make_rails("loopback:replies"); };
+  std::vector<uint8_t> bytes(4096, 1);
+  TransferEngine one{rails(), small};
+  TransferEngine two{rails(), {}};
+  const LocalMemory* const in_one = one.register_memory({bytes.data(), bytes.size(), true, true});
+  const LocalMemory* const in_two = two.register_memory({bytes.data(), bytes.size(), true, true});
+  const Handle to_two = one.connect(two.address());
+  const Handle to_one = two.connect(one.address());
+  Deaf deaf{make_rail("loopback:replies")};
+  deaf.connect(one.address());
+
+  deaf.grant(500);
+  ASSERT_EQ(deaf.arrived(), 500u);
+  Handle number;
+  ASSERT_EQ(one.signal(to_two, {.immediate = 1, .count = 1}, &number), Status::kInProgress);
+  EXPECT_EQ(one.wait(number, kLimitNs), Status::kOk);
+  Handle receive;
+  ASSERT_EQ(one.receive(*in_one, 0, 4096, {}, &receive), Status::kInProgress);
+  ASSERT_EQ(two.send(to_one, *in_two, 0, 100, {}, &number), Status::kInProgress);
+  EXPECT_EQ(two.wait(number, kLimitNs), Status::kOk);
+  EXPECT_EQ(one.wait(receive, kLimitNs), Status::kOk);
+  EXPECT_EQ(losses, 0);
+
+  deaf.grant(10'000, [&] { return losses == 1; });
+  ASSERT_EQ(losses, 1);
+  EXPECT_EQ(why, "there is no room here for what it sends");
+  ASSERT_EQ(one.signal(to_two, {.immediate = 1, .count = 1}, &number), Status::kInProgress);
+  EXPECT_EQ(one.wait(number, kLimitNs), Status::kOk);
 }
 
 // On a slow network, with the write under way.

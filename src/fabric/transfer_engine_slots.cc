@@ -128,7 +128,7 @@ Status TransferEngine::take_slot(Slot** taken) noexcept {
   free_slots_.pop_back();
   slot->kind = SlotKind::kTransfer;
   slot->used = true;
-  slot->released = slot->fenced = slot->matched = slot->any = slot->has_message = false;
+  slot->released = slot->fenced = slot->matched = slot->any = slot->has_message = slot->reply = false;
   slot->status = slot->first_failure = Status::kInProgress;
   slot->fences = slot->count = slot->immediate = slot->group = 0;
   slot->deadline_ns = kNoDeadline;
@@ -289,6 +289,7 @@ void TransferEngine::stop(Slot& slot, Status status) noexcept {
 void TransferEngine::free_if_over(Slot& slot) noexcept {
   if (!slot.used || !slot.released || !slot.fenced || slot.telling) return;
   slot.used = false;
+  if (slot.reply) reply_is_over(slot);
   if (++slot.generation == 0) slot.generation = 1;
   std::erase(stalled_, slot.index);
   free_slots_.push_back(slot.index);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <list>
 #include <utility>
 
 #include "base/error.h"
@@ -10,7 +11,9 @@
 namespace towline::fabric {
 
 inline constexpr uint32_t kNoSlot = UINT32_MAX;
-inline constexpr std::size_t kMaxReplies = 1024;  // that wait for room in the engine
+// That wait to be sent to one peer: an engine of the same size has no more sends under way.
+inline constexpr std::size_t kMaxReplies = 4096;
+inline constexpr std::size_t kMostReplies = 16 * kMaxReplies;  // to all of them
 
 // The first byte of every message between TransferEngines.
 enum class MessageKind : uint8_t {
@@ -42,6 +45,7 @@ struct TransferEngine::Slot {
   bool released = false;
   bool fenced = false;
   bool telling = false;  // its callback is due: the slot stays until then
+  bool reply = false;    // to `peer`; it counts among Replies::under_way
   Slot* next_told = nullptr;
   Status status = Status::kInProgress;
   uint32_t fences = 0;
@@ -82,7 +86,7 @@ struct TransferEngine::Slot {
   uint64_t target = 0;  // kBarrier, kCounter: of the counter
   uint32_t group = 0;
 
-  // kSend, kReceive.
+  // kSend, kReceive, replies.
   Handle peer;       // kReceive: from whom; that which was chosen, or any
   bool any = false;  // kReceive: not chosen yet
   bool matched = false;
@@ -168,9 +172,11 @@ struct TransferEngine::Unexpected {
   std::vector<uint8_t> payload;
 };
 
-struct TransferEngine::Reply {
-  Handle peer;
-  std::vector<uint8_t> message;
+// To one peer.
+struct TransferEngine::Replies {
+  uint32_t under_way = 0;                   // in the engine
+  std::list<std::vector<uint8_t>> waiting;  // behind those
+  bool none() const noexcept { return under_way == 0 && waiting.empty(); }
 };
 
 }  // namespace towline::fabric
