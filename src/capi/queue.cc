@@ -285,9 +285,10 @@ int32_t towline_post_fence_async(towline_post_t* post, uint32_t fences, towline_
     auto why = [&run](Status status) {
       return status == Status::kUnsupported ? run.no_fence() : std::string();
     };
-    run.watch();
-    agent.errands().add(std::make_unique<Wait>(
-        std::move(ticket), ask, [&run] { run.unwatch(); }, why));
+    auto wait = std::make_unique<Wait>(
+        std::move(ticket), ask, [&run] { run.unwatch(); }, why);
+    run.watch();  // until the wait goes
+    agent.errands().add(std::move(wait));
     return Status::kOk;
   });
 }
@@ -308,9 +309,10 @@ int32_t towline_group_fence_async(towline_group_t* group, uint32_t fences, towli
     auto why = [&run](Status status) {
       return status == Status::kUnsupported ? run.no_fence() : std::string();
     };
-    run.hold();
-    run.agent().errands().add(std::make_unique<Wait>(
-        std::move(ticket), ask, [&run] { run.let_go(); }, why));
+    auto wait = std::make_unique<Wait>(
+        std::move(ticket), ask, [&run] { run.let_go(); }, why);
+    run.hold();  // until the wait goes
+    run.agent().errands().add(std::move(wait));
     return Status::kOk;
   });
 }
