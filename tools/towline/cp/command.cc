@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "cp/copy.h"
+#include "failure.h"
 #include "json_output.h"
 #include "units.h"
 
@@ -121,6 +122,8 @@ void add_cp_command(CLI::App& app, CommonOptions& common) {
       if (const std::string& text = (*texts)[name]; !text.empty()) value = parse_size(text);
     };
     size("bytes", options->bytes);
+    if (options->bytes == 0 && !(*texts)["bytes"].empty())
+      throw Failure{"--bytes 0: nothing would be copied; without --bytes the whole source is"};
     size("skip", options->skip);
     size("seek", options->seek);
     size("piece", options->piece_bytes);

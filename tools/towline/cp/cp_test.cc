@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <climits>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "cp/checksum.h"
+#include "cp/command.h"
 #include "cp/journal.h"
 #include "cp/place.h"
 #include "failure.h"
@@ -272,6 +274,21 @@ TEST(Cp, says_what_is_wrong) {
 }
 
 // Each of these would empty the only copy before it is read.
+TEST(Cp, of_no_bytes_is_not_a_copy_of_all) {
+  const Folder folder;
+  write_file(folder / "from", contents(1000, 1));
+  CLI::App app;
+  CommonOptions common;
+  add_cp_command(app, common);
+  try {
+    app.parse("cp --bytes 0 " + (folder / "from") + " " + (folder / "to"));
+    ADD_FAILURE() << "it was copied";
+  } catch (const Failure& failure) {
+    EXPECT_STREQ(failure.what(), "--bytes 0: nothing would be copied; without --bytes the whole source is");
+  }
+  EXPECT_FALSE(fs::exists(folder / "to"));
+}
+
 TEST(Cp, never_writes_over_what_it_reads) {
   const Folder folder;
   const std::vector<char> all = contents(kBytes, 13);
