@@ -201,6 +201,22 @@ TEST(CpJournal, counts_what_is_whole_and_of_this_copy) {
   EXPECT_FALSE(fs::exists(path + ".new"));
 }
 
+TEST(CpJournal, that_can_not_be_there_is_refused_and_leaves_nothing) {
+  const Folder folder;
+  const std::string path = folder / "state";
+  fs::create_directory(path);
+  const std::string text = [&] {
+    try {
+      Journal(path, {{"source", "a"}}, 10).open();
+      return std::string();
+    } catch (const Failure& failure) {
+      return std::string(failure.what());
+    }
+  }();
+  EXPECT_NE(text.find(path + ": Is a directory: --state names another file"), std::string::npos) << text;
+  EXPECT_FALSE(fs::exists(path + ".new"));
+}
+
 TEST(Cp, copies_files_to_files_and_verifies) {
   const Folder folder;
   write_file(folder / "from", contents(kBytes, 1));

@@ -49,23 +49,28 @@ void Journal::forget() { std::fill(done_.begin(), done_.end(), false); }
 
 void Journal::open() {
   if (path_.empty()) return;
+  const auto fail_at = [](const std::string& path, const std::string& why) {
+    throw Failure{fmt::format("{}: {}: --state names another file, or none with ''", path, why)};
+  };
   // A new file replaces the old one, so that a torn last line can't merge with the next line.
   const std::string next = path_ + ".new";
   file_.reset(std::fopen(next.c_str(), "we"));
-  if (file_ == nullptr)
-    throw Failure{
-        fmt::format("{}: {}: --state names another file, or none with ''", next, std::strerror(errno))};
+  if (file_ == nullptr) fail_at(next, std::strerror(errno));
+  std::error_code ignored;
   try {
     write(copy_);
     for (uint64_t piece = 0; piece < done_.size(); ++piece) {
       if (done_[piece]) write({{"piece", piece}});
     }
   } catch (const Failure&) {  // a full disk, say
-    std::error_code ignored;
     std::filesystem::remove(next, ignored);
     throw;
   }
-  std::filesystem::rename(next, path_);
+  std::error_code error;
+  std::filesystem::rename(next, path_, error);
+  if (!error) return;
+  std::filesystem::remove(next, ignored);
+  fail_at(path_, error.message());
 }
 
 void Journal::add(uint64_t piece) {
