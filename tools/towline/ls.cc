@@ -9,6 +9,7 @@
 #include <towline/towline.hpp>
 
 #include "cp/place.h"
+#include "failure.h"
 #include "json_output.h"
 #include "storage_schemes.h"
 #include "units.h"
@@ -32,10 +33,12 @@ json list_regions(const cp::Place& place) {
   const towline::Peer peer = agent.connect(place.address);
   json entries = json::array();
   const auto regions = peer.regions();
+  if (!place.name.empty()) (void)peer.region_info(place.name);  // throws: there is none
+  if (place.numbered) cp::check_number(place, peer, regions.size());
   for (size_t i = 0; i < regions.size(); ++i) {
     const towline::RegionInfo& region = regions[i];
     const std::string name = peer.region_name(region.key);
-    if (!place.name.empty() && name != place.name) continue;
+    if (place.numbered ? i != place.region : !place.name.empty() && name != place.name) continue;
     const bool by_host = place.address.find('/') == std::string::npos && !place.address.starts_with("unix:");
     const std::string which = name.empty() ? fmt::format("#{}", i) : (by_host ? "/" : "#") + name;
     json entry = {{"place", fmt::format("peer:{}{}", place.address, which)},
@@ -56,7 +59,8 @@ json list_store(const cp::Place& place) {
   json entries = json::array();
   if (!place.is_object()) {
     const towline::StorageInfo info = agent.query_storage(place.uri);
-    if (info.exists != 0) entries.push_back({{"place", place.uri}, {"bytes", info.bytes}});
+    if (info.exists == 0) throw Failure{fmt::format("{}: no such file", place.uri)};
+    entries.push_back({{"place", place.uri}, {"bytes", info.bytes}});
     return entries;
   }
   for (const auto& [uri, info] : agent.list_storage(place.uri))
@@ -76,8 +80,9 @@ void add_ls_command(CLI::App& app, CommonOptions& common) {
       app.add_subcommand("ls", "List the memory of a peer, or what a store holds, for `towline cp`");
   auto place = std::make_shared<std::string>();
   command
-      ->add_option("place", *place,
-                   "peer:HOST:PORT, file:PATH, or a prefix of objects below s3://BUCKET/, az:// or gs://")
+      ->add_option(
+          "place", *place,
+          "peer:HOST:PORT[/NAME], file:PATH, or a prefix of objects below s3://BUCKET/, az:// or gs://")
       ->required();
   command->add_flag("--json", common.json, "Print the entries as JSON");
   command->callback([place, &common] {

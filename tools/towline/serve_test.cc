@@ -97,6 +97,35 @@ TEST(Serve, regions_have_names_that_ls_shows) {
   EXPECT_EQ(listed[1].at("place"), "peer:" + address + "#1");
 }
 
+std::string refusal_of(const std::string& place) {
+  try {
+    return "lists " + list_place(place).dump();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+TEST(Ls, lists_the_region_that_is_named_and_refuses_one_that_is_not_there) {
+  Serving serving("--region kv=1MiB --region 64KiB");
+  ASSERT_TRUE(serving.said().is_object()) << serving.said();
+  const std::string peer = "peer:" + serving.said().at("address").get<std::string>();
+  const auto expect_one = [&](const std::string& place, const std::string& listed_as) {
+    const nlohmann::json listed = list_place(place);
+    ASSERT_EQ(listed.size(), 1u) << listed;
+    EXPECT_EQ(listed[0].at("place"), listed_as);
+  };
+  expect_one(peer + "/kv", peer + "/kv");
+  expect_one(peer + "#0", peer + "/kv");
+  expect_one(peer + "#1", peer + "#1");
+  EXPECT_NE(refusal_of(peer + "/vk").find("has no region named 'vk'; it has 'kv'"), std::string::npos)
+      << refusal_of(peer + "/vk");
+  EXPECT_EQ(refusal_of(peer + "#2"), "peer 'serve' has registered 2 regions: there is no #2");
+}
+
+TEST(Ls, refuses_a_file_that_is_not_there) {
+  EXPECT_EQ(refusal_of("/absent/file"), "file:/absent/file: no such file");
+}
+
 TEST(Serve, refuses_what_it_can_not_hold) {
   for (const char* kind : {"shared", "private"}) {
     Serving serving(std::string{"--region 1000TiB --memory "} + kind);

@@ -38,7 +38,8 @@ Place parse_place(std::string_view text) {
         throw Failure{
             fmt::format("{}: expected the name of a region after {}, or its number after #; the first is 0",
                         text, place.address[mark])};
-      if (slash || !CLI::detail::lexical_cast(region, place.region)) place.name = region;
+      place.numbered = !slash && CLI::detail::lexical_cast(region, place.region);
+      if (!place.numbered) place.name = region;
       place.address.resize(mark);
     }
     if (place.address.empty())
@@ -65,6 +66,12 @@ Place parse_place(std::string_view text) {
   return place;
 }
 
+void check_number(const Place& place, const towline::Peer& peer, size_t regions) {
+  if (place.region < regions) return;
+  throw Failure{fmt::format("peer '{}' has registered {} region{}: there is no #{}", peer.name(), regions,
+                            regions == 1 ? "" : "s", place.region)};
+}
+
 void OpenPlace::connect(const towline::Agent& agent, const Place& place, uint32_t access,
                         towline::Deadline deadline) {
   peer_ = agent.connect(place.address, deadline);
@@ -74,9 +81,7 @@ void OpenPlace::connect(const towline::Agent& agent, const Place& place, uint32_
     memory_ = peer_->region_info(place.name);
   } else {
     const std::vector<towline::RegionInfo> regions = peer_->regions();
-    if (place.region >= regions.size())
-      throw Failure{fmt::format("peer '{}' has registered {} region{}: there is no {}", peer_->name(),
-                                regions.size(), regions.size() == 1 ? "" : "s", which)};
+    check_number(place, *peer_, regions.size());
     memory_ = regions[place.region];
   }
   if ((memory_.access & access) != access)

@@ -13,12 +13,13 @@ namespace tool::cp {
 struct Place {
   enum class Kind { kStorage, kPeer };
   Kind kind = Kind::kStorage;
-  std::string text;     // as given, with absolute paths: identifies the copy
-  std::string uri;      // storage: for register_storage
-  std::string path;     // storage: path of a file; empty: not a file
-  std::string address;  // peer: for connect
-  uint32_t region = 0;  // peer: index of the memory region, in order of registration, if it has no name
-  std::string name;     // peer: name of the memory region; empty: by index
+  std::string text;       // as given, with absolute paths: identifies the copy
+  std::string uri;        // storage: for register_storage
+  std::string path;       // storage: path of a file; empty: not a file
+  std::string address;    // peer: for connect
+  uint32_t region = 0;    // peer: index of the memory region, in order of registration, if it has no name
+  bool numbered = false;  // peer: the index was given
+  std::string name;       // peer: name of the memory region; empty: by index
 
   [[nodiscard]] bool is_peer() const { return kind == Kind::kPeer; }
   [[nodiscard]] bool is_object() const { return !is_peer() && path.empty(); }
@@ -27,6 +28,9 @@ struct Place {
 // "peer:HOST:PORT[/NAME]" or "peer:ADDRESS[#REGION]", where ADDRESS is any address that an agent connects to and REGION
 // a region's name or number; "SCHEME:..." for storage; a path without a scheme is a file. Throws Failure with the wrong text.
 [[nodiscard]] Place parse_place(std::string_view text);
+
+// Throws Failure if the peer, which has registered so many regions, has none with the place's number.
+void check_number(const Place& place, const towline::Peer& peer, size_t regions);
 
 // A place that is open: its bytes can be described to a transfer.
 class OpenPlace {
