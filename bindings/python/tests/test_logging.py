@@ -64,6 +64,27 @@ def test_logging_holds_up_nobody(make_agent, records):
     assert records
 
 
+def test_a_handler_that_raises_ends_nothing(make_agent, records, capfd):
+    def raises(record: logging.LogRecord) -> bool:
+        if "first" in record.getMessage():
+            raise ValueError("of the filter")
+        return True
+
+    logger = logging.getLogger("towline")
+    logger.addFilter(raises)
+    try:
+        towline.log_to()
+        for name in ("the.first", "the.second"):
+            make_agent("speaker", config={"log.level": "warning"}).close()
+            with pytest.raises(towline.Error):
+                make_agent("loads", config={"log.level": "warning"}).add_backend(name)
+        towline.log_to(None)
+    finally:
+        logger.removeFilter(raises)
+    assert any("the.second" in record.getMessage() for record in records)
+    assert "of the filter" in capfd.readouterr().err
+
+
 def test_interpreter_ends_while_it_logs_and_forks():
     done = run_script(
         """

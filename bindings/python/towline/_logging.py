@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import traceback
 
 from . import _core
 
@@ -46,7 +47,10 @@ def log_to(logger: Logger | str | None = "towline") -> None:
 def _pass_on(logger: Logger) -> None:
     while (messages := _core._next_logs()) is not None:
         for level, message in messages:
-            logger.log(_LEVELS[level] if level < len(_LEVELS) else 5, "%s", message)
+            try:
+                logger.log(_LEVELS[level] if level < len(_LEVELS) else 5, "%s", message)
+            except Exception:  # of a filter or handler: as one that reports its own does it, and later messages still come
+                traceback.print_exc()
 
 
 def _in_child() -> None:
