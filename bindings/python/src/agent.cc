@@ -129,11 +129,7 @@ int progress(Agent& agent) {
 // ---- metadata and peers
 
 nb::bytes metadata(Agent& agent, nb::handle regions) {
-  std::vector<towline_region_t*> handles;
-  if (!regions.is_none()) {
-    for (nb::handle region : nb::borrow(regions)) handles.push_back(nb::cast<Region&>(region).use());
-    if (handles.empty()) raise(TOWLINE_INVALID_ARGUMENT, "regions is empty; None means all of them");
-  }
+  const std::vector<towline_region_t*> handles = regions_of(regions);
   std::vector<char> blob(65536);
   size_t needed = 0;
   do {

@@ -79,7 +79,7 @@ Blocks blocks_of_tuple(nb::handle tuple, uint32_t kind) {
 
 // An array's pages: one block for each index of the dimensions up to and including page_dim.
 Blocks blocks_of_array(const Array& array, nb::handle page_dim) {
-  int64_t dimension = page_dim.is_none() ? 0 : nb::cast<int64_t>(page_dim);
+  int64_t dimension = page_dim.is_none() ? 0 : small_integer(page_dim, "page_dim");
   const auto dimensions = static_cast<int64_t>(array.shape.size());
   if (dimension < 0) dimension += dimensions;
   if (dimension < 0 || dimension >= dimensions) {

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "gil.h"
 #include "turns.h"
@@ -43,6 +44,8 @@ void bind_errors(nb::module_& module);
 
 // An integer, NumPy's too, from 0 to 2^64 - 1. Throws for anything else; `what` names the argument in errors.
 uint64_t unsigned_integer(nb::handle object, const char* what);
+// The same from -2^31 to 2^31 - 1, as ranks and processors are.
+int32_t small_integer(nb::handle object, const char* what);
 
 // ---- times
 
@@ -280,6 +283,9 @@ struct Region {
     return 0;
   }
 };
+
+// Of some regions; None: none, for all of them. Throws for an empty list, and for what is no region.
+std::vector<towline_region_t*> regions_of(nb::handle regions);
 
 void bind_storage(nb::module_& module, Class<Region>& region);
 

@@ -148,11 +148,7 @@ struct Label {
 
 nb::object publish(Directory& directory, nb::handle label, nb::handle regions, nb::handle timeout) {
   const Label its_label(label);
-  std::vector<towline_region_t*> handles;
-  if (!regions.is_none()) {
-    for (nb::handle region : nb::borrow(regions)) handles.push_back(nb::cast<Region&>(region).use());
-    if (handles.empty()) raise(TOWLINE_INVALID_ARGUMENT, "regions is empty; None means all of them");
-  }
+  const std::vector<towline_region_t*> handles = regions_of(regions);
   return start(directory, Gives::kNothing, "towline_directory_publish", [&](auto* native, auto** call) {
     return towline_directory_publish(native, its_label.get(), handles.data(), handles.size(),
                                      limit_of(timeout), call);

@@ -98,6 +98,16 @@ uint64_t unsigned_integer(nb::handle object, const char* what) {
   return value;
 }
 
+int32_t small_integer(nb::handle object, const char* what) {
+  const nb::object index = nb::steal(PyNumber_Index(object.ptr()));
+  if (!index.is_valid()) throw nb::python_error();
+  int overflow = 0;
+  const long long value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  if (overflow != 0 || value < INT32_MIN || value > INT32_MAX)
+    raise(TOWLINE_INVALID_ARGUMENT, std::string(what) + " is an integer from -2^31 to 2^31 - 1");
+  return static_cast<int32_t>(value);
+}
+
 void check_signals() {
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }

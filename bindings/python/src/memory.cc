@@ -206,6 +206,19 @@ void start_deregistering(Region& region, uint64_t number) {
 
 }  // namespace
 
+std::vector<towline_region_t*> regions_of(nb::handle regions) {
+  std::vector<towline_region_t*> handles;
+  if (regions.is_none()) return handles;
+  for (nb::handle region : nb::borrow(regions)) {
+    if (!nb::isinstance<Region>(region))
+      raise(TOWLINE_INVALID_ARGUMENT,
+            std::string("regions are Regions of the agent, not ") + Py_TYPE(region.ptr())->tp_name);
+    handles.push_back(nb::cast<Region&>(region).use());
+  }
+  if (handles.empty()) raise(TOWLINE_INVALID_ARGUMENT, "regions is empty; None means all of them");
+  return handles;
+}
+
 towline_region_t* Region::use() const {
   if (deregistering) raise(TOWLINE_BUSY, "the region is being deregistered");
   if (native == nullptr) raise(TOWLINE_STALE, "the region is deregistered");

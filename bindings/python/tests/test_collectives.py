@@ -121,6 +121,32 @@ def test_a_killed_rank_is_noticed(tmp_path):
     assert ranks.stop() == [0, -signal.SIGKILL]
 
 
+def test_what_is_no_rank_or_size_is_refused_by_name(alone):
+    array, make = np.zeros(4), collectives.Communicator
+    for call, says in (
+        (lambda: make(rank=0, size=1 << 31), "size is an integer"),
+        (lambda: make(rank=-1 << 40, size=1), "rank is an integer"),
+        (lambda: make(rank=0, size=1, hints=[1]), "hints are a dict, not list"),
+        (lambda: alone.all_reduce(array, hints=5), "hints are a dict, not int"),
+        (lambda: alone.broadcast(array, 1 << 40), "root is an integer"),
+        (lambda: alone.recv(array, 1 << 40), "peer is an integer"),
+        (lambda: alone.split([1 << 40]), "a rank is an integer"),
+        (lambda: alone.window(-1), "memory is an integer"),
+    ):
+        with pytest.raises(towline.InvalidArgument, match=says):
+            call()
+    for call in (
+        lambda: make(rank=0.5, size=1),
+        lambda: alone.broadcast(array, "a"),
+        lambda: alone.reduce(array, "a"),
+        lambda: alone.recv(array, "a"),
+        lambda: alone.split("a"),
+    ):
+        with pytest.raises(TypeError, match="integer"):
+            call()
+    alone.broadcast(array, np.int64(0))
+
+
 def test_elements_whose_bytes_are_no_number_are_refused(alone):
     window = alone.window(64)
     for call in (

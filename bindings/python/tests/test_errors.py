@@ -239,6 +239,20 @@ def test_bad_options_of_transfers(pair, options):
     assert "bad_cast" not in str(raised.value)
 
 
+def test_what_is_of_another_kind_is_refused_by_name(pair):
+    near, array = pair.near, np.zeros((4, 1024), np.uint8)
+    for call, error, says in (
+        (lambda: near.metadata([5]), towline.InvalidArgument, "regions are Regions of the agent, not int"),
+        (lambda: near.metadata("x"), towline.InvalidArgument, "regions are Regions of the agent, not str"),
+        (lambda: near.publish("etcd://127.0.0.1:1", regions=[5]), towline.InvalidArgument, "Regions of the agent, not int"),
+        (lambda: near.block_list(pair.mine, page_dim="a"), TypeError, "integer"),
+        (lambda: near.block_list(pair.mine, page_dim=1 << 40), towline.InvalidArgument, "page_dim is an integer"),
+        (lambda: near.register(array, name="paged", page_dim="a"), TypeError, "integer"),
+    ):
+        with pytest.raises(error, match=says):
+            call()
+
+
 def test_numbers_may_be_numpys(make_agent):
     agent = make_agent()
     array = np.zeros(8192, np.uint8)

@@ -121,6 +121,17 @@ def test_pages_ranges_and_counters(pair):
     assert rail["bytes"] >= 3 * PAGE and "tcp" in rail["name"] and not rail["down"] and rail["longest_pause_ns"] == 0
 
 
+def test_what_is_of_another_kind_is_refused_by_name(make):
+    pair = Pair(make)
+    for call in (lambda: fabric.Engine(RAILS, worker_cpu="a"), lambda: pair.one.scatter([("a", pair.mine, 0, pair.remote, 0, 1)])):
+        with pytest.raises(TypeError, match="integer"):
+            call()
+    with pytest.raises(towline.InvalidArgument, match="worker_cpu is an integer"):
+        fabric.Engine(RAILS, worker_cpu=1 << 40)
+    with pytest.raises(towline.InvalidArgument, match="remote is a Remote or None, not str"):
+        pair.one.scatter([(pair.peer, pair.mine, 0, "a", 0, 1)])
+
+
 def test_what_is_told_comes_on_a_thread_of_its_own(make):
     told: queue.Queue = queue.Queue()
     pair = Pair(make, on_message=lambda peer, data: told.put((data, threading.current_thread())), on_counted=lambda peer, immediate, count: told.put((immediate, count)))

@@ -101,8 +101,8 @@ void create(Communicator* self, nb::handle rank, nb::handle size, nb::handle nam
   if (rank.is_none() != size.is_none())
     raise(TOWLINE_INVALID_ARGUMENT, "rank and size are given together, or neither");
   if (!rank.is_none()) {
-    options.rank = nb::cast<int32_t>(rank);
-    options.size = nb::cast<int32_t>(size);
+    options.rank = small_integer(rank, "rank");
+    options.size = small_integer(size, "size");
     if (options.size <= 0) raise(TOWLINE_INVALID_ARGUMENT, "size is 1 or more");
   }
   options.name = optional_text(name, "name", texts[0]);
@@ -193,7 +193,7 @@ nb::object read_json(Communicator& communicator, const char* function, Read read
 
 nb::object split(nb::handle self, nb::handle ranks, nb::handle name, nb::handle timeout) {
   std::vector<int32_t> list;
-  for (nb::handle rank : nb::borrow(ranks)) list.push_back(nb::cast<int32_t>(rank));
+  for (nb::handle rank : nb::borrow(ranks)) list.push_back(small_integer(rank, "a rank"));
   std::string keep;
   const char* const its_name = optional_text(name, "name", keep);
   const uint64_t nanoseconds = timeout_ns(timeout, 0);
@@ -362,7 +362,9 @@ int Communicator::visit(visitproc visit, void* arg) const {
 // ---- options
 
 void take_hints(nb::handle hints, std::vector<std::string>& texts, std::vector<const char*>& pointers) {
-  const auto dict = nb::cast<nb::dict>(nb::borrow(hints));
+  if (!PyDict_Check(hints.ptr()))
+    raise(TOWLINE_INVALID_ARGUMENT, std::string("hints are a dict, not ") + Py_TYPE(hints.ptr())->tp_name);
+  const auto dict = nb::borrow<nb::dict>(hints);
   for (const auto [key, value] : dict) {
     texts.push_back(bytes_of_text(nb::str(key), "a hint"));
     texts.push_back(bytes_of_text(nb::str(value), "a hint"));

@@ -29,7 +29,7 @@ class Call {
 
   towline_collective_t* operator->() noexcept { return &call_; }
   [[nodiscard]] uint64_t size() const noexcept { return static_cast<uint64_t>(communicator_.size); }
-  [[nodiscard]] bool is(nb::handle root) const { return nb::cast<int>(root) == communicator_.rank; }
+  [[nodiscard]] bool at_root() const { return call_.root == communicator_.rank; }
   Held& held() noexcept { return held_; }
 
   void reduce_with(nb::handle op, nb::handle factor) {
@@ -219,7 +219,7 @@ void all_reduce_rms_norm(nb::handle self, nb::handle tensor, nb::handle residual
   if (!residual.is_none())
     norm.residual = same(held.writable_view(residual, "residual"), "residual", in.count);
   if (!width.is_none()) {
-    norm.width = nb::cast<uint64_t>(width);
+    norm.width = unsigned_integer(width, "width");
   } else if (weight.is_none()) {
     raise(TOWLINE_INVALID_ARGUMENT, "without a weight the width of a row must be given");
   }
@@ -246,8 +246,8 @@ nb::object reduce(nb::handle self, nb::handle tensor, nb::handle root, nb::handl
                   nb::handle factor, bool async_op, nb::handle timeout, nb::handle hints, nb::handle stream) {
   Call call(self, TOWLINE_COLLECTIVE_REDUCE, async_op, stream);
   call.reduce_with(op, factor);
-  call->root = nb::cast<int>(root);
-  const bool at_root = call.is(root);
+  call->root = small_integer(root, "root");
+  const bool at_root = call.at_root();
   const bool in_place = at_root && output.is_none();
   const View in = in_place ? call.output(tensor, "tensor") : call.input(tensor, "tensor");
   call->input = in.data;
@@ -259,8 +259,8 @@ nb::object reduce(nb::handle self, nb::handle tensor, nb::handle root, nb::handl
 nb::object broadcast(nb::handle self, nb::handle tensor, nb::handle root, bool async_op, nb::handle timeout,
                      nb::handle hints, nb::handle stream) {
   Call call(self, TOWLINE_COLLECTIVE_BROADCAST, async_op, stream);
-  call->root = nb::cast<int>(root);
-  const View view = call.is(root) ? call.input(tensor, "tensor") : call.output(tensor, "tensor");
+  call->root = small_integer(root, "root");
+  const View view = call.at_root() ? call.input(tensor, "tensor") : call.output(tensor, "tensor");
   call->input = view.data;
   call->output = view.data;
   call->count = call.scaled(view.count);
@@ -333,10 +333,10 @@ nb::object reduce_scatter_v(nb::handle self, nb::handle output, nb::handle input
 nb::object gather(nb::handle self, nb::handle output, nb::handle input, nb::handle root, bool async_op,
                   nb::handle timeout, nb::handle hints, nb::handle stream) {
   Call call(self, TOWLINE_COLLECTIVE_GATHER, async_op, stream);
-  call->root = nb::cast<int>(root);
+  call->root = small_integer(root, "root");
   const View in = call.input(input, "input");
   call->count = call.scaled(in.count);
-  if (call.is(root)) {
+  if (call.at_root()) {
     if (output.is_none()) raise(TOWLINE_INVALID_ARGUMENT, "output: the root needs one");
     if (is_list(output)) {
       for (const uint64_t count : call.outputs(output, "output"))
@@ -351,10 +351,10 @@ nb::object gather(nb::handle self, nb::handle output, nb::handle input, nb::hand
 nb::object scatter(nb::handle self, nb::handle output, nb::handle input, nb::handle root, bool async_op,
                    nb::handle timeout, nb::handle hints, nb::handle stream) {
   Call call(self, TOWLINE_COLLECTIVE_SCATTER, async_op, stream);
-  call->root = nb::cast<int>(root);
+  call->root = small_integer(root, "root");
   const View out = call.output(output, "output");
   call->count = call.scaled(out.count);
-  if (call.is(root)) {
+  if (call.at_root()) {
     if (input.is_none()) raise(TOWLINE_INVALID_ARGUMENT, "input: the root needs one");
     if (is_list(input)) {
       for (const uint64_t count : call.inputs(input, "input"))
@@ -443,7 +443,7 @@ void set_message(Call& call, nb::handle tensor, int peer, uint64_t tag) {
 }
 
 // None: any rank, the first that sends.
-int source_of(nb::handle peer) { return peer.is_none() ? TOWLINE_ANY_RANK : nb::cast<int>(peer); }
+int source_of(nb::handle peer) { return peer.is_none() ? TOWLINE_ANY_RANK : small_integer(peer, "peer"); }
 
 nb::object send(nb::handle self, nb::handle tensor, int peer, uint64_t tag, bool async_op, nb::handle timeout,
                 nb::handle hints, nb::handle stream) {

@@ -96,7 +96,7 @@ nb::object make(nb::handle self, nb::handle memory) {
   void* address = nullptr;
   uint64_t bytes = 0;
   if (PyLong_Check(memory.ptr())) {
-    bytes = nb::cast<uint64_t>(memory);
+    bytes = unsigned_integer(memory, "memory");
   } else {
     window->held.take_gpus();
     const View view = window->held.writable_view(memory, "memory");
@@ -133,7 +133,7 @@ void close(Window& window, nb::handle timeout) {
 
 nb::object memory(nb::handle self, nb::handle rank) {
   const Window& window = window_of(self);
-  const int whose = rank.is_none() ? communicator_of(window.communicator).rank : nb::cast<int>(rank);
+  const int whose = rank.is_none() ? communicator_of(window.communicator).rank : small_integer(rank, "rank");
   if (whose < 0 || whose >= communicator_of(window.communicator).size)
     raise(TOWLINE_OUT_OF_RANGE, "there is no rank " + std::to_string(whose));
   auto made = std::make_unique<WindowMemory>();

@@ -84,8 +84,8 @@ void open_engine(FabricEngine* engine, const std::vector<std::string>& rails, co
     };
   int32_t worker = 0;
   int32_t watcher = 0;
-  if (!worker_cpu.is_none()) options.worker_cpu = &(worker = nb::cast<int32_t>(worker_cpu));
-  if (!watcher_cpu.is_none()) options.watcher_cpu = &(watcher = nb::cast<int32_t>(watcher_cpu));
+  if (!worker_cpu.is_none()) options.worker_cpu = &(worker = small_integer(worker_cpu, "worker_cpu"));
+  if (!watcher_cpu.is_none()) options.watcher_cpu = &(watcher = small_integer(watcher_cpu, "watcher_cpu"));
   engine->pid = getpid();
   int32_t status = 0;
   {

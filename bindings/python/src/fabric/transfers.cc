@@ -125,10 +125,13 @@ uint64_t scatter(FabricEngine& engine, nb::list parts, uint32_t immediate, uint3
   std::vector<towline_fabric_part_t> list;
   for (const nb::handle item : parts) {
     const auto part = nb::cast<nb::tuple>(item);
-    list.push_back({nb::cast<uint64_t>(part[0]), memory_of(nb::cast<uint64_t>(part[1])),
-                    nb::cast<uint64_t>(part[2]),
+    if (!part[3].is_none() && !nb::isinstance<FabricRemoteMemory>(part[3]))
+      raise(TOWLINE_INVALID_ARGUMENT,
+            std::string("remote is a Remote or None, not ") + Py_TYPE(nb::object(part[3]).ptr())->tp_name);
+    list.push_back({unsigned_integer(part[0], "peer"), memory_of(nb::cast<uint64_t>(part[1])),
+                    unsigned_integer(part[2], "offset"),
                     part[3].is_none() ? nullptr : nb::cast<FabricRemoteMemory&>(part[3]).native,
-                    nb::cast<uint64_t>(part[4]), nb::cast<uint64_t>(part[5])});
+                    unsigned_integer(part[4], "offset"), unsigned_integer(part[5], "bytes")});
   }
   Options options(engine, immediate, count, message, timeout, token);
   uint64_t transfer = 0;
