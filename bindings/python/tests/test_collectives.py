@@ -147,6 +147,11 @@ def test_what_is_no_rank_or_size_is_refused_by_name(alone):
     alone.broadcast(array, np.int64(0))
 
 
+def test_a_factor_that_nothing_is_multiplied_by_is_refused(alone):
+    with pytest.raises(towline.InvalidArgument, match="factor: premul_sum alone"):
+        alone.all_reduce(np.ones(4), "sum", factor=2.0)
+
+
 def test_elements_whose_bytes_are_no_number_are_refused(alone):
     window = alone.window(64)
     for call in (

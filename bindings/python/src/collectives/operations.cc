@@ -35,6 +35,8 @@ class Call {
   void reduce_with(nb::handle op, nb::handle factor) {
     call_.reduction = reduction_of(op);
     reduces_ = true;
+    if (!factor.is_none() && call_.reduction != TOWLINE_REDUCE_PREMUL_SUM)
+      raise(TOWLINE_INVALID_ARGUMENT, "factor: premul_sum alone multiplies by it");
     if (!factor.is_none()) {
       call_.factor = PyFloat_AsDouble(factor.ptr());
       if (call_.factor == -1.0 && PyErr_Occurred() != nullptr) throw nb::python_error();
