@@ -273,6 +273,12 @@ void Caller::proved(RpcAnswer&& answer) {
   }
 }
 
+std::string Caller::last_trouble() const {
+  for (const Server& server : servers_)
+    if (!server.failure.empty()) return fmt::format("{}: {}", server.address, server.failure);
+  return fmt::format("{} was asked", servers_[current_].address);
+}
+
 void Caller::describe(nlohmann::json& json) const {
   nlohmann::json servers = nlohmann::json::array();
   for (std::size_t i = 0; i < servers_.size(); ++i) {

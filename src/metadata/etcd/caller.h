@@ -66,6 +66,8 @@ class Caller {
     failure_listener_ = std::move(listener);
   }
 
+  // A server that did not answer, and why; else which one is asked.
+  [[nodiscard]] std::string last_trouble() const;
   void describe(nlohmann::json& json) const;
 
  private:

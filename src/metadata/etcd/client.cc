@@ -229,7 +229,7 @@ void Client::wait_for(Call& call) {
     finish(number, reached ? Status::kNotFound : Status::kUnreachable,
            fmt::format("getting '{}': {}", shown(full_key(its.args.key)),
                        reached           ? "there is no such key, and none came in time"
-                       : trouble.empty() ? "no server has answered in time"
+                       : trouble.empty() ? "no server has answered in time; " + caller_.last_trouble()
                                          : trouble));
   });
 }

@@ -179,7 +179,10 @@ TEST_F(EtcdFaults, NoServerAtAllIsUnreachable) {
   EXPECT_EQ(call.wait(), Status::kUnreachable);
   EXPECT_NE(call.error().find("127.0.0.1"), std::string_view::npos) << call.error();
   EXPECT_EQ(directory.publish({.timeout = 500ms}).wait(), Status::kUnreachable);
-  EXPECT_EQ(directory.fetch("x", {.wait = true, .timeout = 500ms}).wait(), Status::kUnreachable);
+  const DirectoryCall waiting = directory.fetch("x", {.wait = true, .timeout = 500ms});
+  EXPECT_EQ(waiting.wait(), Status::kUnreachable);
+  for (const char* part : {"getting '", "http://127.0.0.1:"})
+    EXPECT_NE(waiting.error().find(part), std::string_view::npos) << waiting.error();
   const DirectoryCall cancelled = directory.get("key");
   EXPECT_EQ(cancelled.cancel(), Status::kOk);
   EXPECT_EQ(cancelled.wait(5s), Status::kCancelled);
