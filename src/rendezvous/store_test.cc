@@ -117,6 +117,23 @@ TEST(TcpStores, GiveWhatOthersPutAndWaitForWhatIsNotThereYet) {
   EXPECT_EQ(first->local_host(), "127.0.0.1");
 }
 
+// What is set has no answer: over a connection that the store had closed it would be lost.
+TEST(TcpStores, OneThatWasBegunAnewGetsWhatIsSetNext) {
+  auto server = std::make_unique<TcpStoreServer>("127.0.0.1:0");
+  const std::string endpoint = "127.0.0.1:" + std::to_string(server->port());
+  const auto within = [] { return Deadline::after(monotonic_now_ns(), 5 * kSecondNs); };
+  const auto store = open_tcp_store(endpoint, false, within());
+  store->set("before", Bytes{1});
+  EXPECT_EQ(store->get("before", within()), Bytes{1});
+  server.reset();
+  server = std::make_unique<TcpStoreServer>(endpoint);
+  store->set("after", Bytes{2});
+  EXPECT_EQ(open_tcp_store(endpoint, false, within())->get("after", within()), Bytes{2});
+  EXPECT_EQ(store->get("after", within()), Bytes{2});
+  server.reset();
+  EXPECT_NE(code_of([&] { store->set("later", Bytes{3}); }), Status::kOk) << "nobody has it";
+}
+
 TEST(TcpStores, AThreadThatWaitsForAKeyHoldsUpNoOther) {
   TcpStoreServer server("127.0.0.1:0");
   const std::string endpoint = "127.0.0.1:" + std::to_string(server.port());

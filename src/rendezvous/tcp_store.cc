@@ -1,5 +1,7 @@
 #include "rendezvous/tcp_store.h"
 
+#include <poll.h>
+
 #include <map>
 #include <mutex>
 #include <vector>
@@ -33,7 +35,7 @@ class TcpStore final : public Store {
  public:
   TcpStore(std::string endpoint, std::shared_ptr<TcpStoreServer> server, Deadline deadline)
       : endpoint_(std::move(endpoint)), server_(std::move(server)) {
-    Stream stream = connect(deadline);
+    Stream stream = connect(deadline, Stream::Patience::kUntilDeadline);
     local_host_ = SocketAddress::local_of(stream.fd()).endpoint().host;
     idle_.push_back(std::move(stream));
   }
@@ -73,24 +75,27 @@ class TcpStore final : public Store {
   std::string local_host() const override { return local_host_; }
 
  private:
-  Stream connect(Deadline deadline) {
-    Stream stream = Stream::dial(parse_endpoint(endpoint_), deadline, Stream::Patience::kUntilDeadline);
+  Stream connect(Deadline deadline, Stream::Patience patience) {
+    Stream stream = Stream::dial(parse_endpoint(endpoint_), deadline, patience);
     Bytes hello = request_of(StoreQuery::kValidate);
     put(hello, kStoreMagic);
     send(stream, hello, deadline);
     return stream;
   }
-  // A connection without an unfinished request. After a failure it is not given back.
+  // A connection without an unfinished request. After a failure it is not given back. One with something to read while it has
+  // no request was closed by the store: a set has no answer, and would be lost there.
   Stream take(Deadline deadline) {
+    Stream::Patience patience = Stream::Patience::kUntilDeadline;
     {
       const std::lock_guard lock(mutex_);
-      if (!idle_.empty()) {
+      while (!idle_.empty()) {
         Stream stream = std::move(idle_.back());
         idle_.pop_back();
-        return stream;
+        if (!stream.ready(POLLIN)) return stream;
+        patience = Stream::Patience::kNone;
       }
     }
-    return connect(deadline);
+    return connect(deadline, patience);
   }
   void give_back(Stream&& stream) {
     const std::lock_guard lock(mutex_);
