@@ -318,13 +318,13 @@ typedef struct towline_hook_args_t {
   towline_communicator_t* communicator;
   int32_t status;  // pre: TOWLINE_OK; post: the outcome, or TOWLINE_IN_PROGRESS if asynchronous; abort: why
   uint32_t reserved;
-  towline_work_t* work;  // post: of an asynchronous operation; else null
+  towline_work_t* work;  // post: of an asynchronous operation that was issued; else null
   const char* text;      // abort: the reason
 } towline_hook_args_t;
 
 typedef enum towline_hook_kind_t {
   TOWLINE_HOOK_PRE = 0,   // before an operation is issued, on the caller's thread
-  TOWLINE_HOOK_POST = 1,  // after it has been, on the caller's thread
+  TOWLINE_HOOK_POST = 1,  // after it has been, or was refused, on the caller's thread
   TOWLINE_HOOK_ABORT =
       2,  // once when the communicator breaks, on an internal thread; must not wait for operations
   // A replay of a graph began (status TOWLINE_IN_PROGRESS) or ended (TOWLINE_OK) an operation that the graph recorded while this

@@ -497,8 +497,11 @@ uint64_t Communicator::timeout_of(const towline_collective_options_t* options) c
 }
 
 // The message of a failure that the backend returned on this thread.
-Status Communicator::failure(int32_t status, std::string& text) const {
-  text = backend_text.empty() ? status_text(Status{status}) : backend_text.c_str();
+Status Communicator::failure(int32_t status, std::string& text) const noexcept {
+  try {
+    text = backend_text.empty() ? status_text(Status{status}) : backend_text.c_str();
+  } catch (const std::bad_alloc&) {  // the status says enough
+  }
   return Status{status};
 }
 
@@ -587,20 +590,18 @@ Status Communicator::run(const towline_collective_t& call, const towline_collect
   const bool message = call.op == TOWLINE_COLLECTIVE_SEND || call.op == TOWLINE_COLLECTIVE_RECV;
   if (message && cpu_ != nullptr && !hooked) return run_message(call, timeout_ns, text);
   const Deadline deadline = deadline_in(timeout_ns);
-  const uint64_t op_id = next_op_id();
-  if (hooked) call_hooks(TOWLINE_HOOK_PRE, &call, call.op, options, op_id, 0, nullptr, nullptr, false);
-  Status status = Status::kOk;
-  if (message) {
-    std::vector<std::unique_ptr<OwnedCall>> calls;
-    calls.push_back(std::make_unique<OwnedCall>(call, options_.size));
-    status = run_messages(std::move(calls), call.op, timeout_ns, deadline, op_id, text);
-  } else {
-    status = perform_now(call, timeout_ns, deadline, op_id, text);
-  }
-  if (hooked)
-    call_hooks(TOWLINE_HOOK_POST, &call, call.op, options, op_id, static_cast<int32_t>(status), nullptr,
-               nullptr, false);
-  return status;
+  const Issued issued = with_hooks(&call, call.op, options, false, [&](uint64_t op_id) {
+    Status status{};
+    if (message) {
+      std::vector<std::unique_ptr<OwnedCall>> calls;
+      calls.push_back(std::make_unique<OwnedCall>(call, options_.size));
+      status = run_messages(std::move(calls), call.op, timeout_ns, deadline, op_id, text);
+    } else {
+      status = perform_now(call, timeout_ns, deadline, op_id, text);
+    }
+    return Issued{static_cast<int32_t>(status)};
+  });
+  return Status{issued.status};
 }
 
 Status Communicator::perform_now(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline,
@@ -632,40 +633,36 @@ Work* Communicator::start(const towline_collective_t& call, const towline_collec
   check_call(call);
   const uint64_t timeout_ns = timeout_of(options);
   const Deadline deadline = Deadline::after(monotonic_now_ns(), timeout_ns);
-  const uint64_t op_id = next_op_id();
-  const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
-  if (hooked) call_hooks(TOWLINE_HOOK_PRE, &call, call.op, options, op_id, 0, nullptr, nullptr, true);
-  Work* work = nullptr;
-  if (call.op == TOWLINE_COLLECTIVE_SEND || call.op == TOWLINE_COLLECTIVE_RECV) {
+  const auto issue = [&](uint64_t op_id) {
+    if (call.op != TOWLINE_COLLECTIVE_SEND && call.op != TOWLINE_COLLECTIVE_RECV)
+      return Issued{.work = enqueue(call, timeout_ns, deadline, op_id)};
     std::vector<std::unique_ptr<OwnedCall>> calls;
     calls.push_back(std::make_unique<OwnedCall>(call, options_.size));
-    work = begin_messages(call.op, std::move(calls), timeout_ns, deadline, op_id);
+    Work* const work = begin_messages(call.op, std::move(calls), timeout_ns, deadline, op_id);
     watch_messages(work);
-  } else {
-    work = enqueue(call, timeout_ns, deadline, op_id);
-  }
-  if (hooked)
-    call_hooks(TOWLINE_HOOK_POST, &call, call.op, options, op_id, TOWLINE_IN_PROGRESS, work, nullptr, true);
-  return work;
+    return Issued{.work = work};
+  };
+  return with_hooks(&call, call.op, options, true, issue).work;
 }
 
 Work* Communicator::enqueue(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline,
                             uint64_t op_id) {
-  auto* work = new Work(shared_from_this(), call.op, timeout_ns, deadline);
+  Work::Owned work(new Work(shared_from_this(), call.op, timeout_ns, deadline));
   work->batch.push_back(std::make_unique<OwnedCall>(call, options_.size));
-  work->record = recorder_.issue(&call, call.op, op_id, timeout_ns);
   if (finishes_here()) {
+    work->record = recorder_.issue(&call, call.op, op_id, timeout_ns);
     run_one(*work);
-    return work;
+    return work.release();
   }
   {
     const std::lock_guard lock(queue_mutex_);
-    queue_.emplace_back(work);
-    queued_.fetch_add(1, std::memory_order_release);
     if (!runner_.joinable()) runner_ = std::thread([this] { serve_queue(); });
+    queue_.emplace_back(work.get());
+    work->record = recorder_.issue(&call, call.op, op_id, timeout_ns);
+    queued_.fetch_add(1, std::memory_order_release);
   }
   queue_changed_.notify_all();  // other threads than runner_ may wait for it
-  return work;
+  return work.release();
 }
 
 bool Communicator::run_front() {

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "base/config/config.h"
+#include "base/error.h"
 #include "base/sync/light_lock.h"
 #include "collectives/flight_recorder.h"
 #include "collectives/forming.h"
@@ -40,6 +41,7 @@ struct Hook {
   void* context = nullptr;
   std::recursive_mutex running;
   bool removed = false;  // guarded by `running`
+  bool listed = true;    // guarded by the communicator
 };
 
 struct CommunicatorOptions {
@@ -154,12 +156,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                      std::string& text);
   void wait_for_queued();
   static void begin_backend_call() noexcept;  // forgets what a call on this thread said before
-  Status failure(int32_t status, std::string& text) const;
+  Status failure(int32_t status, std::string& text) const noexcept;
   void after_failure(Status status, const std::string& text) noexcept;
 
   // Streams; null: in the stream itself.
   void issue_on(const towline_collective_t& call, const towline_collective_options_t* options, void* stream,
                 Work** work, const towline_collective_norm_t* norm = nullptr);
+  // `beside`: on a stream of the backend's, as the work that it returns.
+  Work* issue_now(const towline_collective_t& call, uint64_t timeout_ns, uint64_t op_id, void* stream,
+                  bool beside, const towline_collective_norm_t* norm);
 
   // Queue of operations
   Work* enqueue(const towline_collective_t& call, uint64_t timeout_ns, Deadline deadline, uint64_t op_id);
@@ -188,12 +193,38 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status run_messages(std::vector<std::unique_ptr<OwnedCall>> calls, uint32_t op, uint64_t timeout_ns,
                       Deadline deadline, uint64_t op_id, std::string& text);
   void serve_messages();
-  void watch_messages(Work* work);
+  void watch_messages(Work* work) noexcept;
   void time_out(const towline_collective_t& message);
 
+  // Needs no memory.
   void call_hooks(uint32_t kind, const towline_collective_t* call, uint32_t op,
                   const towline_collective_options_t* options, uint64_t op_id, int32_t status, Work* work,
                   const char* text, bool async);
+  // What an operation has come to on the caller's thread.
+  struct Issued {
+    int32_t status = TOWLINE_IN_PROGRESS;
+    Work* work = nullptr;
+  };
+  // Gives the operation its number, and calls the hooks before and after `issue`, also where this throws: with that status then.
+  template <typename Issue>
+  Issued with_hooks(const towline_collective_t* call, uint32_t op,
+                    const towline_collective_options_t* options, bool async, const Issue& issue) {
+    const uint64_t op_id = next_op_id();
+    if (hook_count_.load(std::memory_order_relaxed) == 0) return issue(op_id);
+    call_hooks(TOWLINE_HOOK_PRE, call, op, options, op_id, 0, nullptr, nullptr, async);
+    Issued issued;
+    try {
+      issued = issue(op_id);
+    } catch (const std::exception& error) {
+      const auto* const known = dynamic_cast<const Error*>(&error);
+      const Status status = known != nullptr ? known->code() : Status::kOutOfMemory;
+      call_hooks(TOWLINE_HOOK_POST, call, op, options, op_id, static_cast<int32_t>(status), nullptr, nullptr,
+                 async);
+      throw;
+    }
+    call_hooks(TOWLINE_HOOK_POST, call, op, options, op_id, issued.status, issued.work, nullptr, async);
+    return issued;
+  }
   void broken(Status status, const std::string& text);
   // Of the hooks of a kind; null: they are not counted.
   [[nodiscard]] std::atomic<uint32_t>* count_of_hooks(uint32_t kind) noexcept;
@@ -240,7 +271,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<uint32_t> hook_count_{0};  // before and after operations
   std::atomic<uint32_t> replay_hook_count_{0};
   std::mutex hooks_mutex_;
-  std::vector<std::shared_ptr<Hook>> hooks_;
+  using Hooks = std::vector<std::shared_ptr<Hook>>;
+  std::shared_ptr<const Hooks> hooks_ = std::make_shared<Hooks>();  // replaced by others
   FlightRecorder recorder_;
   uint32_t splits_ = 0;
 };

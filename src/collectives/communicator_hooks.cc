@@ -17,7 +17,9 @@ std::shared_ptr<Hook> Communicator::add_hook(uint32_t kind, towline_hook_fn func
   hook->function = function;
   hook->context = context;
   const std::lock_guard lock(hooks_mutex_);
-  hooks_.push_back(hook);
+  auto more = std::make_shared<Hooks>(*hooks_);
+  more->push_back(hook);
+  hooks_ = std::move(more);
   if (std::atomic<uint32_t>* const count = count_of_hooks(kind)) ++*count;
   return hook;
 }
@@ -30,8 +32,14 @@ std::atomic<uint32_t>* Communicator::count_of_hooks(uint32_t kind) noexcept {
 void Communicator::remove_hook(const std::shared_ptr<Hook>& hook) {
   {
     const std::lock_guard lock(hooks_mutex_);
-    if (std::erase(hooks_, hook) != 0)
-      if (std::atomic<uint32_t>* const count = count_of_hooks(hook->kind)) --*count;
+    if (!std::exchange(hook->listed, false)) return;
+    if (std::atomic<uint32_t>* const count = count_of_hooks(hook->kind)) --*count;
+    try {
+      auto fewer = std::make_shared<Hooks>(*hooks_);
+      std::erase(*fewer, hook);
+      hooks_ = std::move(fewer);
+    } catch (const std::bad_alloc&) {  // it stays, and is not called any more
+    }
   }
   const std::lock_guard lock(hook->running);
   hook->removed = true;
@@ -40,13 +48,11 @@ void Communicator::remove_hook(const std::shared_ptr<Hook>& hook) {
 void Communicator::call_hooks(uint32_t kind, const towline_collective_t* call, uint32_t op,
                               const towline_collective_options_t* options, uint64_t op_id, int32_t status,
                               Work* work, const char* text, bool async) {
-  std::vector<std::shared_ptr<Hook>> called;
+  std::shared_ptr<const Hooks> hooks;
   {
     const std::lock_guard lock(hooks_mutex_);
-    for (const auto& hook : hooks_)
-      if (hook->kind == kind) called.push_back(hook);
+    hooks = hooks_;
   }
-  if (called.empty()) return;
   towline_hook_args_t args = {};
   args.struct_size = sizeof args;
   args.op = op;
@@ -58,7 +64,8 @@ void Communicator::call_hooks(uint32_t kind, const towline_collective_t* call, u
   args.status = status;
   args.work = reinterpret_cast<towline_work_t*>(work);
   args.text = text;
-  for (const auto& hook : called) {
+  for (const auto& hook : *hooks) {
+    if (hook->kind != kind) continue;
     const std::lock_guard lock(hook->running);
     const CallOut call_out(this);
     if (!hook->removed) hook->function(hook->context, &args);

@@ -31,7 +31,8 @@ std::string describe(const towline_collective_t& call) {
 
 Work* Communicator::begin_messages(uint32_t op, std::vector<std::unique_ptr<OwnedCall>> calls,
                                    uint64_t timeout_ns, Deadline deadline, uint64_t op_id) {
-  auto* work = new Work(shared_from_this(), op, timeout_ns, deadline);
+  Work::Owned work(new Work(shared_from_this(), op, timeout_ns, deadline));
+  work->messages.reserve(calls.size());  // nothing below throws
   work->record = recorder_.issue_at(recorder_.now(), calls.size() == 1 ? &calls.front()->get() : nullptr, op,
                                     op_id, timeout_ns, true);
   work->batch = std::move(calls);
@@ -50,7 +51,7 @@ Work* Communicator::begin_messages(uint32_t op, std::vector<std::unique_ptr<Owne
     if (together) table_->messages_together(backend_, 0);
   }
   move_messages(*work);
-  return work;
+  return work.release();
 }
 
 bool Communicator::move_messages(Work& work, bool heeds_deadline) {
@@ -82,7 +83,7 @@ bool Communicator::move_messages(Work& work, bool heeds_deadline) {
   }
   if (!is_error(outcome) && is_error(work.refused)) {
     outcome = work.refused;
-    text = work.refused_text;
+    text = std::move(work.refused_text);
   }
   if (outcome == Status::kInProgress && heeds_deadline && !work.streamed &&
       work.deadline().passed(monotonic_now_ns())) {
@@ -98,7 +99,11 @@ bool Communicator::move_messages(Work& work, bool heeds_deadline) {
   work.messages_settled = true;
   lock.unlock();
   recorder_.end(work.record, outcome);
-  if (is_error(outcome)) after_failure(outcome, text);
+  if (is_error(outcome)) {
+    // A part of it may be with the other rank, which must not wait for the rest.
+    table_->abort(backend_, static_cast<int32_t>(outcome), text.c_str());
+    after_failure(outcome, text);
+  }
   work.finish(outcome, std::move(text));
   return true;
 }
@@ -192,16 +197,21 @@ Status Communicator::run_messages(std::vector<std::unique_ptr<OwnedCall>> calls,
 
 // ---- Messages without a waiting thread
 
-void Communicator::watch_messages(Work* work) {
+void Communicator::watch_messages(Work* work) noexcept {
   if (work->ended()) return;
   bool told = true;
-  {
+  try {
     const std::lock_guard lock(active_mutex_);
+    // A mover inside a function of a work may wait there for this message.
+    if (movers_.empty() || moves_messages == this) movers_.emplace_back([this] { serve_messages(); });
     // Works on streams are checked now and then: issuing one wakes no thread that is awake.
     told = !work->streamed || active_.empty();
     active_.emplace_back(work);
-    // A mover inside a function of a work may wait there for this message.
-    if (movers_.empty() || moves_messages == this) movers_.emplace_back([this] { serve_messages(); });
+  } catch (const std::exception&) {
+    // No thread would move it.
+    table_->abort(backend_, TOWLINE_OUT_OF_MEMORY, "there is no memory or thread for a message");
+    wait_for_messages(*work, Deadline::never());
+    return;
   }
   if (told) active_changed_.notify_all();
 }
@@ -247,18 +257,13 @@ Status Communicator::run_batch(std::vector<std::unique_ptr<OwnedCall>> calls,
                                const towline_collective_options_t* options, std::string& text) {
   if (const Status status = usable_fast(); is_error(status)) return usable(text);
   const uint64_t timeout_ns = timeout_of(options);
-  const uint64_t op_id = next_op_id();
-  const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
   const Interrupt interrupt(options);
-  if (hooked)
-    call_hooks(TOWLINE_HOOK_PRE, nullptr, TOWLINE_COLLECTIVE_BATCH, options, op_id, 0, nullptr, nullptr,
-               false);
-  const Status status = run_messages(std::move(calls), TOWLINE_COLLECTIVE_BATCH, timeout_ns,
-                                     Deadline::after(monotonic_now_ns(), timeout_ns), op_id, text);
-  if (hooked)
-    call_hooks(TOWLINE_HOOK_POST, nullptr, TOWLINE_COLLECTIVE_BATCH, options, op_id,
-               static_cast<int32_t>(status), nullptr, nullptr, false);
-  return status;
+  const Issued issued = with_hooks(nullptr, TOWLINE_COLLECTIVE_BATCH, options, false, [&](uint64_t op_id) {
+    return Issued{
+        static_cast<int32_t>(run_messages(std::move(calls), TOWLINE_COLLECTIVE_BATCH, timeout_ns,
+                                          Deadline::after(monotonic_now_ns(), timeout_ns), op_id, text))};
+  });
+  return Status{issued.status};
 }
 
 Work* Communicator::start_batch(std::vector<std::unique_ptr<OwnedCall>> calls,
@@ -266,18 +271,13 @@ Work* Communicator::start_batch(std::vector<std::unique_ptr<OwnedCall>> calls,
   std::string text;
   if (const Status status = usable(text); is_error(status)) fail(status, "{}", text);
   const uint64_t timeout_ns = timeout_of(options);
-  const uint64_t op_id = next_op_id();
-  const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
-  if (hooked)
-    call_hooks(TOWLINE_HOOK_PRE, nullptr, TOWLINE_COLLECTIVE_BATCH, options, op_id, 0, nullptr, nullptr,
-               true);
-  Work* work = begin_messages(TOWLINE_COLLECTIVE_BATCH, std::move(calls), timeout_ns,
-                              Deadline::after(monotonic_now_ns(), timeout_ns), op_id);
-  watch_messages(work);
-  if (hooked)
-    call_hooks(TOWLINE_HOOK_POST, nullptr, TOWLINE_COLLECTIVE_BATCH, options, op_id, TOWLINE_IN_PROGRESS,
-               work, nullptr, true);
-  return work;
+  const auto issue = [&](uint64_t op_id) {
+    Work* const work = begin_messages(TOWLINE_COLLECTIVE_BATCH, std::move(calls), timeout_ns,
+                                      Deadline::after(monotonic_now_ns(), timeout_ns), op_id);
+    watch_messages(work);
+    return Issued{.work = work};
+  };
+  return with_hooks(nullptr, TOWLINE_COLLECTIVE_BATCH, options, true, issue).work;
 }
 
 }  // namespace towline::collectives

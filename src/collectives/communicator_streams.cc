@@ -21,16 +21,28 @@ void Communicator::issue_on(const towline_collective_t& call, const towline_coll
          options_.backend);
   if (finishes_here()) fail(Status::kBusy, "an operation can't be put into a stream in a function of a work");
   const uint64_t timeout_ns = timeout_of(options);
-  const uint64_t op_id = next_op_id();
-  const bool hooked = hook_count_.load(std::memory_order_relaxed) != 0;
-  if (hooked) call_hooks(TOWLINE_HOOK_PRE, &call, call.op, options, op_id, 0, nullptr, nullptr, true);
+  const auto issue = [&](uint64_t op_id) {
+    Work* const issued = issue_now(call, timeout_ns, op_id, stream, work != nullptr, norm);
+    if (work != nullptr) *work = issued;
+    return Issued{.work = issued};
+  };
+  (void)with_hooks(&call, call.op, options, true, issue);
+}
+
+Work* Communicator::issue_now(const towline_collective_t& call, uint64_t timeout_ns, uint64_t op_id,
+                              void* stream, bool beside, const towline_collective_norm_t* norm) {
   if (queued_.load(std::memory_order_acquire) != 0) {
     std::unique_lock lock(queue_mutex_);
     queue_changed_.wait(lock, [&] { return queued_.load() == 0; });
   }
+  Work::Owned work;
+  if (beside) {
+    // The kernels' waits are bounded, so the host sets no time of its own.
+    work.reset(new Work(shared_from_this(), call.op, timeout_ns, Deadline::never()));
+    work->messages.push_back(nullptr);
+  }
   const uint64_t record = recorder_.issue(&call, call.op, op_id, timeout_ns);
   int32_t status = TOWLINE_OK;
-  towline_collective_message* message = nullptr;
   {
     const std::lock_guard lock(perform_mutex_);
     begin_backend_call();
@@ -38,26 +50,20 @@ void Communicator::issue_on(const towline_collective_t& call, const towline_coll
     if (norm != nullptr)
       status = table_->issue_norm(backend_, norm, number_, timeout_ns, stream);
     else
-      status = work == nullptr ? table_->issue(backend_, &call, number_, timeout_ns, stream)
-                               : table_->issue_beside(backend_, &call, number_, timeout_ns, stream, &message);
+      status =
+          beside ? table_->issue_beside(backend_, &call, number_, timeout_ns, stream, &work->messages.front())
+                 : table_->issue(backend_, &call, number_, timeout_ns, stream);
     if (status >= 0 && call.op != TOWLINE_COLLECTIVE_SEND && call.op != TOWLINE_COLLECTIVE_RECV) ++number_;
   }
   if (status < 0) recorder_.end(record, Status{status});
   check_backend(status, op_name(call.op));
   recorder_.start(record);
-  if (work != nullptr) {
-    // The kernels' waits are bounded, so the host sets no time of its own.
-    auto* const made = new Work(shared_from_this(), call.op, timeout_ns, Deadline::never());
-    made->record = record;
-    made->streamed = true;
-    made->messages.push_back(message);
-    made->begin();
-    *work = made;
-    watch_messages(made);
-  }
-  if (hooked)
-    call_hooks(TOWLINE_HOOK_POST, &call, call.op, options, op_id, TOWLINE_IN_PROGRESS,
-               work == nullptr ? nullptr : *work, nullptr, true);
+  if (!beside) return nullptr;
+  work->record = record;
+  work->streamed = true;
+  work->begin();
+  watch_messages(work.get());
+  return work.release();
 }
 
 // Recorders and hooks see it as an all_reduce.

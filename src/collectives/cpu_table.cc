@@ -49,9 +49,9 @@ int32_t perform(towline_collective_backend* self, const towline_collective_t* ca
 int32_t message_start(towline_collective_backend* self, const towline_collective_t* call,
                       towline_collective_message** message) {
   return guarded(self->host, [&] {
-    auto* made = new towline_collective_message{message_of(*call)};
+    auto made = std::make_unique<towline_collective_message>(towline_collective_message{message_of(*call)});
     self->backend.messages().start(made->message);
-    *message = made;
+    *message = made.release();
     return Status::kOk;
   });
 }

@@ -48,8 +48,8 @@ void MessageEngine::activate(const Message& message) {
 
 void MessageEngine::start(Message& message) {
   const std::lock_guard lock(mutex_);
+  activate(message);  // first: if this or that throws, the message is in no list
   add(message);
-  activate(message);
 }
 
 Status MessageEngine::run(Message& message) {

@@ -79,6 +79,7 @@ class MessageEngine {
   // `open` makes the channel to a rank when it is first used.
   MessageEngine(int rank, int size, Open open, Breaker& breaker);
 
+  // All or nothing.
   void start(Message& message);
   // Starts it and looks once whether it can end at once; then as test. The caller forgets a message that has not ended,
   // also if this throws.

@@ -36,6 +36,11 @@ class OwnedCall {
 // are counted: the application, and the communicator while it runs.
 class Work {
  public:
+  struct Release {
+    void operator()(Work* work) const noexcept { work->release(); }
+  };
+  using Owned = std::unique_ptr<Work, Release>;
+
   explicit Work(std::shared_ptr<Communicator> communicator, uint32_t op, uint64_t timeout_ns,
                 Deadline deadline)
       : communicator_(std::move(communicator)), op_(op), timeout_ns_(timeout_ns), deadline_(deadline) {}

@@ -50,9 +50,20 @@ TEST_F(CollectivesOnGpuRefuse, AStreamOfAnotherGpuAndGoOn) {
     if (rank.rank == 1) {  // the other rank does not notice
       FakeStream foreign(1);
       towline_work_t* work = nullptr;
+      std::vector<int32_t> told;  // by hooks before and after
+      const auto tell = [](void* context, const towline_hook_args_t* args) {
+        static_cast<std::vector<int32_t>*>(context)->push_back(args->status);
+      };
+      towline_hook_t* before = nullptr;
+      towline_hook_t* after = nullptr;
+      ASSERT_EQ(towline_communicator_hook(rank.on_gpu, TOWLINE_HOOK_PRE, tell, &told, &before), TOWLINE_OK);
+      ASSERT_EQ(towline_communicator_hook(rank.on_gpu, TOWLINE_HOOK_POST, tell, &told, &after), TOWLINE_OK);
       expect_refused(towline_collective_issue(rank.on_gpu, &call, nullptr, &foreign));
       expect_refused(towline_collective_issue_beside(rank.on_gpu, &call, nullptr, &foreign, &work));
       EXPECT_EQ(work, nullptr);
+      EXPECT_EQ(told, (std::vector<int32_t>{0, TOWLINE_INVALID_ARGUMENT, 0, TOWLINE_INVALID_ARGUMENT}));
+      towline_hook_remove(before);
+      towline_hook_remove(after);
       while (!refused) std::this_thread::yield();
     }
     towline_work_t* work = nullptr;
