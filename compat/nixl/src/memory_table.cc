@@ -115,6 +115,8 @@ void MemoryTable::add(const Agent& agent, const nixl_reg_dlist_t& descs, const M
   size_t i = 0;
   for (const nixlBlobDesc& desc : descs) {
     if (descs.getType() == DRAM_SEG && desc.devId != 0) dram_devices_.store(true, std::memory_order_release);
+    size_t& longest = longest_[descs.getType()];
+    longest = std::max(longest, desc.len);
     regions_.emplace(key_of(descs.getType(), desc), std::move(made[i++]));
   }
 }
@@ -146,13 +148,16 @@ nixl_status_t MemoryTable::remove(const nixl_reg_dlist_t& descs, const MemoryOpt
 
 const Region* MemoryTable::covering(const Key& key) const {
   if (const auto exact = regions_.find(key); exact != regions_.end()) return &exact->second;
-  // Regions may overlap, so any region that begins before may contain it.
-  for (auto region = regions_.lower_bound({key.type, key.device, 0, 0}); region != regions_.end(); ++region) {
-    const Key& at = region->first;
-    if (at.type != key.type || at.device != key.device || at.address > key.address) break;
-    if (key.address - at.address <= at.bytes && key.bytes <= at.bytes - (key.address - at.address)) {
-      return &region->second;
-    }
+  // Regions may overlap, so any that begins before may contain it. The nearest comes first.
+  const auto longest = longest_.find(key.type);
+  if (longest == longest_.end()) return nullptr;
+  auto next = regions_.upper_bound({key.type, key.device, key.address, SIZE_MAX});
+  while (next != regions_.begin()) {
+    const auto& [at, region] = *--next;
+    if (at.type != key.type || at.device != key.device) return nullptr;
+    const size_t into = key.address - at.address;
+    if (into > longest->second) return nullptr;
+    if (into <= at.bytes && key.bytes <= at.bytes - into) return &region;
   }
   return nullptr;
 }
@@ -220,6 +225,7 @@ std::vector<nixlBasicDesc> MemoryTable::some_of_each_gpu() const {
 void MemoryTable::clear() {
   std::lock_guard lock(mutex_);
   regions_.clear();
+  longest_.clear();
 }
 
 }  // namespace towline::nixl

@@ -61,6 +61,7 @@ class MemoryTable {
 
   mutable std::mutex mutex_;
   std::multimap<Key, Region> regions_;
+  std::map<nixl_mem_t, size_t> longest_;   // of all that were added: it bounds the search
   std::atomic<bool> dram_devices_{false};  // host memory has been registered on a device other than 0
 };
 

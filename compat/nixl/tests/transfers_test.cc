@@ -376,6 +376,7 @@ TEST(Transfers, HostMemoryHasTheDeviceItWasRegisteredOn) {
   const auto address = reinterpret_cast<uintptr_t>(other.data());
   nixl_reg_dlist_t registered(DRAM_SEG);
   registered.addDesc(nixlBlobDesc(address, other.size(), 3, ""));
+  registered.addDesc(nixlBlobDesc(address + 1024, 256, 3, ""));  // within the other
   ASSERT_EQ(side.agent->registerMem(registered), NIXL_SUCCESS);
   const auto prepare = [&](uintptr_t where, uint64_t device) {
     nixl_xfer_dlist_t list(DRAM_SEG);
@@ -389,6 +390,11 @@ TEST(Transfers, HostMemoryHasTheDeviceItWasRegisteredOn) {
   };
   EXPECT_EQ(prepare(address, 3), NIXL_SUCCESS);
   EXPECT_EQ(prepare(address + 128, 3), NIXL_SUCCESS);
+  EXPECT_EQ(prepare(address + 1216, 3), NIXL_SUCCESS);
+  EXPECT_EQ(prepare(address + 1248, 3), NIXL_SUCCESS);
+  EXPECT_EQ(prepare(address + 4032, 3), NIXL_SUCCESS);
+  EXPECT_EQ(prepare(address + 4064, 3), NIXL_ERR_NOT_FOUND);
+  EXPECT_EQ(prepare(address - 1, 3), NIXL_ERR_NOT_FOUND);
   EXPECT_EQ(prepare(address, 0), NIXL_ERR_NOT_FOUND);
   EXPECT_EQ(prepare(side.address(), 0), NIXL_SUCCESS);
   EXPECT_EQ(prepare(side.address(), 3), NIXL_ERR_NOT_FOUND);
