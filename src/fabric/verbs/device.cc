@@ -2,6 +2,7 @@
 
 #include "fabric/verbs/device.h"
 
+#include <arpa/inet.h>
 #include <net/if.h>
 #include <sys/resource.h>
 
@@ -9,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <optional>
 
 #include "base/error.h"
 #include "base/os/dynamic_library.h"
@@ -138,7 +140,23 @@ VerbsPort VerbsDevice::query_port() const {
   port.mtu = attributes.active_mtu;
   port.max_message_bytes = attributes.max_msg_sz;
   port.bandwidth_bytes_per_s = lane_bits_per_s(attributes.active_speed) * lanes(attributes.active_width) / 8;
+  if (!port.roce) port.pkey_index = choose_partition(attributes.pkey_tbl_len);
   return port;
+}
+
+// The first partition that the port is a full member of: limited members reach full ones only. Without one, the first.
+uint16_t VerbsDevice::choose_partition(uint16_t entries) const noexcept {
+  constexpr uint16_t kFullMember = 0x8000;
+  std::optional<uint16_t> limited;
+  for (uint16_t index = 0; index < entries; ++index) {
+    __be16 entry = 0;
+    if (library_.query_pkey(context_.get(), options_.port, index, &entry) != 0) continue;
+    const uint16_t key = ntohs(entry);
+    if ((key & ~kFullMember) == 0) continue;  // not in use
+    if ((key & kFullMember) != 0) return index;
+    if (!limited) limited = index;
+  }
+  return limited.value_or(0);
 }
 
 GidChoice VerbsDevice::query_gid() const {
@@ -147,7 +165,8 @@ GidChoice VerbsDevice::query_gid() const {
                                         reinterpret_cast<_compat_ibv_port_attr*>(&attributes));
   if (error != 0) fail_errno(error, "verbs: {}: ibv_query_port", name_);
   std::vector<Gid> table;
-  for (int index = 0; index < std::min(attributes.gid_tbl_len, 4096); ++index) {
+  constexpr int kMostGids = 256;  // that a connection can name
+  for (int index = 0; index < std::min(attributes.gid_tbl_len, kMostGids); ++index) {
     ibv_gid_entry entry{};
     if (library_.query_gid_ex(context_.get(), options_.port, static_cast<uint32_t>(index), &entry, 0,
                               sizeof entry) != 0)
@@ -260,6 +279,7 @@ VerbsLibrary load() {
   find(table.query_device, "ibv_query_device");
   find(table.query_port, "ibv_query_port");
   find(table.query_gid_ex, "_ibv_query_gid_ex");
+  find(table.query_pkey, "ibv_query_pkey");
   find(table.alloc_pd, "ibv_alloc_pd");
   find(table.dealloc_pd, "ibv_dealloc_pd");
   find(table.reg_mr, "ibv_reg_mr");

@@ -30,6 +30,7 @@ struct VerbsPort {
   bool active = false;
   bool roce = false;
   uint16_t lid = 0;
+  uint16_t pkey_index = 0;
   ibv_mtu mtu = IBV_MTU_1024;
   uint64_t bandwidth_bytes_per_s = 0;
   uint32_t max_message_bytes = 0;
@@ -60,6 +61,7 @@ class VerbsDevice {
 
  private:
   VerbsPort query_port() const;
+  uint16_t choose_partition(uint16_t entries) const noexcept;
   GidChoice query_gid() const;
   ibv_mr* register_host_memory(const MemoryToRegister& memory, unsigned access) const noexcept;
   [[noreturn]] void fail_registration(const MemoryToRegister& memory, int error) const;

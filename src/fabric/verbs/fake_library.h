@@ -3,6 +3,7 @@
 // overrun, an event that is not acknowledged, an object that is destroyed while it is in use are failures.
 #pragma once
 
+#include <arpa/inet.h>
 #include <linux/mempolicy.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -54,6 +55,7 @@ struct FakePair : ibv_qp {
   uint32_t max_send_wr = 0;
   uint32_t max_inline = 0;
   ibv_qp_attr attributes{};
+  uint16_t pkey_index = 0;
   std::map<uint64_t, uint32_t> slots_until;  // which completion frees how many, by its order
   uint32_t unsignalled = 0;
 };
@@ -65,6 +67,7 @@ struct FakeDevice : ibv_device {
   uint8_t link_layer = IBV_LINK_LAYER_ETHERNET;
   ibv_mtu mtu = IBV_MTU_4096;
   std::vector<FakeGid> gids;
+  std::vector<uint16_t> pkeys = {0xffff};
   int open_error = 0;
   bool takes_dmabuf = true;
   bool flushes_late =
@@ -411,6 +414,7 @@ class FakeVerbs {
     attributes.state = device.state;
     attributes.active_mtu = attributes.max_mtu = device.mtu;
     attributes.gid_tbl_len = static_cast<int>(device.gids.size());
+    attributes.pkey_tbl_len = static_cast<uint16_t>(device.pkeys.size());
     attributes.link_layer = device.link_layer;
     attributes.max_msg_sz = 1u << 30;
     attributes.active_speed = 64;
@@ -509,6 +513,7 @@ class FakeVerbs {
                        (to == IBV_QPS_RTR && pair.state == IBV_QPS_INIT && mask == kReceive) ||
                        (to == IBV_QPS_RTS && pair.state == IBV_QPS_RTR && mask == kSend);
     if (!right) return EINVAL;
+    if (to == IBV_QPS_INIT) pair.pkey_index = attributes->pkey_index;
     if (to == IBV_QPS_RTR) pair.attributes = *attributes;
     if (to == IBV_QPS_RTS) pair.attributes.sq_psn = attributes->sq_psn;
     pair.state = to;
@@ -539,6 +544,10 @@ class FakeVerbs {
     };
     table.query_port = query_port;
     table.query_gid_ex = query_gid_ex;
+    table.query_pkey = [](ibv_context* context, uint8_t, int index, __be16* key) {
+      *key = htons(device_of(context).pkeys.at(static_cast<std::size_t>(index)));
+      return 0;
+    };
     table.alloc_pd = [](ibv_context* context) {
       auto* made = new ibv_pd{};
       made->context = context;

@@ -18,6 +18,7 @@ struct VerbsLibrary {
   int (*query_port)(ibv_context* context, uint8_t port, _compat_ibv_port_attr* attributes) = nullptr;
   int (*query_gid_ex)(ibv_context* context, uint32_t port, uint32_t index, ibv_gid_entry* entry,
                       uint32_t flags, size_t entry_size) = nullptr;
+  int (*query_pkey)(ibv_context* context, uint8_t port, int index, __be16* key) = nullptr;
   ibv_pd* (*alloc_pd)(ibv_context* context) = nullptr;
   int (*dealloc_pd)(ibv_pd* domain) = nullptr;
   ibv_mr* (*reg_mr)(ibv_pd* domain, void* address, size_t length, int access) = nullptr;

@@ -265,6 +265,7 @@ VerbsObject<ibv_qp> VerbsDomain::create_pair(Pair& pair) {
 void VerbsDomain::to_init(Pair& pair) {
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_INIT;
+  attributes.pkey_index = device_.port().pkey_index;
   attributes.port_num = device_.port_number();
   attributes.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
   const int error = library_.modify_qp(pair.queue.get(), &attributes,
@@ -279,6 +280,13 @@ void VerbsDomain::check_end(const VerbsEndpoint& other) const {
   gid.bytes = other.gid;
   if (other.type != mine)
     fail(Status::kUnreachable, "{}: the peer's {} is of another sort; verbs:DEVICE/PORT?gid=INDEX chooses",
+         traits_.name, gid.text());
+  // Its LID means nothing here, and only the subnet manager knows the router's.
+  constexpr std::size_t kSubnetBytes = 8;
+  if (!device_.port().roce &&
+      std::memcmp(other.gid.data(), device_.gid().gid.bytes.data(), kSubnetBytes) != 0)
+    fail(Status::kUnreachable,
+         "{}: the peer's {} is in another subnet of InfiniBand, which rails of verbs do not reach; use tcp",
          traits_.name, gid.text());
 }
 

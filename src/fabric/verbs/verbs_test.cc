@@ -15,6 +15,7 @@ namespace towline::fabric {
 namespace {
 
 using testing::FakeDevice;
+using testing::FakeGid;
 using testing::FakePair;
 using testing::FakeVerbs;
 using testing::TestHost;
@@ -433,6 +434,69 @@ TEST_F(VerbsDevices, EndsOfAnotherSortAreRefusedAndTheSmallerMtuIsUsed) {
     EXPECT_EQ(error.code(), Status::kUnreachable);
     EXPECT_TRUE(contains(error.message(), "RoCE v1")) << error.message();
   }
+}
+
+FakeGid infiniband_gid(uint8_t subnet, uint8_t host) {
+  FakeGid gid;
+  gid.type = IBV_GID_TYPE_IB;
+  gid.bytes[0] = 0xfe;
+  gid.bytes[1] = 0x80;
+  gid.bytes[7] = subnet;
+  gid.bytes[15] = host;
+  return gid;
+}
+
+TEST_F(VerbsDevices, PortsOfInfiniBandReachTheirOwnSubnetAlone) {
+  const std::string names[] = {"mlx5_0", "mlx5_1", "mlx5_2"};
+  std::vector<std::unique_ptr<VerbsDomain>> domains;
+  for (uint8_t i = 0; i < 3; ++i) {
+    FakeDevice& device = world.add_device(names[i]);
+    device.link_layer = IBV_LINK_LAYER_INFINIBAND;
+    device.gids = {infiniband_gid(i == 2 ? 1 : 0, i)};
+    domains.push_back(std::make_unique<VerbsDomain>(FakeVerbs::library(), VerbsOptions{names[i], 1, -1}));
+    EXPECT_EQ(domains.back()->traits().kind, "verbs:ib");
+  }
+  (void)domains[0]->open(0, ConnectionEnd::kInitiator);
+  (void)domains[0]->open(1, ConnectionEnd::kInitiator);
+  domains[0]->connect(0, domains[1]->open(0, ConnectionEnd::kResponder));
+  EXPECT_EQ(world.devices[0]->pairs.begin()->second->attributes.ah_attr.is_global, 0);
+  try {
+    domains[0]->connect(1, domains[2]->open(0, ConnectionEnd::kResponder));
+    FAIL();
+  } catch (const core::Error& error) {
+    EXPECT_EQ(error.code(), Status::kUnreachable);
+    EXPECT_TRUE(contains(error.message(), "another subnet")) << error.message();
+  }
+}
+
+TEST_F(VerbsDevices, PairsOfInfiniBandAreInAPartitionOfWhichThePortIsAFullMember) {
+  FakeDevice& device = world.add_device("mlx5_0");
+  device.link_layer = IBV_LINK_LAYER_INFINIBAND;
+  device.gids = {infiniband_gid(0, 1)};
+  const auto index_with = [&](std::vector<uint16_t> keys) {
+    device.pkeys = std::move(keys);
+    VerbsDomain domain{FakeVerbs::library(), {"mlx5_0", 1, -1}};
+    (void)domain.open(0, ConnectionEnd::kInitiator);
+    return device.pairs.begin()->second->pkey_index;
+  };
+  EXPECT_EQ(index_with({0xffff, 0x8005}), 0);
+  EXPECT_EQ(index_with({0x7fff, 0, 0x8005}), 2) << "limited members do not reach each other";
+  EXPECT_EQ(index_with({0, 0x7fff}), 1) << "there is no other";
+  EXPECT_EQ(index_with({}), 0);
+}
+
+// A connection names its own address by a byte.
+TEST_F(VerbsDevices, AddressesBeyondThe256thAreNotChosen) {
+  FakeDevice& device = world.add_device("mlx5_0");
+  const FakeGid routable = device.gids.front();
+  FakeGid of_link;
+  of_link.bytes[0] = 0xfe;
+  of_link.bytes[1] = 0x80;
+  device.gids.assign(300, FakeGid{});
+  device.gids[3] = of_link;
+  device.gids[256] = routable;
+  VerbsDomain domain{FakeVerbs::library(), {"mlx5_0", 1, -1}};
+  EXPECT_TRUE(contains(domain.traits().name, "GID 3 ")) << domain.traits().name;
 }
 
 TEST_F(VerbsDevices, WhatArrivedBeforeAnEndWasStoppedIsStillGiven) {
