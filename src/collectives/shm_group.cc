@@ -214,7 +214,7 @@ Status ShmGroup::first_phase(const Call& call, const void* inlined, uint64_t byt
   copy_to_line(line(index_, phase_ + 1).inlined, inlined, bytes);
   if (const Status status = post_and_wait(&call.header, ends_by); is_error(status)) return status;
   for (int other = 0; other < size(); ++other) {
-    if (other == index_ || agree(index_, other, phase_)) continue;
+    if (other == index_ || agrees_with(other)) continue;
     // All ranks name the same two.
     int odd = 1;
     while (odd < size() - 1 && agree(0, odd, phase_)) ++odd;
@@ -365,6 +365,16 @@ bool ShmGroup::agree(int index, int other, uint64_t phase) const noexcept {
   uint64_t differ = 0;
   for (size_t i = 0; i < kHeaderWords; ++i)
     differ |= one.header[i].load(std::memory_order_acquire) ^ two.header[i].load(std::memory_order_acquire);
+  return differ == 0;
+}
+
+bool ShmGroup::agrees_with(int other) const noexcept {
+  const Posted& theirs = line(other, phase_);
+  uint64_t words[kHeaderWords];
+  std::memcpy(words, &current_, sizeof words);
+  uint64_t differ = 0;
+  for (size_t i = 0; i < kHeaderWords; ++i)
+    differ |= words[i] ^ theirs.header[i].load(std::memory_order_acquire);
   return differ == 0;
 }
 

@@ -290,6 +290,9 @@ class ShmGroup {
   Status fail_late(std::vector<int> ranks);
   Status fail_closed(int index);
   bool agree(int index, int other, uint64_t phase) const noexcept;
+  // The same for this rank's operation and the phase that was posted last. A line that a rank has written goes to the rank
+  // that reads it, on Intel's processors for good, so this does not look at the own one.
+  bool agrees_with(int other) const noexcept;
   Header header_of(int index, uint64_t phase) const noexcept;
   Status fail_mismatch(int index, int other, uint64_t phase);
   void copy_out(uint8_t* to, const uint8_t* from, uint64_t bytes, bool streaming) const noexcept;
@@ -299,8 +302,8 @@ class ShmGroup {
   template <typename First>
   Status reduce_staged(const Call& call, int root, const First& first);
   bool reduce_given(const Call& call);
-  // What each rank's line of the phase that was posted last has from `from` on, into the output.
-  void reduce_lines(const Call& call, uint64_t from, uint64_t bytes);
+  // What the others' lines of the phase that was posted last have from `from` on, and this rank's part, into the output.
+  void reduce_lines(const Call& call, const uint8_t* mine, uint64_t from, uint64_t bytes);
   // This rank's parts for all ranks, if they fit its line together. False on every rank or on none, if counts agree.
   struct Lined {
     uint8_t bytes[sizeof(Posted::inlined)];

@@ -121,7 +121,7 @@ Status ShmGroup::loose_to_root(const Call& call, const Take& take) {
       return status;
   }
   for (int other = 0; other < size(); ++other)
-    if (!agree(index_, other, phase_)) return fail_mismatch(index_, other, phase_);
+    if (other != index_ && !agrees_with(other)) return fail_mismatch(index_, other, phase_);
   if (!take()) return breaker_.status();
   return end_loose(-1);
 }
@@ -139,7 +139,7 @@ Status ShmGroup::loose_from_root(const Call& call, uint64_t bytes, const Give& g
     if (const Status status = wait_for(call.root, call.ends_by(), Late::kThatOne); is_error(status))
       return status;
   }
-  if (!agree(index_, call.root, phase_)) return fail_mismatch(index_, call.root, phase_);
+  if (!agrees_with(call.root)) return fail_mismatch(index_, call.root, phase_);
   const uint8_t* const from = given(call.root, phase_, bytes);
   if (from == nullptr) return breaker_.status();
   take(from);
@@ -152,7 +152,9 @@ Status ShmGroup::reduce_loose(const Call& call) {
 
 Status ShmGroup::gather_loose(const Call& call) {
   return loose_to_root(call, [&] {
+    copy(call.out.at[static_cast<size_t>(index_)], call.input, call.bytes);
     for (int other = 0; other < size(); ++other) {
+      if (other == index_) continue;
       const uint8_t* const from = given(other, phase_, call.bytes);
       if (from == nullptr) return false;
       copy(call.out.at[static_cast<size_t>(other)], from, call.bytes);

@@ -94,8 +94,11 @@ Status ShmGroup::all_gather(const Call& call) {
   const uint64_t largest = *std::ranges::max_element(call.out.bytes);
   if (fits_line(largest)) {
     const Status status = first_phase(call, call.input, call.out.bytes[me]);
-    for (size_t rank = 0; rank < ranks_.size() && !is_error(status); ++rank)
-      copy(call.out.at[rank], line(static_cast<int>(rank), phase_).inlined, call.out.bytes[rank]);
+    if (is_error(status)) return status;
+    copy(call.out.at[me], call.input, call.out.bytes[me]);
+    for (size_t rank = 0; rank < ranks_.size(); ++rank)
+      if (rank != me)
+        copy(call.out.at[rank], line(static_cast<int>(rank), phase_).inlined, call.out.bytes[rank]);
     return status;
   }
   const bool streaming = largest * static_cast<uint64_t>(size()) >= settings_.streaming_bytes;
@@ -160,9 +163,13 @@ Status ShmGroup::all_to_all(const Call& call) {
   Lined lined;
   if (put_in_line(call.in, lined)) {
     const Status status = first_phase(call, lined.bytes, lined.size);
-    for (size_t rank = 0; rank < ranks_.size() && !is_error(status); ++rank)
-      copy(call.out.at[rank], line(static_cast<int>(rank), phase_).inlined + lined.mine,
-           call.out.bytes[rank]);
+    if (is_error(status)) return status;
+    const auto me = static_cast<size_t>(index_);
+    copy(call.out.at[me], call.in.at[me], call.out.bytes[me]);
+    for (size_t rank = 0; rank < ranks_.size(); ++rank)
+      if (rank != me)
+        copy(call.out.at[rank], line(static_cast<int>(rank), phase_).inlined + lined.mine,
+             call.out.bytes[rank]);
     return status;
   }
   const uint64_t bytes = *std::ranges::max_element(call.in.bytes);

@@ -24,7 +24,7 @@ Status ShmGroup::all_reduce(const Call& call) {
   if (!fits_line(call.bytes)) return reduce_staged(call, -1, [&] { return first_phase(call); });
   // The data is in the lines with which ranks report their arrival.
   const Status status = first_phase(call, call.input, call.bytes);
-  if (!is_error(status)) reduce_lines(call, 0, call.bytes);
+  if (!is_error(status)) reduce_lines(call, call.input, 0, call.bytes);
   return status;
 }
 
@@ -90,24 +90,24 @@ Status ShmGroup::reduce_directly(const Call& call, bool& good, uint64_t& reduced
 // Reduces the data of all ranks in the phase that was posted last. False: a rank's line is invalid.
 bool ShmGroup::reduce_given(const Call& call) {
   if (fits_line(call.bytes)) {
-    reduce_lines(call, 0, call.bytes);
+    reduce_lines(call, call.input, 0, call.bytes);
     return true;
   }
   for (int other = 0; other < size(); ++other) {
-    sources_[static_cast<size_t>(other)] = given(other, phase_, call.bytes);
+    sources_[static_cast<size_t>(other)] = other == index_ ? call.input : given(other, phase_, call.bytes);
     if (sources_[static_cast<size_t>(other)] == nullptr) return false;
   }
   collectives::reduce(reduce_args(call, call.output, sources_, call.bytes));
   return true;
 }
 
-void ShmGroup::reduce_lines(const Call& call, uint64_t from, uint64_t bytes) {
+void ShmGroup::reduce_lines(const Call& call, const uint8_t* mine, uint64_t from, uint64_t bytes) {
   alignas(8) uint8_t values[64][sizeof(Posted::inlined)];
   const bool few = size() <= 64;
   for (int other = 0; other < size(); ++other) {
     const auto i = static_cast<size_t>(other);
-    sources_[i] = line(other, phase_).inlined + from;
-    if (!few) continue;
+    sources_[i] = other == index_ ? mine : line(other, phase_).inlined + from;
+    if (!few || other == index_) continue;
     // Copied out first, so that the kernel's vector loads do not touch lines that others write.
     std::memcpy(values[i], line(other, phase_).inlined, sizeof *values);
     sources_[i] = values[i] + from;
@@ -122,7 +122,8 @@ Status ShmGroup::reduce_flat(const Call& call, int root, const First& first) {
   copy(half(index_, at), call.input, call.bytes);
   if (const Status status = first(); is_error(status)) return status;
   if (wanted_here(root)) {
-    for (int other = 0; other < size(); ++other) sources_[static_cast<size_t>(other)] = half(other, at);
+    for (int other = 0; other < size(); ++other)
+      sources_[static_cast<size_t>(other)] = other == index_ ? call.input : half(other, at);
     collectives::reduce(reduce_args(call, call.output, sources_, call.bytes));
   }
   prefetch_half(0, call.bytes, wanted_here(root));
@@ -206,7 +207,8 @@ Status ShmGroup::reduce_scatter(const Call& call) {
   Lined lined;
   if (put_in_line(call.in, lined)) {
     const Status status = first_phase(call, lined.bytes, lined.size);
-    if (!is_error(status)) reduce_lines(call, lined.mine, call.in.bytes[static_cast<size_t>(index_)]);
+    const auto me = static_cast<size_t>(index_);
+    if (!is_error(status)) reduce_lines(call, call.in.at[me], lined.mine, call.in.bytes[me]);
     return status;
   }
   const auto me = static_cast<uint64_t>(index_);

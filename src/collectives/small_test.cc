@@ -172,6 +172,44 @@ TEST(Small, EveryNumberOfBytesThatFitsALineArrives) {
   });
 }
 
+// Where a rank's own part lies in the output already, and a part of the output is written before it is read.
+TEST(Small, WhatARankGivesMayBeWhereItsResultGoes) {
+  World world;
+  world.size = 3;
+  run_ranks(world, [](Communicator& ranks) {
+    const auto me = static_cast<size_t>(ranks.rank());
+    const auto give = [](size_t from, size_t to) { return static_cast<uint16_t>(10 * from + to + 1); };
+    for (const uint64_t count : {uint64_t{1}, uint64_t{4}}) {
+      std::vector<uint16_t> data(3 * count);
+      const auto fill = [&] {
+        for (size_t i = 0; i < data.size(); ++i) data[i] = give(me, i / count);
+      };
+      fill();
+      do_run(ranks, call_of(TOWLINE_COLLECTIVE_ALL_TO_ALL, TOWLINE_UINT16, count, data.data(), data.data()));
+      for (size_t i = 0; i < data.size(); ++i) ASSERT_EQ(data[i], give(i / count, me));
+      fill();
+      uint16_t* const mine = data.data() + me * count;
+      do_run(ranks, call_of(TOWLINE_COLLECTIVE_REDUCE_SCATTER, TOWLINE_UINT16, count, data.data(), mine));
+      for (size_t i = 0; i < data.size(); ++i)
+        ASSERT_EQ(data[i], i / count == me ? 33 + 3 * me : give(me, i / count));
+      fill();
+      do_run(ranks, call_of(TOWLINE_COLLECTIVE_ALL_GATHER, TOWLINE_UINT16, count, mine, data.data()));
+      for (size_t i = 0; i < data.size(); ++i) ASSERT_EQ(data[i], give(i / count, i / count));
+      fill();
+      auto gather = call_of(TOWLINE_COLLECTIVE_GATHER, TOWLINE_UINT16, count, mine, data.data());
+      gather.root = 1;
+      do_run(ranks, gather);
+      for (size_t i = 0; i < data.size() && me == 1; ++i) ASSERT_EQ(data[i], give(i / count, i / count));
+      fill();
+      auto reduce = call_of(TOWLINE_COLLECTIVE_REDUCE, TOWLINE_UINT16, 3 * count, data.data(), data.data());
+      reduce.root = 2;
+      do_run(ranks, reduce);
+      for (size_t i = 0; i < data.size(); ++i)
+        ASSERT_EQ(data[i], me == 2 ? 33 + 3 * (i / count) : give(me, i / count));
+    }
+  });
+}
+
 TEST(Small, RecordsHaveTheirNumbersAndTimes) {
   std::atomic<Communicator*> first = nullptr;
   std::atomic<bool> looked = false;  // rank 1 does so no more
