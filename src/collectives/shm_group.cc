@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "base/id.h"
 #include "base/os/futex.h"
-#include "base/sync/prefetch.h"
 #include "base/ticks.h"
 #include "collectives/interrupt.h"
 

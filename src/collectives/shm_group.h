@@ -39,6 +39,7 @@
 
 #include "base/clock.h"
 #include "base/os/memfd.h"
+#include "base/sync/prefetch.h"
 #include "base/sync/spin.h"
 #include "collectives/breaker.h"
 #include "collectives/calls/call.h"
@@ -126,10 +127,12 @@ class ShmGroup {
       wake_sleepers();
   }
 
-  // Called before an operation. In small ones a wait looks some times before it pauses.
+  // Called before an operation. In small ones a wait looks some times before it pauses. A rank that came earlier has
+  // looked at the line that this one is about to write, and so has it.
   void begin(bool small) noexcept {
     quick_turns_ = small ? kQuickTurns : 0;
     arrived_ticks_ = kNoWait;
+    prefetch_for_write(&line(index_, phase_ + 1));
   }
   // ticks() shortly before the last wait of a small operation ended; 0: the wait was longer, or ticks() tells nothing;
   // kNoWait: there was none.
