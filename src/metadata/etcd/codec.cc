@@ -5,17 +5,16 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "metadata/etcd/json_value.h"
 
 namespace towline::etcd {
 namespace {
 
-using nlohmann::json;
+using Kind = JsonValue::Kind;
 
 constexpr std::string_view kAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-constexpr int kDeepest = 32;
 constexpr std::size_t kMostShown = 300;
 
 constexpr std::array<int8_t, 256> reverse_alphabet() {
@@ -27,26 +26,18 @@ constexpr std::array<int8_t, 256> reverse_alphabet() {
   return values;
 }
 
-json parse(std::string_view text) {
-  const auto watch_depth = [](int depth, json::parse_event_t, json&) {
-    if (depth > kDeepest) fail(Status::kProtocol, "JSON nested deeper than {}", kDeepest);
-    return true;
-  };
-  try {
-    json value = json::parse(text, watch_depth);
-    if (!value.is_object()) fail(Status::kProtocol, "no JSON object: {}", shown(text));
-    return value;
-  } catch (const json::exception&) {
-    fail(Status::kProtocol, "no JSON: {}", shown(text));
-  }
+// The member; null where it is missing or null.
+const JsonValue* member_if(const JsonValue& object, const char* name) noexcept {
+  const JsonValue* const found = object.find(name);
+  return found == nullptr || found->kind == Kind::kNull ? nullptr : found;
 }
 
-uint64_t number(const json& object, const char* name) {
-  const auto found = object.find(name);
-  if (found == object.end() || found->is_null()) return 0;
-  if (found->is_number_unsigned()) return found->get<uint64_t>();
-  if (found->is_string()) {
-    const auto& text = found->get_ref<const std::string&>();
+uint64_t number(const JsonValue& object, const char* name) {
+  const JsonValue* const found = member_if(object, name);
+  if (found == nullptr) return 0;
+  if (found->kind == Kind::kNumber) return found->number;
+  if (found->kind == Kind::kText) {
+    const std::string& text = found->text;
     uint64_t value = 0;
     const auto [at, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error == std::errc() && at == text.data() + text.size()) return value;
@@ -54,67 +45,61 @@ uint64_t number(const json& object, const char* name) {
   fail(Status::kProtocol, "\"{}\" is no number", name);
 }
 
-bool flag(const json& object, const char* name) {
-  const auto found = object.find(name);
-  if (found == object.end() || found->is_null()) return false;
-  if (!found->is_boolean()) fail(Status::kProtocol, "\"{}\" is neither true nor false", name);
-  return found->get<bool>();
+bool flag(const JsonValue& object, const char* name) {
+  const JsonValue* const found = member_if(object, name);
+  if (found == nullptr) return false;
+  if (found->kind != Kind::kFlag) fail(Status::kProtocol, "\"{}\" is neither true nor false", name);
+  return found->flag;
 }
 
-std::string text(const json& object, const char* name) {
-  const auto found = object.find(name);
-  if (found == object.end() || found->is_null()) return {};
-  if (!found->is_string()) fail(Status::kProtocol, "\"{}\" is no text", name);
-  return found->get<std::string>();
+std::string text(const JsonValue& object, const char* name) {
+  const JsonValue* const found = member_if(object, name);
+  if (found == nullptr) return {};
+  if (found->kind != Kind::kText) fail(Status::kProtocol, "\"{}\" is no text", name);
+  return found->text;
 }
 
-std::string bytes(const json& object, const char* name) {
+std::string bytes(const JsonValue& object, const char* name) {
   std::string decoded;
   if (!from_base64(text(object, name), decoded)) fail(Status::kProtocol, "\"{}\" is not base64", name);
   return decoded;
 }
 
-const json& member(const json& object, const char* name) {
-  const auto found = object.find(name);
-  if (found == object.end() || !found->is_object()) fail(Status::kProtocol, "it has no \"{}\"", name);
+const JsonValue& member(const JsonValue& object, const char* name) {
+  const JsonValue* const found = object.find(name);
+  if (found == nullptr || found->kind != Kind::kObject) fail(Status::kProtocol, "it has no \"{}\"", name);
   return *found;
 }
 
 // Calls visit with every object of the array of this name, if there is one.
 template <class Visit>
-void each(const json& object, const char* name, Visit&& visit) {
-  const auto found = object.find(name);
-  if (found == object.end() || found->is_null()) return;
-  if (!found->is_array()) fail(Status::kProtocol, "\"{}\" is no array", name);
-  for (const json& entry : *found) {
-    if (!entry.is_object()) fail(Status::kProtocol, "\"{}\" holds what is no object", name);
+void each(const JsonValue& object, const char* name, Visit&& visit) {
+  const JsonValue* const found = member_if(object, name);
+  if (found == nullptr) return;
+  if (found->kind != Kind::kArray) fail(Status::kProtocol, "\"{}\" is no array", name);
+  for (const JsonValue& entry : found->values) {
+    if (entry.kind != Kind::kObject) fail(Status::kProtocol, "\"{}\" holds what is no object", name);
     visit(entry);
   }
 }
 
-Header header_of(const json& object) {
-  const json& header = member(object, "header");
+Header header_of(const JsonValue& object) {
+  const JsonValue& header = member(object, "header");
   return {number(header, "cluster_id"), number(header, "revision")};
 }
 
-KeyValue key_value(const json& object) {
+KeyValue key_value(const JsonValue& object) {
   return {bytes(object, "key"), bytes(object, "value"), number(object, "mod_revision"),
           number(object, "lease")};
 }
 
-void add_span(json& request, const Span& span) {
-  request["key"] = to_base64(span.key);
-  if (!span.end.empty()) request["range_end"] = to_base64(span.end);
-}
+std::string encoded(std::string_view bytes) { return '"' + to_base64(bytes) + '"'; }
+// Of a span; empty: it is one key.
+std::string range_end(const Span& span) { return span.end.empty() ? "" : encoded(span.end); }
 
-json put_fields(std::string_view key, std::string_view value, uint64_t lease) {
-  json request = {{"key", to_base64(key)}, {"value", to_base64(value)}};
-  if (lease != 0) request["lease"] = std::to_string(lease);
-  return request;
+std::string put_fields(std::string_view key, std::string_view value, uint64_t lease) {
+  return json_object({{"key", encoded(key)}, {"lease", json_number(lease)}, {"value", encoded(value)}});
 }
-
-// Texts from the program's settings may be no UTF-8.
-std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
 }  // namespace
 
@@ -178,95 +163,96 @@ std::string end_of_prefix(std::string_view prefix) {
 }
 
 std::string range_request(const RangeArgs& args) {
-  json request = json::object();
-  add_span(request, args.span);
-  if (args.limit != 0) request["limit"] = std::to_string(args.limit);
-  if (args.revision != 0) request["revision"] = std::to_string(args.revision);
-  if (args.keys_only) request["keys_only"] = true;
-  return dump(request);
+  return json_object({{"key", encoded(args.span.key)},
+                      {"keys_only", args.keys_only ? "true" : ""},
+                      {"limit", json_number(args.limit)},
+                      {"range_end", range_end(args.span)},
+                      {"revision", json_number(args.revision)}});
 }
 
 std::string put_request(std::string_view key, std::string_view value, uint64_t lease) {
-  return dump(put_fields(key, value, lease));
+  return put_fields(key, value, lease);
 }
 
 std::string create_request(std::string_view key, std::string_view value, uint64_t lease) {
-  const std::string encoded = to_base64(key);
-  return dump(
-      {{"compare", {{{"key", encoded}, {"target", "CREATE"}, {"result", "EQUAL"}, {"create_revision", "0"}}}},
-       {"success", {{{"request_put", put_fields(key, value, lease)}}}},
-       {"failure", {{{"request_range", {{"key", encoded}}}}}}});
+  const std::string compare = json_object({{"create_revision", "\"0\""},
+                                           {"key", encoded(key)},
+                                           {"result", "\"EQUAL\""},
+                                           {"target", "\"CREATE\""}});
+  const std::string get = json_object({{"request_range", json_object({{"key", encoded(key)}})}});
+  const std::string put = json_object({{"request_put", put_fields(key, value, lease)}});
+  return json_object(
+      {{"compare", json_array(compare)}, {"failure", json_array(get)}, {"success", json_array(put)}});
 }
 
 std::string remove_request(const Span& span) {
-  json request = json::object();
-  add_span(request, span);
-  return dump(request);
+  return json_object({{"key", encoded(span.key)}, {"range_end", range_end(span)}});
 }
 
-std::string grant_request(uint64_t ttl_s) { return dump({{"TTL", std::to_string(ttl_s)}}); }
-std::string lease_request(uint64_t lease) { return dump({{"ID", std::to_string(lease)}}); }
+std::string grant_request(uint64_t ttl_s) { return json_object({{"TTL", json_number(ttl_s)}}); }
+std::string lease_request(uint64_t lease) { return json_object({{"ID", json_number(lease)}}); }
 
 std::string watch_request(const Span& span, uint64_t start_revision, bool removals_only) {
-  json create = {{"start_revision", std::to_string(start_revision)}, {"progress_notify", true}};
-  add_span(create, span);
-  if (removals_only) create["filters"] = {"NOPUT"};
-  return dump({{"create_request", create}});
+  return json_object({{"create_request", json_object({{"filters", removals_only ? "[\"NOPUT\"]" : ""},
+                                                      {"key", encoded(span.key)},
+                                                      {"progress_notify", "true"},
+                                                      {"range_end", range_end(span)},
+                                                      {"start_revision", json_number(start_revision)}})}});
 }
 
 std::string authenticate_request(std::string_view user, std::string_view password) {
-  return dump({{"name", std::string(user)}, {"password", std::string(password)}});
+  return json_object({{"name", json_text(user)}, {"password", json_text(password)}});
 }
 
-Header decode_header(std::string_view body) { return header_of(parse(body)); }
+Header decode_header(std::string_view body) { return header_of(JsonValue::parse(body)); }
 
 RangeAnswer decode_range(std::string_view body) {
-  const json answer = parse(body);
+  const JsonValue answer = JsonValue::parse(body);
   RangeAnswer result{header_of(answer), {}, flag(answer, "more")};
-  each(answer, "kvs", [&](const json& entry) { result.items.push_back(key_value(entry)); });
+  each(answer, "kvs", [&](const JsonValue& entry) { result.items.push_back(key_value(entry)); });
   return result;
 }
 
 CreateAnswer decode_create(std::string_view body) {
-  const json answer = parse(body);
+  const JsonValue answer = JsonValue::parse(body);
   CreateAnswer result{header_of(answer), flag(answer, "succeeded"), {}};
   if (result.created) return result;
-  each(answer, "responses", [&](const json& response) {
-    if (!response.contains("response_range")) return;
+  each(answer, "responses", [&](const JsonValue& response) {
+    if (response.find("response_range") == nullptr) return;
     each(member(response, "response_range"), "kvs",
-         [&](const json& entry) { result.present.push_back(key_value(entry)); });
+         [&](const JsonValue& entry) { result.present.push_back(key_value(entry)); });
   });
   return result;
 }
 
 RemoveAnswer decode_remove(std::string_view body) {
-  const json answer = parse(body);
+  const JsonValue answer = JsonValue::parse(body);
   return {header_of(answer), number(answer, "deleted")};
 }
 
 LeaseAnswer decode_grant(std::string_view body) {
-  const json answer = parse(body);
+  const JsonValue answer = JsonValue::parse(body);
   LeaseAnswer result{header_of(answer), number(answer, "ID"), number(answer, "TTL")};
   if (result.id == 0 || result.ttl_s == 0) fail(Status::kProtocol, "it grants no lease: {}", shown(body));
   return result;
 }
 
 LeaseAnswer decode_keepalive(std::string_view body) {
-  const json answer = parse(body);
-  const json& result = member(answer, "result");
+  const JsonValue answer = JsonValue::parse(body);
+  const JsonValue& result = member(answer, "result");
   return {header_of(result), number(result, "ID"), number(result, "TTL")};
 }
 
 WatchAnswer decode_watch(std::string_view line) {
-  const json answer = parse(line);
-  const json& result = member(answer, "result");
+  const JsonValue answer = JsonValue::parse(line);
+  const JsonValue& result = member(answer, "result");
   WatchAnswer decoded;
   decoded.header = header_of(result);
   decoded.created = flag(result, "created");
   decoded.canceled = flag(result, "canceled");
   decoded.compact_revision = number(result, "compact_revision");
   decoded.reason = shown(text(result, "cancel_reason"));
-  each(result, "events", [&](const json& entry) {
+  each(result, "events", [&](const JsonValue& entry) {
     const std::string type = text(entry, "type");
     if (!type.empty() && type != "PUT" && type != "DELETE") {
       fail(Status::kProtocol, "an event is a '{}'", shown(type));
@@ -277,7 +263,7 @@ WatchAnswer decode_watch(std::string_view line) {
 }
 
 std::string decode_token(std::string_view body) {
-  std::string token = text(parse(body), "token");
+  std::string token = text(JsonValue::parse(body), "token");
   for (const char c : token) {
     if (c <= ' ' || c > '~') fail(Status::kProtocol, "its token is no header");
   }
@@ -293,12 +279,12 @@ struct GatewayError {
 };
 
 GatewayError read_error(std::string_view body) {
-  const json answer = parse(body);
+  const JsonValue answer = JsonValue::parse(body);
   GatewayError error;
   // A stream's error is an object, a call's lies open; older servers call the message "error".
-  const auto inner = answer.find("error");
-  const bool nested = inner != answer.end() && inner->is_object();
-  const json& fields = nested ? *inner : answer;
+  const JsonValue* const inner = answer.find("error");
+  const bool nested = inner != nullptr && inner->kind == Kind::kObject;
+  const JsonValue& fields = nested ? *inner : answer;
   error.message = text(fields, "message");
   if (error.message.empty() && !nested) error.message = text(answer, "error");
   error.code = number(fields, nested ? "grpc_code" : "code");
