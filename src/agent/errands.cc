@@ -65,16 +65,15 @@ void ErrandThreads::start_thread_locked() noexcept {
 }
 
 bool ErrandThreads::sleep(std::unique_lock<std::mutex>& lock, uint64_t due_ns, uint64_t now_ns) noexcept {
-  // By the clock whose waits ThreadSanitizer knows.
-  const auto in = [](uint64_t ns) { return std::chrono::system_clock::now() + std::chrono::nanoseconds(ns); };
+  using std::chrono::nanoseconds;
   ++idle_;
   bool came = true;
   if (!waiting_.empty())
-    came_.wait_until(lock, in(due_ns - now_ns));
+    came_.wait_for(lock, nanoseconds(due_ns - now_ns));
   else if (!end_when_idle_)
     came_.wait(lock);
   else
-    came = came_.wait_until(lock, in(kIdleNs)) == std::cv_status::no_timeout;
+    came = came_.wait_for(lock, nanoseconds(kIdleNs)) == std::cv_status::no_timeout;
   --idle_;
   if (came || closing_ || !waiting_.empty()) return true;
   ended_.splice(ended_.end(), threads_,
