@@ -7,7 +7,8 @@ Prints `path:line: rule: what` for each finding and exits 1 if there are any. Th
 let pass is listed with its reason in exceptions.toml, in the folder of this file or given with --exceptions.
 
 layer    a folder of src/ includes only the layers below it; a backend includes neither the agent nor another backend
-public   include/towline stands on itself; bindings, compat, tools, examples and bench use <towline/...> only
+public   include/towline stands on itself; bindings, compat, tools, examples and bench use <towline/...> only, and their tests
+         some headers of tests/support
 vendor   a vendor's headers stay in the folders of its backends
 getenv   the environment is read in src/base/config/
 stream   the stacks over TCP read and write connections through src/base/os/stream.h
@@ -49,6 +50,8 @@ BACKENDS = ("transports", "storage", "metadata")  # one backend per folder below
 SHARED = ("transports/direct", "transports/carrier")  # rooms below these that backends share: no backends themselves
 EMBEDDED = {"agent": ["metadata/blob", "metadata/listener"]}  # the default directory: part of the core, behind no ABI
 CLIENTS = ("bindings", "compat", "tools", "examples", "bench")  # of the public API
+# What tests of clients include as well, below tests/. These headers include nothing of Towline's, only one another.
+CLIENTS_SUPPORT = {f"support/{name}.h" for name in ("etcd_servers", "fuzz_accepted", "loopback", "ports", "server_process", "temporary_folder")}
 VENDORS = {  # the headers, and the folders that may include them
     r"(cuda|nvrtc|cudaTypedefs|cooperative_groups|cub/|thrust/)": ["gpu", "transports/cuda", "collectives", "moe", "storage/gds", "bench/gpu"],
     r"nccl": ["collectives"],
@@ -207,8 +210,10 @@ class Checker:
                     yield Finding(str(path), number, "layer", problem)
             elif top == "include":
                 yield Finding(str(path), number, "public", f'a public header includes "{include}": only <towline/...>')
-            elif top in CLIENTS and path.stem.endswith("_fuzz") and include == "support/fuzz_accepted.h":
-                continue  # for testing, and uses nothing
+            elif path.as_posix().removeprefix("tests/") in CLIENTS_SUPPORT and include not in CLIENTS_SUPPORT:
+                yield Finding(str(path), number, "public", f'tests of clients use it, and it includes "{include}"')
+            elif top in CLIENTS and is_test(path) and include in CLIENTS_SUPPORT:
+                continue
             elif top in CLIENTS and not self.is_own_file(path, include):
                 yield Finding(str(path), number, "public", f'includes "{include}": only <towline/...> and its own files')
 

@@ -86,6 +86,13 @@ class StructureTest(unittest.TestCase):
     def test_bench_uses_public_headers_only(self):
         self.assert_found("bench/copy.cc", '#include "plan/cursor.h"\n', "public")
 
+    def test_tests_of_clients_use_some_headers_of_the_tests(self):
+        server = '#include "support/etcd_servers.h"\n'
+        self.assertEqual(self.findings({"compat/nixl/tests/bad_test.cc": server}), [])
+        self.assert_found("compat/nixl/src/bad.cc", server, "public")
+        self.assert_found("compat/nixl/tests/bad_test.cc", '#include "support/s3_server.h"\n', "public")
+        self.assert_found("tests/support/etcd_servers.h", '#include "base/status.h"\n', "public")
+
     def test_public_header_stands_alone(self):
         self.assert_found("include/towline/bad.h", '#include "base/status.h"\n', "public")
 

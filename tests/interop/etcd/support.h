@@ -9,12 +9,18 @@
 #include <string>
 #include <thread>
 
-#include "servers.h"
+#include "support/etcd_servers.h"
 #include "towline/directory.hpp"
 
 namespace towline::interop {
 
 using namespace std::chrono_literals;
+using support::Etcd;
+using support::EtcdOptions;
+using support::FakeServer;
+using support::free_port;
+using support::Line;
+using support::TemporaryFolder;
 using SteadyClock = std::chrono::steady_clock;
 
 // Short times, so that what takes them is over soon.

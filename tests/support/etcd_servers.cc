@@ -1,4 +1,4 @@
-#include "servers.h"
+#include "support/etcd_servers.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -8,17 +8,11 @@
 #include <stdexcept>
 #include <utility>
 
-namespace towline::interop {
-
-using support::connect_to;
-using support::kLookMs;
-using support::listen_anywhere;
-using support::loopback_address;
-using support::send_all;
+namespace towline::support {
 
 // ---- etcd
 
-bool Etcd::installed() { return !support::found_program("etcd").empty(); }
+bool Etcd::installed() { return !found_program("etcd").empty(); }
 
 // Somebody else may take a free port before it does.
 Etcd::Etcd(const EtcdOptions& options) : options_(options) {
@@ -216,4 +210,4 @@ void FakeServer::serve(int fd) {
   close(fd);
 }
 
-}  // namespace towline::interop
+}  // namespace towline::support

@@ -1,5 +1,5 @@
-// The servers of the etcd directory's tests: a real etcd in a separate process, a proxy whose connection can
-// be cut, and a fake server with any answers.
+// Servers of tests with etcd: a real one in a process of its own, a proxy whose connection can be cut, and a fake server with
+// any answers. Tests of clients include it too (tests/structure): nothing of Towline's is in it.
 #pragma once
 
 #include <atomic>
@@ -14,10 +14,7 @@
 #include "support/server_process.h"
 #include "support/temporary_folder.h"
 
-namespace towline::interop {
-
-using support::free_port;
-using support::TemporaryFolder;
+namespace towline::support {
 
 struct EtcdOptions {
   std::string cert_file{};  // TLS with these
@@ -44,7 +41,7 @@ class Etcd {
   TemporaryFolder folder_;
   uint16_t port_ = 0;
   uint16_t peer_port_ = 0;
-  support::ServerProcess process_;
+  ServerProcess process_;
 };
 
 // Carries connections to a port, until told otherwise.
@@ -110,4 +107,4 @@ class FakeServer {
   std::vector<std::thread> clients_;
 };
 
-}  // namespace towline::interop
+}  // namespace towline::support
