@@ -13,6 +13,7 @@
 
 #include "json_output.h"
 #include "signals.h"
+#include "streams.h"
 #include "units.h"
 
 namespace tool {
@@ -87,7 +88,7 @@ void watch(const CommonOptions& common, milliseconds interval) {
       if (common.output.interactive()) fmt::print("\033[H\033[J");
       fmt::print("{}", render_metrics(now, &before, seconds, common.output));
     }
-    std::fflush(stdout);
+    finish_output(stdout);
     before = std::move(now);
     before_at = now_at;
   }
@@ -102,7 +103,7 @@ void serve(const std::string& address) {
   towline::detail::check(towline_exporter_start(nullptr, address.c_str(), &started));
   const std::unique_ptr<towline_exporter_t, Stop> exporter(started);
   fmt::print("metrics of this host's agents at http://{}/metrics\n", towline_exporter_address(started));
-  std::fflush(stdout);
+  finish_output(stdout);
   (void)signals.wait(-1);
 }
 

@@ -76,7 +76,7 @@ void serve(const ServeOptions& options, const CommonOptions& common) {
     }
     tell(stderr, "serving until interrupted\n");
   }
-  std::fflush(stdout);
+  finish_output(stdout);  // which has the address
   (void)signals.wait(-1);
 }
 

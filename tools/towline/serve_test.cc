@@ -126,6 +126,28 @@ TEST(Ls, refuses_a_file_that_is_not_there) {
   EXPECT_EQ(refusal_of("/absent/file"), "file:/absent/file: no such file");
 }
 
+// Nobody would learn where it listens.
+TEST(Serve, ends_if_its_place_can_not_be_written) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::alarm(60);  // it served
+    ::dup2(::open("/dev/full", O_WRONLY), 1);
+    CLI::App app;
+    CommonOptions common;
+    add_serve_command(app, common);
+    try {
+      app.parse("serve --json --region 4KiB");
+    } catch (const std::exception& error) {
+      ::_exit(std::string(error.what()).find("the output can't be written") != std::string::npos ? 3 : 4);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 3);
+}
+
 TEST(Serve, refuses_what_it_can_not_hold) {
   for (const char* kind : {"shared", "private"}) {
     Serving serving(std::string{"--region 1000TiB --memory "} + kind);
