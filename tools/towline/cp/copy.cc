@@ -12,6 +12,7 @@
 #include <set>
 #include <string_view>
 #include <thread>
+#include <towline/pace.hpp>
 #include <towline/towline.hpp>
 
 #include "buffer.h"
@@ -101,7 +102,7 @@ class Copier {
   void start(uint64_t piece);
   void finish(Journal& journal);
   [[nodiscard]] const char* advice(bool timed_out) const;
-  void hold_back(uint64_t sent_bytes) const;
+  [[nodiscard]] std::chrono::nanoseconds piece_timeout() const;
   void show(uint64_t done_bytes) const;
   void verify();
   [[nodiscard]] towline::Plan plan_of(uint64_t begin, uint64_t bytes) const;
@@ -227,7 +228,9 @@ CopySummary Copier::run() {
   if (!goes_on && options_.seek == 0 && !within_one_file()) OpenPlace::empty(destination_place_);
   summary_.bytes = cut_.bytes;
   started_ = steady_clock::now();
+  towline::set_limit(agent_, options_.rate);
   copy_pieces(journal);
+  towline::set_limit(agent_, 0);
   check_source();
   if (options_.sync || destination_place_.path.empty()) destination_->commit();
   interruption_.reset();
@@ -240,7 +243,7 @@ CopySummary Copier::run() {
 towline::Plan Copier::plan_of(uint64_t begin, uint64_t bytes) const {
   const towline::BlockList from = source_->list(agent_, options_.skip + begin, bytes);
   const towline::BlockList to = destination_->list(agent_, options_.seek + begin, bytes);
-  return agent_.plan(from, to, {.timeout = options_.timeout, .backend = options_.backend});
+  return agent_.plan(from, to, {.timeout = piece_timeout(), .backend = options_.backend});
 }
 
 void Copier::copy_pieces(Journal& journal) try {
@@ -318,18 +321,14 @@ void Copier::finish(Journal& journal) {
   journal.add(flight.piece);
   flights_.pop_front();
   show(finished_bytes_);
-  hold_back(finished_bytes_);
 }
 
-void Copier::hold_back(uint64_t sent_bytes) const {
-  if (options_.rate == 0) return;
-  const auto due =
-      started_ + std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(
-                     static_cast<double>(sent_bytes) / static_cast<double>(options_.rate)));
-  while (steady_clock::now() < due) {
-    if (interruption_) interruption_->check();
-    std::this_thread::sleep_until(std::min(due, steady_clock::now() + kLook));
-  }
+// Beside what the rate takes for it and for the piece that is in flight with it.
+std::chrono::nanoseconds Copier::piece_timeout() const {
+  if (options_.rate == 0) return options_.timeout;
+  const auto pieces = static_cast<double>(kPiecesInFlight * std::min(cut_.piece_bytes, cut_.bytes));
+  const std::chrono::duration<double> takes{std::min(pieces / static_cast<double>(options_.rate), 1e9)};
+  return options_.timeout + std::chrono::ceil<std::chrono::nanoseconds>(takes);
 }
 
 void Copier::show(uint64_t done_bytes) const {

@@ -305,6 +305,23 @@ TEST(Cp, of_no_bytes_is_not_a_copy_of_all) {
   EXPECT_FALSE(fs::exists(folder / "to"));
 }
 
+// Also within a piece, which is larger here than the file.
+TEST(Cp, keeps_to_its_rate_from_the_first_byte_on) {
+  constexpr uint64_t kRate = 8'000'000;
+  constexpr double kChunks = 3 << 20;  // staged bytes go by the chunk
+  const Folder folder;
+  write_file(folder / "from", contents(kRate, 1));
+  const auto began = std::chrono::steady_clock::now();
+  double most = 0;  // bytes beyond the rate
+  const CopyOptions options{.source = folder / "from", .destination = folder / "to", .rate = kRate};
+  (void)copy(options, [&](Phase, double share, const std::string&) {
+    const std::chrono::duration<double> past = std::chrono::steady_clock::now() - began;
+    most = std::max(most, static_cast<double>(kRate) * (share - past.count()));
+  });
+  EXPECT_LT(most, kChunks);
+  EXPECT_TRUE(read_file(folder / "to") == contents(kRate, 1));
+}
+
 TEST(Cp, never_writes_over_what_it_reads) {
   const Folder folder;
   const std::vector<char> all = contents(kBytes, 13);
