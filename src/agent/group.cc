@@ -12,6 +12,19 @@
 
 namespace towline {
 
+namespace {
+
+// Without memory the text stays as it is: then the status has to say it.
+template <class... Values>
+void put(std::string& text, fmt::format_string<Values...> format, Values&&... values) noexcept {
+  try {
+    text = fmt::format(format, std::forward<Values>(values)...);
+  } catch (const std::bad_alloc&) {
+  }
+}
+
+}  // namespace
+
 Group* Group::create(std::shared_ptr<Agent> agent, const PostOptions& options) {
   return new Group(std::move(agent), options);
 }
@@ -51,14 +64,16 @@ void Group::let_go() noexcept {
 
 Status Group::join(PlannedPost& post) noexcept {
   const std::lock_guard lock(mutex_);
+  std::string refusal;
   if (ended_.load(std::memory_order_acquire)) {
     const Status status = final_status_ == Status::kOk ? Status::kInvalidArgument : final_status_;
-    set_failure_text(why_.empty() ? std::string("the group has ended: ") + status_text(status)
-                                  : "the group has ended: " + why_);
+    put(refusal, "the group has ended: {}", why_.empty() ? status_text(status) : why_.c_str());
+    set_failure_text(refusal);
     return status;
   }
   if (closed_) {
-    set_failure_text(fmt::format("the group was closed with {} members", members_));
+    put(refusal, "the group was closed with {} members", members_);
+    set_failure_text(refusal);
     return Status::kInvalidArgument;
   }
   post.member = {nullptr, first_, members_, false};
@@ -122,12 +137,11 @@ void Group::left(PlannedPost& post, Worker* worker) noexcept {
   let_go();
 }
 
-void Group::note_failure(const PlannedPost& post, Status status, const std::string& why) {
+void Group::note_failure(const PlannedPost& post, Status status, const std::string& why) noexcept {
   if (failed_member_ != UINT64_MAX || over()) return;
   failed_member_ = post.member.number;
   failed_user_data_ = post.user_data();
-  why_ = fmt::format("member {} of {}: {}", failed_member_, members_,
-                     why.empty() ? std::string(status_text(status)) : why);
+  put(why_, "member {} of {}: {}", failed_member_, members_, why.empty() ? status_text(status) : why.c_str());
 }
 
 void Group::note_peer(PlannedPost& post) {
@@ -158,7 +172,9 @@ Status Group::close() noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (closed_) {
-      set_failure_text(fmt::format("the group was closed before, with {} members", members_));
+      std::string refusal;
+      put(refusal, "the group was closed before, with {} members", members_);
+      set_failure_text(refusal);
       return Status::kInvalidArgument;
     }
     closed_ = true;
@@ -173,7 +189,7 @@ void Group::complete(Worker* worker) noexcept {
   if (message_.empty() || told_.empty()) return end(Status::kOk, worker);
   if (told_.size() > kMostPeers) {
     const std::lock_guard lock(mutex_);
-    why_ = fmt::format("its members are of {} peers, and at most {} can be told", told_.size(), kMostPeers);
+    put(why_, "its members are of {} peers, and at most {} can be told", told_.size(), kMostPeers);
   }
   if (told_.size() > kMostPeers) return end(Status::kLimitExceeded, worker);
   tell_peers(worker);
@@ -244,8 +260,8 @@ void Group::deliver() noexcept {
     const std::lock_guard lock(mutex_);
     bytes = bytes_;
     if (why_.empty() && status == Status::kTimedOut)
-      why_ = fmt::format("the deadline has passed with {} of its {} members in flight{}", in_flight_,
-                         members_, closed_ ? "" : ", and it was not closed");
+      put(why_, "the deadline has passed with {} of its {} members in flight{}", in_flight_, members_,
+          closed_ ? "" : ", and it was not closed");
   }
   const towline_completion_t completion = {options_.user_data, nullptr, static_cast<int32_t>(status), 0,
                                            bytes};
@@ -295,7 +311,7 @@ void Group::release() noexcept {
   {
     const std::lock_guard lock(mutex_);
     open = !closed_;
-    if (open && why_.empty()) why_ = "it was released before it was closed";
+    if (open && why_.empty()) put(why_, "it was released before it was closed");
   }
   if (fork_generation_ == fork_generation() && open) end(Status::kCancelled, nullptr);
   let_go();

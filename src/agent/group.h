@@ -94,7 +94,7 @@ class Group final : public Ending {
   }
   void unlink(PlannedPost& post) noexcept;
   void note_peer(PlannedPost& post);
-  void note_failure(const PlannedPost& post, Status status, const std::string& why);
+  void note_failure(const PlannedPost& post, Status status, const std::string& why) noexcept;
   // The last one has left: the thread that gets true completes.
   [[nodiscard]] bool is_complete() noexcept;
   // Closed, and no member is in flight: notices, then the outcome.
