@@ -134,6 +134,22 @@ TEST(TcpStores, OneThatWasBegunAnewGetsWhatIsSetNext) {
   EXPECT_NE(code_of([&] { store->set("later", Bytes{3}); }), Status::kOk) << "nobody has it";
 }
 
+// A rank that can't tell the others why it failed says so itself, at once.
+TEST(TcpStores, OnesThatAreGoneRefuseAtOnceHoweverLongTheDeadline) {
+  auto server = std::make_unique<TcpStoreServer>("127.0.0.1:0");
+  const std::string endpoint = "127.0.0.1:" + std::to_string(server->port());
+  const auto within = [](uint64_t seconds) {
+    return Deadline::after(monotonic_now_ns(), seconds * kSecondNs);
+  };
+  const auto store = open_tcp_store(endpoint, false, within(5));
+  server.reset();
+  const uint64_t began = monotonic_now_ns();
+  EXPECT_NE(code_of([&] { (void)store->get("a key", within(60)); }), Status::kOk);
+  EXPECT_NE(code_of([&] { (void)store->get("a key", within(60)); }), Status::kOk);
+  EXPECT_NE(code_of([&] { store->set("a key", Bytes{3}); }), Status::kOk);
+  EXPECT_LT(monotonic_now_ns() - began, 20 * kSecondNs);
+}
+
 TEST(TcpStores, AThreadThatWaitsForAKeyHoldsUpNoOther) {
   TcpStoreServer server("127.0.0.1:0");
   const std::string endpoint = "127.0.0.1:" + std::to_string(server.port());

@@ -85,17 +85,15 @@ class TcpStore final : public Store {
   // A connection without an unfinished request. After a failure it is not given back. One with something to read while it has
   // no request was closed by the store: a set has no answer, and would be lost there.
   Stream take(Deadline deadline) {
-    Stream::Patience patience = Stream::Patience::kUntilDeadline;
     {
       const std::lock_guard lock(mutex_);
       while (!idle_.empty()) {
         Stream stream = std::move(idle_.back());
         idle_.pop_back();
         if (!stream.ready(POLLIN)) return stream;
-        patience = Stream::Patience::kNone;
       }
     }
-    return connect(deadline, patience);
+    return connect(deadline, Stream::Patience::kNone);  // it was there: if nobody listens now it is gone
   }
   void give_back(Stream&& stream) {
     const std::lock_guard lock(mutex_);
