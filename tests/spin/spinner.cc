@@ -19,8 +19,11 @@ void count_end(const towline_completion_t* completion) {
 }  // namespace
 
 Spinner::Spinner(World& world, uint32_t index)
-    : world_(world), random_(world.options().seed * 1000 + index), moves_(kAreasOfThread) {
-  for (uint32_t i = 0; i < kAreasOfThread; ++i) moves_[i].area = index * kAreasOfThread + i;
+    : world_(world),
+      random_(world.options().seed * 1000 + index),
+      moves_(kMovesOfThread),
+      planner_(world, index * kAreasOfThread + kMovesOfThread, random_()) {
+  for (uint32_t i = 0; i < kMovesOfThread; ++i) moves_[i].area = index * kAreasOfThread + i;
 }
 
 Spinner::~Spinner() {
@@ -42,7 +45,8 @@ int32_t Spinner::call(int32_t status) {
 
 void Spinner::step() {
   const uint64_t drawn = random_.below(1000);
-  if (drawn < 600) return move_call();
+  if (drawn < 300) return move_call();
+  if (drawn < 600) return plan_call();
   if (drawn < 760) return agent_call();
   if (drawn < 860) return peer_call();
   if (drawn < 920) return region_call();
@@ -294,6 +298,20 @@ void Spinner::move_call() {
       break;
   }
   look(move, below(0.5) ? kShortNs : 0);
+}
+
+void Spinner::plan_call() {
+  if (planner_.begun()) return planner_.step();
+  const uint32_t here = any_place();
+  const uint32_t there = any_place();
+  if (here == there) return;
+  Place& from = world_.place(here);
+  Place& to = world_.place(there);
+  if (from.closing || to.closing) return;
+  const std::shared_lock from_lock(from.mutex, std::try_to_lock);
+  const std::shared_lock to_lock(to.mutex, std::try_to_lock);
+  if (!from_lock.owns_lock() || !to_lock.owns_lock()) return;
+  if (Known* const known = know(here, there); known != nullptr) planner_.begin(from, to, known->peer);
 }
 
 void Spinner::draw_picks(Move& move) {

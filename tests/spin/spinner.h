@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "spin/planner.h"
 #include "spin/world.h"
 
 namespace towline::spin {
@@ -55,6 +56,7 @@ class Spinner {
   void counter_call();
   void bad_call();
   void move_call();
+  void plan_call();
   void fork_call();
 
   Known* know(uint32_t here, uint32_t there);
@@ -75,6 +77,7 @@ class Spinner {
   World& world_;
   Random random_;
   std::vector<Move> moves_;
+  Planner planner_;
   std::vector<Known> known_;
   std::vector<Scratch> scratch_;
   std::vector<towline_counter_t*> counters_;

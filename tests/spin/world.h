@@ -20,8 +20,9 @@
 namespace towline::spin {
 
 inline constexpr uint64_t kAreaBytes = uint64_t{128} << 10;
-inline constexpr uint32_t kAreasOfThread = 4;
-inline constexpr uint64_t kPatienceNs = 60'000'000'000;  // beyond which something hangs
+inline constexpr uint32_t kMovesOfThread = 4;
+inline constexpr uint32_t kAreasOfThread = kMovesOfThread + 1;  // the last one is its planner's
+inline constexpr uint64_t kPatienceNs = 60'000'000'000;         // beyond which something hangs
 
 struct Options {
   uint64_t seed = 1;
@@ -118,6 +119,7 @@ class World {
   // Counted for the last line.
   std::atomic<uint64_t> calls{0};
   std::atomic<uint64_t> moved{0};
+  std::atomic<uint64_t> events{0};
   std::atomic<uint64_t> agents_made{0};
 
  private:
