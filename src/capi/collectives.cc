@@ -48,6 +48,7 @@ const towline_collective_t& take_call(const towline_collective_t* given, towline
   if (given->struct_size == sizeof copy) return *given;
   if (given->struct_size < offsetof(towline_collective_t, input_offsets) || given->struct_size > 4096)
     fail(Status::kInvalidArgument, "call.struct_size is {}; set it to sizeof the struct", given->struct_size);
+  capi::refuse_newer_fields(given, given->struct_size, sizeof copy, "call");
   copy = {};
   std::memcpy(&copy, given, std::min(given->struct_size, sizeof copy));
   return copy;
@@ -60,6 +61,7 @@ const towline_collective_options_t* take_options(const towline_collective_option
   if (given->struct_size < offsetof(towline_collective_options_t, interrupted) || given->struct_size > 4096)
     fail(Status::kInvalidArgument, "options.struct_size is {}; set it to sizeof the struct",
          given->struct_size);
+  capi::refuse_newer_fields(given, given->struct_size, sizeof copy, "options");
   copy = {};
   std::memcpy(&copy, given, std::min(given->struct_size, sizeof copy));
   return &copy;
@@ -77,6 +79,7 @@ std::shared_ptr<rendezvous::Store> take_store(const towline_collective_store_t* 
   if (given == nullptr) return nullptr;
   if (given->struct_size < sizeof *given || given->set == nullptr || given->get == nullptr)
     fail(Status::kInvalidArgument, "store needs struct_size, set and get");
+  capi::refuse_newer_fields(given, std::min<size_t>(given->struct_size, 4096), sizeof *given, "store");
   return std::make_shared<capi::ApplicationStore>(*given);
 }
 
@@ -291,9 +294,10 @@ int32_t towline_collective_issue_norm(towline_communicator_t* communicator,
   return capi::guard(__func__, [&] {
     Communicator& self = need_communicator(communicator);
     capi::need(norm, "norm");
-    if (norm->struct_size < sizeof *norm)
+    if (norm->struct_size < sizeof *norm || norm->struct_size > 4096)
       fail(Status::kInvalidArgument, "norm.struct_size is {}; set it to sizeof the struct",
            norm->struct_size);
+    capi::refuse_newer_fields(norm, norm->struct_size, sizeof *norm, "norm");
     towline_collective_options_t options_copy;
     self.issue_norm(*norm, take_options(options, options_copy), stream);
     return Status::kOk;
@@ -571,6 +575,7 @@ int32_t towline_window_issue(towline_window_t* window, const towline_window_call
       fail(Status::kInvalidArgument, "call.struct_size is {}; set it to sizeof the struct",
            given->struct_size);
     towline_window_call_t copy = {};
+    capi::refuse_newer_fields(given, given->struct_size, sizeof copy, "call");
     std::memcpy(&copy, given, std::min(given->struct_size, sizeof copy));
     copy.struct_size = sizeof copy;
     const towline_window_call_t* const call = &copy;

@@ -51,6 +51,45 @@ TEST(CollectivesInCpp, VectorsSpansAndArraysAreTaken) {
   EXPECT_EQ(out, in);
 }
 
+// A caller of a later version, whose struct has a field more.
+template <class Struct>
+struct Newer {
+  Struct known = {};
+  uint64_t more = 0;
+
+  Newer() { known.struct_size = sizeof *this; }
+};
+
+TEST(CollectivesOfLaterVersions, AreTakenUnlessTheySetWhatIsNotKnown) {
+  auto options = detail::defaults<towline_communicator_options_t>();
+  options.rank = 0;
+  options.size = 1;
+  const Communicator world{options};
+  Newer<towline_collective_t> call;
+  call.known.op = TOWLINE_COLLECTIVE_BARRIER;
+  Newer<towline_collective_options_t> how;
+  const auto run = [&] { return towline_collective(world.native(), &call.known, &how.known, nullptr); };
+  EXPECT_EQ(run(), TOWLINE_OK) << last_error();
+  call.more = 1;
+  EXPECT_EQ(run(), TOWLINE_UNSUPPORTED);
+  EXPECT_NE(last_error().find("call sets a field at byte"), std::string_view::npos) << last_error();
+  call.more = 0;
+  how.more = 1;
+  EXPECT_EQ(run(), TOWLINE_UNSUPPORTED);
+  EXPECT_NE(last_error().find("options sets a field at byte"), std::string_view::npos) << last_error();
+
+  Newer<towline_collective_store_t> store;
+  store.known.set = [](void*, const char*, const void*, size_t) { return TOWLINE_OK + 0; };
+  store.known.get = [](void*, const char*, uint64_t, void*, size_t, size_t*) {
+    return TOWLINE_TIMED_OUT + 0;
+  };
+  store.more = 1;
+  options.store = &store.known;
+  towline_communicator_t* none = nullptr;
+  EXPECT_EQ(towline_communicator_create(&options, &none), TOWLINE_UNSUPPORTED);
+  EXPECT_NE(last_error().find("store sets a field at byte"), std::string_view::npos) << last_error();
+}
+
 TEST(CollectivesInCpp, SettingsThatAreUnknownAreRefusedWithTheNearest) {
   auto options = detail::defaults<towline_communicator_options_t>();
   options.rank = 0;

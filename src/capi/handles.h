@@ -141,6 +141,17 @@ struct Sides {
   return {picks_of(reads ? to : from), picks_of(reads ? from : to)};
 }
 
+// Throws Error for fields beyond the first `known` bytes that are not 0: they ask for something that would not be done.
+inline void refuse_newer_fields(const void* given, size_t bytes, size_t known, const char* what) {
+  const auto* const byte = static_cast<const unsigned char*>(given);
+  for (size_t i = known; i < bytes; ++i)
+    if (byte[i] != 0)
+      fail(Status::kUnsupported,
+           "{} sets a field at byte {} that this version of the library does not have: it knows {} bytes of "
+           "the struct",
+           what, i, known);
+}
+
 // Copies a caller's options as far as its version of the struct goes; null gives the defaults. Throws Error for a size
 // that no version had, and for fields of a newer version that are not 0: they ask for something that would not be done.
 template <class Options>
@@ -152,13 +163,7 @@ Options take_options(const Options* given, const char* what) {
     fail(Status::kInvalidArgument, "{}.struct_size is {}; set it to sizeof the struct", what,
          given->struct_size);
   }
-  const auto* const bytes = reinterpret_cast<const unsigned char*>(given);
-  for (size_t i = sizeof options; i < given->struct_size; ++i)
-    if (bytes[i] != 0)
-      fail(Status::kUnsupported,
-           "{} sets a field at byte {} that this version of the library does not have: it knows {} bytes of "
-           "the struct",
-           what, i, sizeof options);
+  refuse_newer_fields(given, given->struct_size, sizeof options, what);
   std::memcpy(&options, given, std::min(given->struct_size, sizeof options));
   options.struct_size = sizeof options;
   return options;
