@@ -57,6 +57,8 @@ void serve(const ServeOptions& options, const CommonOptions& common) {
   std::deque<Buffer> buffers;
   for (const uint64_t size : sizes) buffers.emplace_back(parse_buffer_kind(options.kind), size);
   const towline::Agent agent(options.name, {.listen = options.listen, .advertise = options.advertise});
+  if (agent.address().empty())
+    throw Failure{fmt::format("--listen {}: peers could not connect; give HOST:PORT", options.listen)};
   std::vector<towline::Region> regions;
   json places = json::array();
   for (const Buffer& buffer : buffers) {

@@ -33,7 +33,8 @@ class Serving {
       CommonOptions common;
       add_serve_command(app, common);
       try {
-        app.parse("serve --json --listen 127.0.0.1:0 " + arguments);
+        const bool listens = arguments.find("--listen") != std::string::npos;
+        app.parse(std::string("serve --json ") + (listens ? "" : "--listen 127.0.0.1:0 ") + arguments);
       } catch (const std::exception& error) {
         std::fprintf(stderr, "%s\n", error.what());
         ::_exit(1);
@@ -149,6 +150,12 @@ TEST(Serve, ends_if_its_place_can_not_be_written) {
 }
 
 TEST(Serve, refuses_what_it_can_not_hold) {
+  {
+    Serving nowhere("--region 4KiB --listen none");
+    const int status = nowhere.end(SIGTERM);
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 1);
+  }
   for (const char* kind : {"shared", "private"}) {
     Serving serving(std::string{"--region 1000TiB --memory "} + kind);
     const int status = serving.end(0);
