@@ -51,6 +51,13 @@ TEST(Bench, RowsSayWhereBytesComeFrom) {
   }
   options.storage.places = {"/data"};
   EXPECT_EQ(rows_of(options).front().from, "storage");
+  options.from = "initiator";
+  try {
+    (void)rows_of(options);
+    FAIL() << "taken";
+  } catch (const Failure& failure) {
+    EXPECT_STREQ(failure.what(), "--from initiator: memory, storage, both or mixed");
+  }
   options.from = "mixed";
   EXPECT_EQ(rows_of(options).size(), 1u);
   options.from = "both";

@@ -151,7 +151,12 @@ void StorageRun::Driver::run(const StorageOptions& options, uint32_t depth) {
 }
 
 std::vector<std::string> storage_sides_of(const std::string& from) {
-  return from == "mixed" ? std::vector{from} : sides_of(from, {"memory", "storage"});
+  if (from == "mixed") return {from};
+  try {
+    return sides_of(from, {"memory", "storage"});
+  } catch (const Failure&) {
+    throw Failure{fmt::format("--from {}: memory, storage, both or mixed", from)};
+  }
 }
 
 StorageRun::StorageRun(const StorageOptions& options, const StorageRow& row) : options_(options), row_(row) {
