@@ -155,8 +155,8 @@ double bus_factor(const std::string& operation, uint32_t ranks) {
 uint64_t buffer_bytes(const CollectiveOptions& options) {
   if (options.sizes.empty() || options.ranks.empty()) return 0;
   const uint64_t largest = *std::ranges::max_element(options.sizes);
-  const uint64_t processes = *std::ranges::max_element(options.ranks) * (1 + options.peers.size());
-  return processes * 2 * largest;
+  const uint64_t buffers = 2 * *std::ranges::max_element(options.ranks) * (1 + options.peers.size());
+  return buffers != 0 && largest > UINT64_MAX / buffers ? UINT64_MAX : buffers * largest;
 }
 
 void run_collective_bench(const CollectiveOptions& options, const CommonOptions& common) {

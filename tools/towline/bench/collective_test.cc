@@ -55,6 +55,8 @@ TEST(Collectives, WhatMemoryDoesNotSufficeForIsNotBegun) {
   EXPECT_EQ(buffer_bytes(options), uint64_t{8 * 3 * 2} << 20);  // gloo's and Open MPI's among them
   options.peers.clear();
   EXPECT_EQ(buffer_bytes(options), uint64_t{8 * 2} << 20);
+  options.sizes = {uint64_t{1} << 60};
+  EXPECT_EQ(buffer_bytes(options), UINT64_MAX) << "16 of them are 2^64 bytes";
   options.sizes = {uint64_t{1} << 50};
   try {
     run_collective_bench(options, {});
