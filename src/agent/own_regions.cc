@@ -46,8 +46,15 @@ std::shared_ptr<const RegionLabel> OwnRegions::label_from(const char* name, cons
          TOWLINE_MAX_REGION_NAME_BYTES, label->name.size());
   if (layout == nullptr) return label;
   const std::size_t size = layout->struct_size;
-  if (size < offsetof(towline_layout, stride) + sizeof(layout->stride))
+  if (size < offsetof(towline_layout, stride) + sizeof(layout->stride) || size > 4096)
     fail(Status::kInvalidArgument, "options.layout->struct_size is {}; set it to sizeof the struct", size);
+  const auto* const bytes = reinterpret_cast<const unsigned char*>(layout);
+  if (std::any_of(bytes + std::min(size, sizeof *layout), bytes + size,
+                  [](unsigned char byte) { return byte != 0; }))
+    fail(Status::kUnsupported,
+         "options.layout sets a field that this version of the library does not have: it knows {} bytes of "
+         "the struct",
+         sizeof *layout);
   std::memcpy(&label->layout, layout, std::min(size, sizeof label->layout));
   label->layout.struct_size = sizeof label->layout;
   complete(label->layout);

@@ -55,6 +55,30 @@ TEST_F(ElementSizes, BlocksOfANewerVersionAreTakenIfTheySetNothingNew) {
   EXPECT_NE(std::string(towline_last_error()).find("blocks[1]"), std::string::npos) << towline_last_error();
 }
 
+TEST_F(ElementSizes, ALayoutOfANewerVersionIsTakenIfItSetsNothingNew) {
+  struct {
+    towline_layout_t layout = {};
+    uint64_t later = 0;
+  } newer;
+  newer.layout.struct_size = sizeof newer;
+  newer.layout.element_bytes = 1024;
+  newer.layout.dimensions = 1;
+  newer.layout.count[0] = 4;
+  towline_region_options_t options = {};
+  options.struct_size = sizeof options;
+  options.name = "paged";
+  options.layout = &newer.layout;
+  towline_region_t* region = nullptr;
+  newer.later = 7;
+  EXPECT_EQ(towline_region_register(agent_.native(), memory_.data(), 4096, &options, &region),
+            TOWLINE_UNSUPPORTED);
+  EXPECT_NE(last_error().find("options.layout sets a field"), std::string_view::npos) << last_error();
+  newer.later = 0;
+  ASSERT_EQ(towline_region_register(agent_.native(), memory_.data(), 4096, &options, &region), TOWLINE_OK)
+      << last_error();
+  EXPECT_EQ(towline_region_deregister(region, TOWLINE_FOREVER), TOWLINE_OK);
+}
+
 TEST_F(ElementSizes, ASizeThatNoVersionHadIsRefused) {
   towline_blocks_t block = {};
   uint64_t total = 0;

@@ -65,7 +65,7 @@ TEST_F(GroupWithoutMemory, AMemberThatIsRefusedEndsIt) {
   whichever_fails([&](int after) {
     towline_group_t* const group = make();
     options_.group = group;
-    options_.from = {.indices = none_such, .index_bytes = 4, .count = 1};
+    options_.from = {none_such, 4, 0, 0, 0, 1};
     support::fail_allocations(after, 1);
     const int32_t posted = towline_plan_post(plan_, &options_, nullptr);
     const bool failed = stop_failing();
