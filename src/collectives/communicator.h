@@ -24,7 +24,7 @@
 
 #include "base/config/config.h"
 #include "base/error.h"
-#include "base/sync/light_lock.h"
+#include "base/sync/biased_lock.h"
 #include "collectives/flight_recorder.h"
 #include "collectives/forming.h"
 #include "collectives/work.h"
@@ -251,7 +251,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::condition_variable aborted_hooks_returned_;
   std::atomic<bool> formed_{false};
 
-  LightLock perform_mutex_;
+  BiasedLock perform_mutex_;
   std::atomic<std::thread::id> finisher_{};  // set by that thread, holding perform_mutex_
   uint64_t number_ = 0;                      // under perform_mutex_
   std::vector<uint8_t> scaled_;              // under perform_mutex_

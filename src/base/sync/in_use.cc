@@ -44,6 +44,8 @@ class InUseSlots {
     }
   }
 
+  bool publishes() const noexcept { return registered_; }
+
   bool has(const void* object) const noexcept {
     for (InUse::Slot* slot = first_.load(std::memory_order_acquire); slot != nullptr; slot = slot->next)
       if (slot->object.load(std::memory_order_acquire) == object) return true;
@@ -88,6 +90,7 @@ InUse::Slot* InUse::take_slot() noexcept {
 }
 
 void InUse::publish() noexcept { InUseSlots::of_process().publish(); }
+bool InUse::publishes() noexcept { return InUseSlots::of_process().publishes(); }
 bool InUse::by_any(const void* object) noexcept { return InUseSlots::of_process().has(object); }
 
 }  // namespace towline

@@ -42,6 +42,8 @@ class InUse {
   explicit operator bool() const noexcept { return slot_ != nullptr; }
 
   static void publish() noexcept;
+  // Whether publish() is a fence for threads that have none of their own.
+  [[nodiscard]] static bool publishes() noexcept;
   [[nodiscard]] static bool by_any(const void* object) noexcept;
 
  private:
