@@ -88,6 +88,7 @@ ShmGroup::ShmGroup(Mapping mapping, int index, std::vector<int> ranks, const Shm
       settings_(settings),
       share_bytes_(settings.stage_bytes / ranks_.size() / kCacheLineBytes * kCacheLineBytes),
       breaker_(breaker),
+      heads_(ranks_.size()),
       tails_seen_(ranks_.size()),
       pauses_(kMostPauses),
       token_(random_u64()),
@@ -446,8 +447,9 @@ bool ShmGroup::take_beside(const Ring& ring, uint64_t from, void* to, size_t byt
 size_t ShmGroup::channel_write(int to, const void* data, size_t bytes) noexcept {
   Ring& ring = this->ring(index_, to);
   uint8_t* base = ring_data(index_, to);
-  const uint64_t head = ring.head.load(std::memory_order_relaxed);
-  // The reader's position is looked at where the last one seen leaves too little room: its line is the reader's.
+  // Not read from the ring, whose line the reader has. For the same reason the reader's position is looked at only where the
+  // last one seen leaves too little room.
+  uint64_t& head = heads_[static_cast<size_t>(to)];
   uint64_t& tail = tails_seen_[static_cast<size_t>(to)];
   uint64_t used = head - tail;
   if (used > settings_.channel_bytes || bytes > settings_.channel_bytes - used) {
@@ -463,7 +465,8 @@ size_t ShmGroup::channel_write(int to, const void* data, size_t bytes) noexcept 
   copy_bytes(base + at, data, until_end);
   copy_bytes(base, static_cast<const uint8_t*>(data) + until_end, count - until_end);
   put_beside(ring, head, data, count);
-  ring.head.store(head + count, std::memory_order_release);
+  head += count;
+  ring.head.store(head, std::memory_order_release);
   notify();
   return count;
 }

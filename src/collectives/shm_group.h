@@ -339,7 +339,9 @@ class ShmGroup {
   uint64_t last_lockstep_ = 0;  // the phase of lockstep that was completed last
   uint64_t all_done_ = 0;       // every other rank is done with phases up to this, and knows it of this rank
   uint64_t told_done_ = 0;
-  std::vector<uint64_t> tails_seen_;  // of the rings to the others, by those; under the lock of who writes
+  // Of the rings to the others: the bytes written, and those read when this rank looked last. Under the lock of who writes.
+  std::vector<uint64_t> heads_;
+  std::vector<uint64_t> tails_seen_;
   // Total bytes given by any rank, the same count on all ranks: now, at the end of each phase (by phase
   // number modulo kLines), and when this rank last published what it is done with.
   uint64_t given_bytes_ = 0;

@@ -141,6 +141,16 @@ TEST(SharedMemory, ARingThatSaysItIsEmptierThanEmptyIsNotWritten) {
   EXPECT_EQ(pair.breakers[0].status(), Status::kProtocol);
 }
 
+TEST(SharedMemory, AWriterKnowsItselfHowMuchItHasWritten) {
+  Pair pair;
+  const std::vector<uint8_t> data(4321, 1);
+  std::vector<uint8_t> taken(8192);
+  ASSERT_EQ(pair.groups[0]->channel_write(1, data.data(), data.size()), data.size());
+  ASSERT_EQ(pair.replace(4321, 5), 1);
+  ASSERT_EQ(pair.groups[0]->channel_write(1, data.data(), 10), 10u);
+  EXPECT_EQ(pair.groups[1]->channel_read(0, taken.data(), taken.size()), 4331u);
+}
+
 // Short ones also lie beside the ring's position, and are valid there until the next.
 TEST(SharedMemory, WritesOfAllLengthsAreReadInOrder) {
   Pair pair;
