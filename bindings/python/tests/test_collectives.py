@@ -147,6 +147,16 @@ def test_what_is_no_rank_or_size_is_refused_by_name(alone):
     alone.broadcast(array, np.int64(0))
 
 
+def test_a_communicator_without_time_is_refused(alone):
+    for call in (
+        lambda: collectives.Communicator(rank=0, size=1, timeout=0),
+        lambda: alone.split([0], timeout=0),
+        lambda: setattr(alone, "timeout", 0),
+    ):
+        with pytest.raises(towline.InvalidArgument, match="timeout is more than 0 seconds"):
+            call()
+
+
 def test_a_factor_that_nothing_is_multiplied_by_is_refused(alone):
     with pytest.raises(towline.InvalidArgument, match="factor: premul_sum alone"):
         alone.all_reduce(np.ones(4), "sum", factor=2.0)

@@ -93,6 +93,14 @@ void store_release(void* context) {
   delete static_cast<Store*>(context);
 }
 
+// Of a communicator itself: 0 would mean the library's default to C, and nothing can end in no time.
+uint64_t own_timeout_ns(nb::handle timeout, uint64_t when_none) {
+  const uint64_t nanoseconds = timeout_ns(timeout, when_none);
+  if (nanoseconds == 0 && !timeout.is_none())
+    raise(TOWLINE_INVALID_ARGUMENT, "a communicator's timeout is more than 0 seconds");
+  return nanoseconds;
+}
+
 void create(Communicator* self, nb::handle rank, nb::handle size, nb::handle name, nb::handle backend,
             nb::handle bootstrap, nb::handle store, nb::handle agent, nb::handle timeout, bool abort_process,
             bool shared_memory, uint32_t flight_records, nb::handle config, nb::handle hints) {
@@ -109,7 +117,7 @@ void create(Communicator* self, nb::handle rank, nb::handle size, nb::handle nam
   options.backend = optional_text(backend, "backend", texts[1]);
   options.bootstrap = optional_text(bootstrap, "bootstrap", texts[2]);
   options.config = optional_text(config, "config", texts[3]);
-  options.timeout_ns = timeout_ns(timeout, 0);
+  options.timeout_ns = own_timeout_ns(timeout, 0);
   options.flags = (abort_process ? uint32_t{TOWLINE_COMMUNICATOR_ABORT_PROCESS} : 0) |
                   (shared_memory ? 0 : uint32_t{TOWLINE_COMMUNICATOR_NO_SHARED_MEMORY});
   options.flight_records = flight_records;
@@ -196,7 +204,7 @@ nb::object split(nb::handle self, nb::handle ranks, nb::handle name, nb::handle 
   for (nb::handle rank : nb::borrow(ranks)) list.push_back(small_integer(rank, "a rank"));
   std::string keep;
   const char* const its_name = optional_text(name, "name", keep);
-  const uint64_t nanoseconds = timeout_ns(timeout, 0);
+  const uint64_t nanoseconds = own_timeout_ns(timeout, 0);
   towline_communicator_t* native = nullptr;
   int32_t status = 0;
   {
@@ -444,7 +452,7 @@ CommunicatorClass bind_communicator(nb::module_& module) {
             return 1e-9 * static_cast<double>(towline_communicator_timeout(one.use()));
           },
           [](const Communicator& one, nb::handle timeout) {
-            check(towline_communicator_set_timeout(one.use(), timeout_ns(timeout, TOWLINE_FOREVER)),
+            check(towline_communicator_set_timeout(one.use(), own_timeout_ns(timeout, TOWLINE_FOREVER)),
                   "towline_communicator_set_timeout");
           },
           nb::for_setter(arg("timeout").none()))
