@@ -16,6 +16,7 @@
 namespace towline::collectives {
 namespace {
 
+// GPUs do it in one instruction, but for NaNs, whose bits stay as processors leave them.
 struct Bfloat16 {
   using Bits = uint16_t;
   TOWLINE_ANYWHERE static float widen(Bits bits) {
@@ -23,9 +24,15 @@ struct Bfloat16 {
   }
   TOWLINE_ANYWHERE static Bits narrow(float value) {
     const uint32_t bits = std::bit_cast<uint32_t>(value);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    Bits narrowed;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrowed) : "f"(value));
+    return value != value ? static_cast<Bits>((bits >> 16) | 0x0040u) : narrowed;
+#else
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
     return static_cast<Bits>(nan ? (bits >> 16) | 0x0040u : rounded);
+#endif
   }
 };
 
@@ -34,16 +41,28 @@ struct Float16 {
   TOWLINE_ANYWHERE static float widen(Bits half) {
     const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
     const uint32_t magnitude = half & 0x7fffu;
+#if defined(__CUDA_ARCH__)
+    float widened;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(widened) : "h"(half));
+    return magnitude > 0x7c00u ? std::bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13)
+                               : widened;
+#else
     // Scaling by 2^112 adjusts the exponent to float32's bias, also for subnormals.
     const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
     const uint32_t bits =
         magnitude >= 0x7c00u ? 0x7f800000u | (magnitude & 0x3ffu) << 13 : std::bit_cast<uint32_t>(scaled);
     return std::bit_cast<float>(sign | bits);
+#endif
   }
   TOWLINE_ANYWHERE static Bits narrow(float value) {
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     const uint32_t sign = (bits >> 16) & 0x8000u;
     const uint32_t magnitude = bits & 0x7fffffffu;
+#if defined(__CUDA_ARCH__)
+    Bits narrowed;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrowed) : "f"(value));
+    return value != value ? static_cast<Bits>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu)) : narrowed;
+#else
     if (magnitude > 0x7f800000u) return static_cast<Bits>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
     if (magnitude >= 0x477ff000u) return static_cast<Bits>(sign | 0x7c00u);
     if (magnitude < 0x38800000u) {
@@ -53,6 +72,7 @@ struct Float16 {
     }
     const uint32_t odd = (magnitude >> 13) & 1u;
     return static_cast<Bits>(sign | ((magnitude - 0x38000000u + 0xfffu + odd) >> 13));
+#endif
   }
 };
 

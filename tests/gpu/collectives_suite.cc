@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <thread>
 #include <utility>
+
+#include "collectives/small_floats.h"
 
 namespace towline::gpu_test {
 namespace {
@@ -68,6 +71,42 @@ TEST_P(CollectivesOnGpu, EveryTypeAndReductionGivesTheCpusBits) {
         }
       }
     }
+  });
+}
+
+// A GPU has instructions for what a processor does in several.
+template <class Format>
+void expect_every_value(Rank& rank, uint32_t datatype) {
+  constexpr uint64_t kCount = 1 << 16;
+  std::vector<uint8_t> all(kCount * 2);
+  for (uint64_t i = 0; i < kCount; ++i) {
+    all[2 * i] = static_cast<uint8_t>(i);
+    all[2 * i + 1] = static_cast<uint8_t>(i >> 8);
+  }
+  for (const uint32_t reduction : {TOWLINE_REDUCE_MAX, TOWLINE_REDUCE_SUM}) {
+    Buffer buffer(rank.gpu, all.size());
+    buffer.put(all);
+    towline_collective_t call = reduce_call(buffer, buffer, kCount);
+    call.datatype = datatype;
+    call.reduction = reduction;
+    ASSERT_EQ(towline_collective(rank.on_gpu, &call, nullptr, nullptr), TOWLINE_OK) << towline_last_error();
+    const std::vector<uint8_t> got = buffer.get();
+    for (uint64_t i = 0; i < kCount; ++i) {
+      const float value = Format::widen(static_cast<uint16_t>(i));
+      float sum = value;
+      for (int other = 1; reduction == TOWLINE_REDUCE_SUM && other < rank.size; ++other) sum += value;
+      const uint16_t expected = Format::narrow(sum);
+      const auto bits = static_cast<uint16_t>(got[2 * i] | got[2 * i + 1] << 8);
+      // What a sum makes of a NaN's lower bits is the processor's.
+      if (reduction == TOWLINE_REDUCE_SUM && std::isnan(sum) && std::isnan(Format::widen(bits))) continue;
+      ASSERT_EQ(bits, expected) << towline_datatype_name(datatype) << " " << i << ", reduction " << reduction;
+    }
+  }
+}
+TEST_P(CollectivesOnGpu, EveryValueOf16BitsIsWhatTheCpuMakesOfIt) {
+  run_on_gpus(ranks(), false, [](Rank& rank) {
+    expect_every_value<collectives::Float16>(rank, TOWLINE_FLOAT16);
+    expect_every_value<collectives::Bfloat16>(rank, TOWLINE_BFLOAT16);
   });
 }
 
