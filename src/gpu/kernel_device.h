@@ -90,7 +90,7 @@ class StreamsAhead {
   virtual ~StreamsAhead() = default;
 };
 
-// A kernel as processors run it: one block at a time, of one thread.
+// A kernel as processors run it: one block at a time, or those that wait for one another, of one thread.
 using KernelModel = void (*)(const void* argument, uint32_t block, uint32_t blocks);
 
 // Kernels with one argument.
@@ -107,8 +107,9 @@ struct KernelSet {
 
 struct Grid {
   uint32_t blocks = 1;
-  uint32_t threads = 0;  // of a block; 0: the set's
-  uint32_t cluster = 1;  // blocks; divides those of the grid
+  uint32_t threads = 0;    // of a block; 0: the set's
+  uint32_t meeting = 1;    // neighbouring blocks that wait for one another; divides those of the grid
+  bool clustered = false;  // they are a cluster
 };
 
 // A set on one GPU.

@@ -217,7 +217,7 @@ class DriverKernels final : public LoadedKernels {
     if (!clusters_ || api_.occupancy_clusters == nullptr) return false;
     const CurrentForLaunch current(api_, context_);
     Attributes attributes;
-    const driver::LaunchConfig config = config_of({blocks, 0, blocks}, nullptr, attributes);
+    const driver::LaunchConfig config = config_of({blocks, 0, blocks, true}, nullptr, attributes);
     int most = 0;
     return api_.occupancy_clusters(&most, functions_[kernel], &config) == driver::kSuccess && most > 0;
   }
@@ -237,9 +237,9 @@ class DriverKernels final : public LoadedKernels {
       attributes[count].id = driver::kLaunchMayBeginEarly;
       attributes[count++].value.number = 1;
     }
-    if (grid.cluster != 1) {
+    if (grid.clustered) {
       attributes[count].id = driver::kLaunchInClusters;
-      const unsigned blocks_of_cluster[] = {grid.cluster, 1, 1};
+      const unsigned blocks_of_cluster[] = {grid.meeting, 1, 1};
       std::ranges::copy(blocks_of_cluster, attributes[count++].value.cluster);
     }
     return {.grid = {grid.blocks, 1, 1},

@@ -347,8 +347,10 @@ void GpuBackend::build(const towline_collective_t& call, uint64_t number, uint64
 
 std::string GpuBackend::describe() const {
   const auto marked = [](const MarkedLimits& limits) {
-    return nlohmann::ordered_json{
-        {"all_reduce", limits.bytes}, {"parts", limits.parts}, {"two_shot", limits.two}};
+    return nlohmann::ordered_json{{"all_reduce", limits.bytes},
+                                  {"sums", limits.sums},
+                                  {"parts", limits.parts},
+                                  {"two_shot", limits.two}};
   };
   nlohmann::ordered_json said = {{"gpu", gpu_},
                                  {"ranks_on_gpu", memory_->ranks_on_gpu()},

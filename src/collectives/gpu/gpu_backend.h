@@ -30,6 +30,7 @@ namespace towline::collectives::gpu {
 // Up to these sizes data carries marks.
 struct MarkedLimits {
   uint64_t bytes = 0;  // of an all_reduce
+  uint64_t sums = 0;   // of one that adds up floats
   uint64_t parts = 0;  // of all_gather, reduce_scatter and all_to_all
   uint64_t two = 0;    // of an all_reduce in two steps
 };
@@ -69,7 +70,6 @@ class GpuBackend final : public StreamBackend {
     Job job;
     uint32_t kernel;
     uint32_t blocks;
-    uint32_t cluster = 1;  // blocks
     uint32_t threads = 0;  // of a block; 0: kThreads
   };
 
@@ -107,9 +107,15 @@ class GpuBackend final : public StreamBackend {
   void check_ways(Deadline deadline) const;
   void reserve();
   [[nodiscard]] uint32_t marking_blocks() const noexcept;
-  [[nodiscard]] uint32_t parts_of_row(uint64_t rows, uint64_t most) const noexcept;
-  bool mark_rows(Launch& launch, uint64_t row_bytes) const;
+  struct RowParts {
+    uint32_t count;
+    bool clustered;
+  };
+  [[nodiscard]] RowParts parts_of_rows(uint64_t rows, uint64_t units, uint64_t least,
+                                       uint64_t of_block) const noexcept;
+  bool mark_rows(Launch& launch, uint64_t rows) const;
   [[nodiscard]] MarkedLimits limited(const MarkedLimits& usual, uint64_t most) const;
+  [[nodiscard]] uint32_t marking_kernel(const Launch& launch, bool lines) const;
   void mark(Launch& launch, uint64_t bytes, bool lines) const;
   void choose(Launch& launch) const;
   void push(Launch& launch) const;

@@ -13,15 +13,16 @@ namespace {
 
 // Blocks of a kernel that waits for no other rank.
 constexpr uint64_t kNormBlocks = 1024;
-constexpr uint64_t kLeastUnitsOfPart = 256;
+constexpr uint64_t kLeastUnitsOfPart = 128;
 constexpr uint64_t kLeastLinesOfPart = 16;
 
-// In slots, the bytes of all rows. One GPU (`together`: how many ranks), us a row in one block, beside a row for each rank (kDirectNorm):
-// 2 ranks 4.5 and 6.1, 4 ranks 6.5 and 7.2, 8 ranks 10.7 and 9.6; in four blocks 3.2, 4.5 and 6.6.
-uint64_t most_in_slots(const MarkedLimits& slots, uint32_t together, uint32_t parts) {
-  constexpr uint64_t kMost = 64 << 10;
-  if (together > 4 && parts == 1) return 0;
-  return together > 2 ? std::min(slots.bytes, kMost) : slots.bytes;
+// In slots, the bytes of all rows. On one GPU (`together`: how many ranks) what counts is how much each thread waits for: beside a row for each
+// rank (kDirectNorm) 16 rows of 4 ranks, two units a thread, take 7.1 and 7.6 us, 32 rows 10.0 and 7.7; 4 rows of 8 ranks, one unit, 6.9 and
+// 9.8, 8 rows 12.1 and 9.8 (H200, rows of 4096 bfloat16).
+uint64_t most_in_slots(const MarkedLimits& slots, uint32_t together, uint64_t units_of_thread) {
+  constexpr uint64_t kMostAwaited = 7;
+  if (together == 0 || slots.bytes == 0) return slots.bytes;
+  return units_of_thread * (together - 1) <= kMostAwaited ? 256 << 10 : 0;
 }
 // In lines, beside an all_reduce and a kernel after it (H200, rows of 8192 bfloat16): 16 rows of two GPUs 5.6 and 7.5 us, of four 7.6 and 10.1.
 uint64_t most_in_lines(const MarkedLimits& lines, uint32_t size) {
@@ -38,6 +39,7 @@ void take_rows(const towline_collective_norm_t& norm, Job& job) noexcept {
   job.rows = norm.rows;
   job.width = norm.width;
   job.epsilon = norm.epsilon;
+  job.inverse_width = 1.0f / static_cast<float>(norm.width);
 }
 
 }  // namespace
@@ -52,37 +54,49 @@ void GpuBackend::build_rows(const towline_collective_norm_t& norm, Launch& launc
   launch.blocks = static_cast<uint32_t>(std::clamp<uint64_t>(norm.rows, 1, kNormBlocks));
 }
 
-// The blocks of a row, which are a cluster: as many as pay and as there is room for.
-uint32_t GpuBackend::parts_of_row(uint64_t rows, uint64_t most) const noexcept {
-  for (uint32_t parts = kMostParts; parts > 1; --parts)
-    if (parts <= most && rows <= clusters_[parts - 2] && rows * parts <= marking_blocks()) return parts;
-  return 1;
+// How rows are divided among blocks, whose threads can have `of_block` units or lines at once: as many blocks as pay and as there is room for.
+// A cluster's take 0.25 us less than those that tell one another through memory, but there can be room for fewer.
+GpuBackend::RowParts GpuBackend::parts_of_rows(uint64_t rows, uint64_t units, uint64_t least,
+                                               uint64_t of_block) const noexcept {
+  const uint64_t most =
+      std::clamp<uint64_t>(marking_blocks() / rows, 1, std::clamp<uint64_t>(units / least, 1, kMostParts));
+  const auto through_memory = static_cast<uint32_t>(most);
+  uint32_t clustered = through_memory;
+  while (clustered > 1 && rows > clusters_[clustered - 2]) --clustered;
+  const auto turns = [&](uint32_t parts) { return (units_of_part(units, parts) + of_block - 1) / of_block; };
+  if (clustered > 1 && turns(clustered) <= turns(through_memory)) return {clustered, true};
+  return {through_memory, false};
 }
 
 // Every rank normalises all rows, which go to others with marks, rather than some of them for all, or after an all_reduce. False: it doesn't.
-bool GpuBackend::mark_rows(Launch& launch, uint64_t row_bytes) const {
+bool GpuBackend::mark_rows(Launch& launch, uint64_t rows) const {
   Job& job = launch.job;
+  const uint64_t row_bytes = job.bytes / rows;
   if (size_ == 1 || size_ > kMarkedRanks || row_bytes % 8 != 0) return false;
   const uint64_t units = row_bytes / 8;
+  const uint64_t lines = (row_bytes + kLineBytes - 1) / kLineBytes;
   const bool in_lines = lines_ && pay_in_lines(job.bytes, size_);
+  const RowParts parts =
+      in_lines ? parts_of_rows(rows, lines, kLeastLinesOfPart, marking_threads_ / kGpuLineThreads)
+               : parts_of_rows(rows, units, kLeastUnitsOfPart, marking_threads_);
+  const uint64_t of_part = units_of_part(in_lines ? lines : units, parts.count);
+  if (rows * parts.count > marking_blocks()) return false;
   if (in_lines) {
     if (job.bytes > most_in_lines(in_lines_, size_)) return false;
-    job.parts = parts_of_row(job.rows, lines_of_part(row_bytes, 1) / kLeastLinesOfPart);
-    if (lines_of_part(row_bytes, job.parts) > most_lines_of_part(size_, marking_threads_)) return false;
-  } else {
-    job.parts = parts_of_row(job.rows, units / kLeastUnitsOfPart);
-    const uint64_t of_part = units_of_part(units, job.parts);
-    if (job.bytes > most_in_slots(in_slots_, direct_ ? size_ : 0, job.parts) || units > kMarkedRowUnits ||
-        of_part > uint64_t{kUnitsOfThread} * marking_threads_ ||
-        job.rows * job.parts * marked_blocks_of(of_part) > marked_blocks(size_))
-      return false;
+    if (of_part > most_lines_of_part(size_, marking_threads_)) return false;
+  } else if (job.bytes > most_in_slots(in_slots_, direct_ ? size_ : 0,
+                                       (of_part + marking_threads_ - 1) / marking_threads_) ||
+             units > kMarkedRowUnits || of_part > uint64_t{kUnitsOfThread} * marking_threads_ ||
+             rows * parts.count * marked_blocks_of(of_part) > marked_blocks(size_)) {
+    return false;
   }
-  if (job.rows * job.parts > marking_blocks()) return false;
   const uint32_t type = float_type(job.mark.datatype);
   job.way = Way::kMarkedNorm;
+  job.parts = parts.count;
+  job.clustered = parts.clustered ? 1 : 0;
+  job.slot = of_part;
   launch.kernel = in_lines ? line_norm_kernel(size_, type) : marked_norm_kernel(size_, type);
-  launch.blocks = static_cast<uint32_t>(job.rows * job.parts);
-  launch.cluster = job.parts;
+  launch.blocks = static_cast<uint32_t>(rows * job.parts);
   launch.threads = marking_threads_;
   return true;
 }
@@ -97,10 +111,13 @@ bool GpuBackend::build_norm(const towline_collective_norm_t& norm, uint64_t numb
   job.mark.tag = norm_tag(norm.width, norm.epsilon);
   job.mark.root = (norm.residual != nullptr ? 1 : 0) | (norm.weight != nullptr ? 2 : 0);
   job.digest = digest_of(job.mark);
+  if (job.bytes == 0) return true;
+  if (!mark_rows(launch, norm.rows)) {
+    if (!direct_) return false;
+    job.way = Way::kDirectNorm;
+  }
   take_rows(norm, job);
-  if (job.bytes == 0 || mark_rows(launch, job.bytes / norm.rows)) return true;
-  if (!direct_) return false;
-  job.way = Way::kDirectNorm;
+  if (job.way == Way::kMarkedNorm) return true;
   launch.kernel = kNormKernels + float_type(norm.datatype);
   launch.threads = 0;
   launch.blocks =

@@ -57,7 +57,9 @@ void GpuBackend::launch(Channel& channel, const Launch& launch, void* stream, ui
 }
 
 cuda::Code GpuBackend::enqueue(const Launch& one, void* stream) noexcept {
-  return kernels_->launch(one.kernel, &one.job, {one.blocks, one.threads, one.cluster}, stream);
+  const bool norm = one.job.way == Way::kMarkedNorm;
+  const cuda::Grid grid{one.blocks, one.threads, norm ? one.job.parts : 1, norm && one.job.clustered != 0};
+  return kernels_->launch(one.kernel, &one.job, grid, stream);
 }
 
 void GpuBackend::note_recorded(const Mark& mark, uint64_t graph) {

@@ -15,8 +15,9 @@ inline constexpr uint32_t kMaxBlocks = 128;
 // The smallest operations: data and its mark in one store.
 inline constexpr uint32_t kMarkedSlots = 512;  // that a block fills first; 16 bytes each, of which 8 are data
 inline constexpr uint32_t kMarkedRanks = 8;
-inline constexpr uint32_t kMostParts = 8;    // of a row that is normalised
-inline constexpr uint32_t kMarkedTurns = 4;  // an operation takes one or two
+inline constexpr uint32_t kMostParts = 8;                         // of a row that is normalised
+inline constexpr uint32_t kRowSums = kMostParts * kThreads / 32;  // of their warps
+inline constexpr uint32_t kMarkedTurns = 4;                       // an operation takes one or two
 constexpr uint32_t marked_blocks(uint32_t size) { return size <= 4 ? 64 : 32; }
 // The most slots of a block. Two ranks lose nothing by it: their bytes go once whichever way they take.
 constexpr uint32_t marked_slots(uint32_t size) { return size <= 2 ? 2 * kMarkedSlots : kMarkedSlots; }
@@ -158,8 +159,9 @@ struct Control {
   // Three words that go with it, each in 16 bytes with its marks (store_marked). They take turns, since a rank may be
   // one signal ahead.
   alignas(16) uint64_t words[2][kMaxRanks][kMaxBlocks][6];
+  alignas(128) uint64_t row_sums[marked_blocks(2)][kRowSums];  // by the block that reads it (row_sum.h)
 };
-inline constexpr uint64_t kMarkedAt = 256 << 10;
+inline constexpr uint64_t kMarkedAt = 320 << 10;
 static_assert(sizeof(Control) <= kMarkedAt);
 
 constexpr uint64_t marked_bytes(uint32_t size) {
@@ -208,7 +210,9 @@ struct Job {
   uint64_t rows;
   uint64_t width;  // elements of a row
   float epsilon;
-  uint32_t parts;  // kMarkedNorm: the blocks of a row, which are a cluster
+  float inverse_width;
+  uint32_t parts;      // kMarkedNorm: the blocks of a row
+  uint32_t clustered;  // which are a cluster
 };
 static_assert(sizeof(Job) <= 4096);
 static_assert(kLegWords <= 4 * kMaxRanks);

@@ -1,5 +1,5 @@
-// The kernels of collectives: one for each datatype that reduces, and one that moves; small ones of each; norms; and
-// those in lines.
+// The kernels of collectives: one for each datatype that reduces, and one that moves; small ones of each; norms; those
+// in lines; and small sums of floats.
 #include "collectives/gpu/operations.h"
 
 namespace towline::collectives::gpu {
@@ -55,7 +55,7 @@ TOWLINE_FLOAT_KERNELS(TOWLINE_NORM_KERNEL)
     using namespace towline::collectives::gpu;                                         \
     run_marked_norm<element, ranks>(job, scratch(), blockIdx.x, gridDim.x);            \
   }
-TOWLINE_MARKED_NORM_KERNELS(TOWLINE_MARKED_NORM_KERNEL)
+TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_NORM_KERNEL)
 
 #define TOWLINE_LINE_KERNEL(name, element, ranks)                                      \
   extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads, 1) \
@@ -75,4 +75,14 @@ TOWLINE_LINE_KERNELS(TOWLINE_LINE_KERNEL)
     using namespace towline::collectives::gpu;                                         \
     run_line_norm<element, ranks>(job, scratch(), blockIdx.x, gridDim.x);              \
   }
-TOWLINE_MARKED_NORM_KERNELS(TOWLINE_LINE_NORM_KERNEL)
+TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_LINE_NORM_KERNEL)
+
+#define TOWLINE_MARKED_SUM_KERNEL(name, element, ranks)                                \
+  extern "C" __global__ void __launch_bounds__(towline::collectives::gpu::kThreads, 1) \
+      towline_collective_marked_sum_##name##_##ranks(                                  \
+          const __grid_constant__ towline::collectives::gpu::Job job) {                \
+    using namespace towline::collectives;                                              \
+    using namespace towline::collectives::gpu;                                         \
+    run_marked_sum<element, ranks>(job, blockIdx.x, gridDim.x);                        \
+  }
+TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_SUM_KERNEL)

@@ -99,12 +99,25 @@ struct Step {
   }
 };
 
-// What threads load that have no data: a word that nobody writes.
-TOWLINE_DEVICE uint64_t spare_word(const Job& job) {
-  return job.segment[job.rank] + offsetof(Control, reserved);
+// The word there, or 0. Without a branch, so that loads overlap. (If threads without data loaded a word that all have, they would wait for
+// it in line: 1.5 us with 64 blocks on H200.)
+TOWLINE_DEVICE uint64_t load_if(bool data, uint64_t address) {
+#if defined(__CUDA_ARCH__)
+  uint64_t value = 0;
+  asm volatile(
+      "{\n\t.reg .pred data;\n\t"
+      "setp.ne.u32 data, %2, 0;\n\t"
+      "@data ld.volatile.global.u64 %0, [%1];\n\t}"
+      : "+l"(value)
+      : "l"(address), "r"(data ? 1 : 0)
+      : "memory");
+  return value;
+#else
+  return data ? device::load_unit<uint64_t>(address) : 0;
+#endif
 }
 template <bool kOdd>
-TOWLINE_DEVICE void load_data(const Piece& piece, uint32_t line, uint64_t spare, Words& words) {
+TOWLINE_DEVICE void load_data(const Piece& piece, uint32_t line, Words& words) {
   TOWLINE_UNROLL
   for (uint32_t i = 0; i < kLineWords; ++i) {
     const uint32_t word = first_word() + i;
@@ -113,7 +126,7 @@ TOWLINE_DEVICE void load_data(const Piece& piece, uint32_t line, uint64_t spare,
     if constexpr (kOdd)
       words.word[i] = data ? load8_short(piece.address + at, piece.bytes - at) : 0;
     else
-      words.word[i] = device::load_unit<uint64_t>(data ? piece.address + at : spare);
+      words.word[i] = load_if(data, piece.address + at);
   }
 }
 template <bool kOdd>
@@ -195,7 +208,7 @@ TOWLINE_DEVICE void give_lines(const Step<kRanks, kOdd>& step, uint32_t most, Pi
   for (uint32_t round = 0; round < rounds.count; ++round) {
     typename S::Cells cells;
     each_cell(step, rounds, round, cells, [&](Words& words, uint32_t peer, uint32_t line) {
-      load_data<kOdd>(piece_for(peer), line, spare_word(step.job), words);
+      load_data<kOdd>(piece_for(peer), line, words);
     });
     each_cell(step, rounds, round, cells, [&](const Words& words, uint32_t peer, uint32_t line) {
       if (line < lines_in(piece_for(peer))) put_line(step, peer, line, words);
@@ -287,9 +300,8 @@ TOWLINE_DEVICE void run_lines(const Job& job, Turn& turn) {
   for (uint32_t round = 0; round < rounds.count; ++round) {
     typename S::Cells cells;
     Words own[S::kLines];
-    each_line<S>(rounds, round, [&](uint32_t index, uint32_t line) {
-      load_data<kOdd>(given(job.rank), line, spare_word(job), own[index]);
-    });
+    each_line<S>(rounds, round,
+                 [&](uint32_t index, uint32_t line) { load_data<kOdd>(given(job.rank), line, own[index]); });
     if (!take_lines(
             step, turn, rounds, round, [&](uint32_t) { return lines; }, cells))
       break;
@@ -336,7 +348,7 @@ TOWLINE_DEVICE void run_lines_two(const Job& job, Turn& turn) {
     typename S::Cells cells;
     Words own[S::kLines];
     each_line<S>(rounds, round, [&](uint32_t index, uint32_t line) {
-      load_data<kOdd>(piece_in(job.in[0], job.rank), line, spare_word(job), own[index]);
+      load_data<kOdd>(piece_in(job.in[0], job.rank), line, own[index]);
     });
     failed = !take_lines(
         inputs, turn, rounds, round, [&](uint32_t) { return lines; }, cells);

@@ -5,14 +5,18 @@
 
 namespace towline::collectives::gpu {
 
-TOWLINE_DEVICE uint64_t marked_slot(const Job& job, uint32_t at, uint32_t from, uint32_t turn, uint32_t block,
-                                    uint32_t slot) {
-  const uint64_t index =
-      ((static_cast<uint64_t>(turn % kMarkedTurns) * marked_blocks(job.size) + block) * job.size + from) *
-          marked_slots(job.size) +
-      slot;
-  return job.segment[at] + kMarkedAt + index * 16;
+// A slot's bytes from a rank's first one, for what the lowest rank gives; the same at every rank. So that what a thread does for each rank
+// is an addition.
+TOWLINE_DEVICE uint32_t slot_offset(const Job& job, uint32_t turn, uint32_t block, uint32_t slot) {
+  return (((turn % kMarkedTurns * marked_blocks(job.size) + block) * job.size) * marked_slots(job.size) +
+          slot) *
+         16;
 }
+TOWLINE_DEVICE uint64_t slot_address(const Job& job, uint32_t at, uint32_t from, uint32_t offset) {
+  return job.segment[at] + kMarkedAt + offset + from * (marked_slots(job.size) * 16);
+}
+static_assert(marked_bytes(2) < uint64_t{1} << 32 && marked_bytes(4) < uint64_t{1} << 32 &&
+              marked_bytes(kMarkedRanks) < uint64_t{1} << 32);
 
 TOWLINE_DEVICE uint64_t load8(uint64_t address, uint64_t bytes) {
   if (bytes >= 8) return load_any<uint64_t>(address);
@@ -45,11 +49,10 @@ TOWLINE_DEVICE void store8_short(uint64_t address, uint64_t value, uint64_t byte
   device::store_unit<uint32_t>(address + 4, static_cast<uint32_t>(value >> 32));
 }
 
-// The 8 bytes of one slot of a block's of each rank in `missing`. The slots are emptied for their next use, which comes two operations later
+// The 8 bytes of one slot (its offset) of each rank in `missing`. The slots are emptied for their next use, which comes two operations later
 // and so after every rank has seen this one's end. False: failed.
-TOWLINE_DEVICE bool take_marked(const Job& job, const Turn& turn, uint32_t marked, uint32_t block,
-                                uint32_t slot, uint32_t missing, uint64_t mine,
-                                uint64_t (&values)[kMarkedRanks]) {
+TOWLINE_DEVICE bool take_marked(const Job& job, const Turn& turn, uint32_t slot, uint32_t missing,
+                                uint64_t mine, uint64_t (&values)[kMarkedRanks]) {
   Waiter waiter;
   uint32_t marks[kMarkedRanks][2];
   TOWLINE_UNROLL
@@ -59,14 +62,14 @@ TOWLINE_DEVICE bool take_marked(const Job& job, const Turn& turn, uint32_t marke
     TOWLINE_UNROLL
     for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
       if ((missing >> peer & 1) != 0)
-        load_marked(marked_slot(job, job.rank, peer, marked, block, slot), values[peer], marks[peer]);
+        load_marked(slot_address(job, job.rank, peer, slot), values[peer], marks[peer]);
     uint32_t waited = job.size;
     TOWLINE_UNROLL
     for (uint32_t peer = 0; peer < kMarkedRanks; ++peer) {
       if ((missing >> peer & 1) == 0) continue;
       if (marks[peer][0] == job.digest && marks[peer][1] == job.digest) {
         missing &= ~(1u << peer);
-        store_marked(marked_slot(job, job.rank, peer, marked, block, slot), 0, 0);
+        store_marked(slot_address(job, job.rank, peer, slot), 0, 0);
       } else if (const uint32_t other = other_digest(marks[peer], job.digest); other != 0) {
         disagree_with(job, peer, other);
         return false;
@@ -133,14 +136,14 @@ template <class E>
 TOWLINE_DEVICE void give_parts(const Job& job, const Turn& turn, uint32_t marked, uint32_t slot,
                                uint64_t at) {
   uint64_t values[kMarkedRanks];
+  const uint32_t offset = slot_offset(job, marked, turn.block, slot);
   TOWLINE_UNROLL
   for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
     if (peer < job.size && peer != job.rank) values[peer] = load8_short(job.in[peer] + at, job.bytes - at);
   TOWLINE_UNROLL
   for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
     if (peer < job.size && peer != job.rank)
-      store_marked(marked_slot(job, peer, job.rank, marked, turn.block, slot), scaled8<E>(job, values[peer]),
-                   job.digest);
+      store_marked(slot_address(job, peer, job.rank, offset), scaled8<E>(job, values[peer]), job.digest);
 }
 
 // Each rank gives all others the same bytes, or a part each. A thread has read a slot's bytes of every part before it writes
@@ -162,17 +165,18 @@ TOWLINE_DEVICE void run_marked(const Job& job, Turn& turn) {
       continue;
     }
     const uint64_t value = scaled8<E>(job, load8_short(kept + at, job.bytes - at));
-    for (uint32_t i = 1; i < job.size; ++i) {
-      const uint32_t peer = (job.rank + i) % job.size;
-      store_marked(marked_slot(job, peer, job.rank, marked, turn.block, slot), value, job.digest);
-    }
+    const uint32_t offset = slot_offset(job, marked, turn.block, slot);
+    TOWLINE_UNROLL
+    for (uint32_t peer = 0; peer < kMarkedRanks; ++peer)
+      if (peer < job.size && peer != job.rank)
+        store_marked(slot_address(job, peer, job.rank, offset), value, job.digest);
   }
   show_marked(job, turn);
   for (uint32_t slot = device::thread(); slot < slots; slot += device::threads()) {
     const uint64_t at = (begin + slot) * 8;
     const uint64_t mine = scaled8<E>(job, load8_short(kept + at, job.bytes - at));
     uint64_t values[kMarkedRanks];
-    if (!take_marked(job, turn, marked, turn.block, slot, others(job), mine, values)) break;
+    if (!take_marked(job, turn, slot_offset(job, marked, turn.block, slot), others(job), mine, values)) break;
     if constexpr (!std::is_same_v<E, NoElement>) {
       store8_short(result + at, reduce8<E>(job, values), job.bytes - at);
     } else {
@@ -199,7 +203,8 @@ TOWLINE_DEVICE void run_marked_two(const Job& job, Turn& turn) {
     return static_cast<uint32_t>(rest(rest(units, part * each, each), begin, job.slot));
   };
   const auto give = [&](uint32_t to, uint32_t turn_of, uint32_t slot, uint64_t value) {
-    store_marked(marked_slot(job, to, job.rank, turn_of, turn.block, slot), value, job.digest);
+    store_marked(slot_address(job, to, job.rank, slot_offset(job, turn_of, turn.block, slot)), value,
+                 job.digest);
   };
   for (uint32_t i = 1; i < job.size; ++i) {
     const uint32_t peer = (job.rank + i) % job.size;
@@ -215,7 +220,7 @@ TOWLINE_DEVICE void run_marked_two(const Job& job, Turn& turn) {
   bool failed = false;
   for (uint32_t slot = device::thread(); slot < mine && !failed; slot += device::threads()) {
     const uint64_t at = (job.rank * each + begin + slot) * 8;
-    failed = !take_marked(job, turn, inputs, turn.block, slot, others(job),
+    failed = !take_marked(job, turn, slot_offset(job, inputs, turn.block, slot), others(job),
                           scaled8<E>(job, load8_short(job.in[0] + at, job.bytes - at)), values);
     if (failed) break;
     const uint64_t result = reduce8<E>(job, values);
@@ -227,7 +232,7 @@ TOWLINE_DEVICE void run_marked_two(const Job& job, Turn& turn) {
     uint32_t expected = 0;
     for (uint32_t peer = 0; peer < job.size; ++peer)
       if (peer != job.rank && slot < slots_of(peer)) expected |= 1u << peer;
-    failed = !take_marked(job, turn, results, turn.block, slot, expected, 0, values);
+    failed = !take_marked(job, turn, slot_offset(job, results, turn.block, slot), expected, 0, values);
     if (failed) break;
     TOWLINE_UNROLL
     for (uint32_t peer = 0; peer < kMarkedRanks; ++peer) {

@@ -8,31 +8,13 @@
 #include <math.h>
 
 #include "collectives/gpu/marked.h"
-#include "collectives/gpu/shares.h"
+#include "collectives/gpu/row_sum.h"
 
 namespace towline::collectives::gpu {
 
 // A row's units of 8 bytes that each of its blocks has at most, and how many blocks' slots those take.
 constexpr uint64_t units_of_part(uint64_t units, uint32_t parts) { return (units + parts - 1) / parts; }
 constexpr uint64_t marked_blocks_of(uint64_t units) { return (units + kMarkedSlots - 1) / kMarkedSlots; }
-
-// The sum of one number of each thread, the same on all threads; `failed`: that of any thread. By all threads of a block, which
-// have met since they called it last.
-TOWLINE_DEVICE float sum_of_block(float mine, bool& failed, float* partial) {
-#if defined(__CUDA_ARCH__)
-  TOWLINE_UNROLL
-  for (uint32_t apart = 16; apart != 0; apart /= 2) mine += __shfl_xor_sync(~0u, mine, apart);
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = mine;
-  failed = device::sync_any(failed);
-  float sum = 0;
-  for (uint32_t warp = 0; warp < blockDim.x / 32; ++warp) sum += partial[warp];
-  return sum;
-#else
-  (void)failed;
-  (void)partial;
-  return mine;
-#endif
-}
 
 // The arithmetic of a row, whichever way it goes: a sum with its residual, the scale from the sum of a row's squares, and an element of the
 // output.
@@ -41,7 +23,12 @@ TOWLINE_DEVICE typename E::Bits with_residual(typename E::Bits sum, typename E::
   return E::narrow(E::widen(sum) + E::widen(residual));
 }
 TOWLINE_DEVICE float scale_of(const Job& job, float squares) {
-  return 1.0f / sqrtf(squares / static_cast<float>(job.width) + job.epsilon);
+  const float mean = squares * job.inverse_width + job.epsilon;
+#if defined(__CUDA_ARCH__)
+  return rsqrtf(mean);
+#else
+  return 1.0f / sqrtf(mean);
+#endif
 }
 template <class E>
 TOWLINE_DEVICE typename E::Bits normalized(const Job& job, typename E::Bits sum, float scale,

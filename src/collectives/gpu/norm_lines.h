@@ -9,24 +9,22 @@
 
 namespace towline::collectives::gpu {
 
-// The lines of a row that each of its blocks has at most, and those that a block with so many threads can have: in registers, and in memory.
-constexpr uint64_t lines_of_part(uint64_t row_bytes, uint32_t parts) {
-  return ((row_bytes + kLineBytes - 1) / kLineBytes + parts - 1) / parts;
-}
+// The lines of a row that a block with so many threads can have: in registers, and in memory.
 // What a thread holds of more lines does not fit into registers.
-constexpr uint32_t lines_of_thread(uint32_t ranks) { return ranks <= 4 ? 2 : 1; }
+constexpr uint32_t lines_of_thread(uint32_t ranks) { return ranks <= 2 ? 3 : ranks <= 4 ? 2 : 1; }
 constexpr uint32_t most_lines_of_part(uint32_t size, uint32_t threads) {
   const uint32_t held = threads / kGpuLineThreads * lines_of_thread(size);
   return held < most_lines(size) ? held : most_lines(size);
 }
 
-template <class E, uint32_t kRanks, bool kOdd>
+// kMost: lines of a thread.
+template <class E, uint32_t kRanks, bool kOdd, uint32_t kMost>
 struct LineRow {
-  using S = Step<kRanks, kOdd, lines_of_thread(kRanks)>;
+  using S = Step<kRanks, kOdd, kMost>;
   using Bits = typename E::Bits;
   static constexpr uint32_t kLanes = kLineWords * 8 / sizeof(Bits);
 #if defined(__CUDA_ARCH__)
-  static constexpr uint32_t kHeld = lines_of_thread(kRanks);
+  static constexpr uint32_t kHeld = kMost;
 #else
   static constexpr uint32_t kHeld = most_lines_of_part(kRanks, kThreads);  // the model's block has one thread
 #endif
@@ -63,12 +61,11 @@ struct LineRow {
 
   TOWLINE_DEVICE void give(Held& held) const {
     const Job& job = step.job;
-    const uint64_t spare = spare_word(job);
-    each([&](uint32_t k, uint32_t line) { load_data<kOdd>(input, line, spare, held.sum[k]); });
+    each([&](uint32_t k, uint32_t line) { load_data<kOdd>(input, line, held.sum[k]); });
     if (job.residual != 0)
-      each([&](uint32_t k, uint32_t line) { load_data<kOdd>(residual, line, spare, held.residual[k]); });
+      each([&](uint32_t k, uint32_t line) { load_data<kOdd>(residual, line, held.residual[k]); });
     if (job.weight != 0)
-      each([&](uint32_t k, uint32_t line) { load_data<kOdd>(weight, line, spare, held.weight[k]); });
+      each([&](uint32_t k, uint32_t line) { load_data<kOdd>(weight, line, held.weight[k]); });
     const uint32_t lines = lines_in(input);
     const auto each_other = [&](uint32_t line, auto&& does) {
       TOWLINE_UNROLL
@@ -116,7 +113,10 @@ struct LineRow {
       if (has(line, i * static_cast<uint32_t>(sizeof(Bits)) / 8)) squares += value * value;
     }
     memcpy(sum.word, lanes, sizeof lanes);
-    if (step.job.residual != 0) store_data<kOdd>(residual, line, sum);
+  }
+  TOWLINE_DEVICE void keep(const Held& held) const {
+    if (step.job.residual == 0) return;
+    each([&](uint32_t k, uint32_t line) { store_data<kOdd>(residual, line, held.sum[k]); });
   }
 
   TOWLINE_DEVICE void normalize(const Held& held, float scale) const {
@@ -135,16 +135,16 @@ struct LineRow {
 };
 
 // A thread stores to a word only after it has read it, so outputs may be inputs.
-template <class E, uint32_t kRanks, bool kOdd>
+template <class E, uint32_t kRanks, bool kOdd, uint32_t kMost>
 TOWLINE_DEVICE void run_line_row(const Job& job, Turn& turn, Scratch& scratch) {
-  using Row = LineRow<E, kRanks, kOdd>;
+  using Row = LineRow<E, kRanks, kOdd, kMost>;
   Control& me = control_of(job, job.rank);
   const uint64_t row_bytes = row_bytes_of(job, sizeof(typename E::Bits));
-  const uint32_t at = turn.block % job.parts;
-  const uint64_t each = lines_of_part(row_bytes, job.parts) * kLineBytes;
-  const uint64_t of_row = at * each;
+  const RowBlocks blocks = row_blocks(job, turn.block);
+  const uint64_t each = job.slot * kLineBytes;
+  const uint64_t of_row = blocks.part * each;
   const auto bytes = static_cast<uint32_t>(rest(row_bytes, of_row, each));
-  const uint64_t begin = turn.block / job.parts * row_bytes + of_row;
+  const uint64_t begin = blocks.first / job.parts * row_bytes + of_row;
   const Row row{typename Row::S{job, turn.block, me.marked[turn.block]},
                 {job.in[0] + begin, bytes},
                 {job.residual + begin, bytes},
@@ -154,10 +154,13 @@ TOWLINE_DEVICE void run_line_row(const Job& job, Turn& turn, Scratch& scratch) {
   typename Row::Held held = {};
   row.give(held);
   show_marked(job, turn);
+  await_cluster(job);
   float squares = 0;
   bool failed = !row.take(turn, held, squares);
-  let_next_begin_once_taken();
-  const float scale = scale_of(job, sum_of_cluster(squares, failed, at, job.parts, scratch));
+  const bool gave_up = failed;
+  const float scale = scale_of(job, sum_of_row(job, turn, blocks, squares, failed, scratch, [&] {
+                                 if (!gave_up) row.keep(held);
+                               }));
   if (!failed) row.normalize(held, scale);
   if (device::thread() == 0) me.marked[turn.block] = row.step.count + 1;
 }
@@ -165,7 +168,10 @@ TOWLINE_DEVICE void run_line_row(const Job& job, Turn& turn, Scratch& scratch) {
 template <class E, uint32_t kRanks>
 TOWLINE_DEVICE void run_line_norm(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
   run_norm_row(job, scratch, block, blocks, [&](auto odd, Turn& turn) {
-    run_line_row<E, kRanks, decltype(odd)::value>(job, turn, scratch);
+    constexpr bool kOdd = decltype(odd)::value;
+    if (!kOdd && job.slot <= device::threads() / kLineThreads)
+      return run_line_row<E, kRanks, false, 1>(job, turn, scratch);
+    run_line_row<E, kRanks, kOdd, lines_of_thread(kRanks)>(job, turn, scratch);
   });
 }
 

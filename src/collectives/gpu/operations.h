@@ -7,6 +7,7 @@
 #include "collectives/gpu/leg_operations.h"
 #include "collectives/gpu/lines.h"
 #include "collectives/gpu/marked.h"
+#include "collectives/gpu/marked_units.h"
 #include "collectives/gpu/norm.h"
 #include "collectives/gpu/norm_lines.h"
 #include "collectives/gpu/norm_marked.h"
@@ -291,11 +292,12 @@ inline constexpr uint32_t kMovingKernel = TOWLINE_BOOL + 1;
 inline constexpr uint32_t kSmallKernels = kMovingKernel + 1;
 inline constexpr uint32_t kNormKernels = 2 * kSmallKernels;
 inline constexpr uint32_t kFloatTypes = 3;  // that models use: TOWLINE_FLOAT_KERNELS
-// Norms; then, for 2, 4 and 8 ranks each, those with marks; then those in lines, and the one that moves; then norms in lines.
+// Norms; then, for 2, 4 and 8 ranks each, those with marks; then those in lines, and the one that moves; then norms in lines; then small sums.
 inline constexpr uint32_t kMarkedNormKernels = kNormKernels + kFloatTypes;
 inline constexpr uint32_t kLineKernels = kMarkedNormKernels + 3 * kFloatTypes;
 inline constexpr uint32_t kLineNormKernels = kLineKernels + 3 * (kFloatTypes + 1);
-inline constexpr uint32_t kKernels = kLineNormKernels + 3 * kFloatTypes;
+inline constexpr uint32_t kMarkedSumKernels = kLineNormKernels + 3 * kFloatTypes;
+inline constexpr uint32_t kKernels = kMarkedSumKernels + 3 * kFloatTypes;
 constexpr uint32_t ranks_row(uint32_t size) { return size <= 2 ? 0 : size <= 4 ? 1 : 2; }
 constexpr uint32_t marked_norm_kernel(uint32_t size, uint32_t type) {
   return kMarkedNormKernels + ranks_row(size) * kFloatTypes + type;
@@ -305,6 +307,9 @@ constexpr uint32_t line_kernel(uint32_t size, uint32_t type) {
 }
 constexpr uint32_t line_norm_kernel(uint32_t size, uint32_t type) {
   return kLineNormKernels + ranks_row(size) * kFloatTypes + type;
+}
+constexpr uint32_t marked_sum_kernel(uint32_t size, uint32_t type) {
+  return kMarkedSumKernels + ranks_row(size) * kFloatTypes + type;
 }
 // kFloatTypes: not one of them.
 constexpr uint32_t float_type(uint32_t datatype) {
@@ -324,12 +329,12 @@ constexpr uint32_t float_type(uint32_t datatype) {
   apply(float32, PlainElement<float>) apply(float16, SmallElement<Float16>) \
       apply(bfloat16, SmallElement<Bfloat16>)
 
-#define TOWLINE_MARKED_NORM_KERNELS_OF(apply, ranks)                                      \
+#define TOWLINE_RANKED_FLOAT_KERNELS_OF(apply, ranks)                                     \
   apply(float32, PlainElement<float>, ranks) apply(float16, SmallElement<Float16>, ranks) \
       apply(bfloat16, SmallElement<Bfloat16>, ranks)
-#define TOWLINE_MARKED_NORM_KERNELS(apply) \
-  TOWLINE_MARKED_NORM_KERNELS_OF(apply, 2) \
-  TOWLINE_MARKED_NORM_KERNELS_OF(apply, 4) TOWLINE_MARKED_NORM_KERNELS_OF(apply, 8)
+#define TOWLINE_RANKED_FLOAT_KERNELS(apply) \
+  TOWLINE_RANKED_FLOAT_KERNELS_OF(apply, 2) \
+  TOWLINE_RANKED_FLOAT_KERNELS_OF(apply, 4) TOWLINE_RANKED_FLOAT_KERNELS_OF(apply, 8)
 
 #define TOWLINE_LINE_KERNELS_OF(apply, ranks)                                             \
   apply(float32, PlainElement<float>, ranks) apply(float16, SmallElement<Float16>, ranks) \

@@ -14,9 +14,8 @@ struct Scratch {
   uint64_t second[kMaxRanks];
   uint64_t third[kMaxRanks];
   float partial[kThreads / 32];
-  uint64_t partials[kMostParts * kThreads /
-                    32];  // of a cluster's warps: a float, and whether one of its threads failed
-  uint64_t arrivals;      // counts them
+  uint64_t sums[kRowSums];  // of a cluster's warps
+  uint64_t arrivals;        // counts them
 };
 
 TOWLINE_DEVICE uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }

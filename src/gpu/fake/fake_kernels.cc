@@ -7,6 +7,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
+#include <vector>
 
 #include "base/error.h"
 #include "base/os/memfd.h"
@@ -171,8 +173,13 @@ class Models final : public LoadedKernels {
     std::vector<uint64_t> copy(set_.argument_bytes / 8 + 1);
     std::memcpy(copy.data(), argument, set_.argument_bytes);
     static_cast<FakeStream*>(stream)->put(
-        [model = set_.models[kernel], copy = std::move(copy), blocks = grid.blocks] {
-          for (uint32_t block = 0; block < blocks; ++block) model(copy.data(), block, blocks);
+        [model = set_.models[kernel], copy = std::move(copy), blocks = grid.blocks, meeting = grid.meeting] {
+          for (uint32_t first = 0; first < blocks; first += meeting) {
+            std::vector<std::jthread> others;
+            for (uint32_t block = first + 1; block < first + meeting; ++block)
+              others.emplace_back([&, block] { model(copy.data(), block, blocks); });
+            model(copy.data(), first, blocks);
+          }
         });
     return 0;
   }

@@ -1,0 +1,237 @@
+// What the smallest sums are made of: units of 8 bytes that a thread has in registers from its input to the result, and gives to all
+// others with marked stores. All that does not depend on other ranks is loaded first. kRanks, kOdd and kUnits are constants, since a kernel's
+// code comes from memory as well: what is jumped over costs time.
+#pragma once
+
+#include "collectives/gpu/marked.h"
+#include "collectives/gpu/norm.h"
+
+namespace towline::collectives::gpu {
+
+// Units that a thread has at most, and those of the longest row.
+inline constexpr uint32_t kUnitsOfThread = 4;
+inline constexpr uint64_t kMarkedRowUnits = kUnitsOfThread * kThreads;
+
+#if defined(__CUDA_ARCH__)
+inline constexpr uint32_t kRowUnits = kUnitsOfThread;
+#else
+inline constexpr uint32_t kRowUnits = kMarkedRowUnits;  // the model's block has one thread
+#endif
+
+// What a thread has of a block's data.
+template <uint32_t kUnits>
+struct UnitsPart {
+  uint64_t data[kUnits];  // this rank's input, then the ranks' sum
+  uint64_t residual[kUnits];
+  uint64_t weight[kUnits];
+  uint32_t slot[kUnits];  // its offset
+};
+
+// kRanks: of at most so many. kOdd: some of this rank's data does not start at a multiple of 8. kUnits: a thread's, at most.
+template <class E, uint32_t kRanks, bool kOdd, uint32_t kUnits>
+struct MarkedUnits {
+  using Part = UnitsPart<kUnits>;
+  using Bits = typename E::Bits;
+  static constexpr uint32_t kLanes = 8 / sizeof(Bits);
+  static constexpr uint32_t kOthers = kRanks - 1;
+  // Units whose slots a thread asks for together: with many ranks one unit has enough of them.
+  static constexpr uint32_t kTogether = kUnits == 1 || kRanks > 4 ? 1 : kRanks > 2 ? 2 : 4;
+
+  const Job& job;
+  const Turn& turn;
+  const uint64_t units;        // of this block
+  const uint64_t begin;        // theirs, in bytes
+  const uint64_t weight;       // theirs
+  const uint32_t first_block;  // their slots are those of this block, and of the ones behind it
+  const uint32_t block_slots;  // of each
+
+  TOWLINE_DEVICE static uint64_t unit_of(uint32_t k) { return device::thread() + k * device::threads(); }
+  TOWLINE_DEVICE static uint64_t load(uint64_t address) {
+    if constexpr (kOdd)
+      return load_any<uint64_t>(address);
+    else
+      return device::load_unit<uint64_t>(address);
+  }
+  TOWLINE_DEVICE static void store(uint64_t address, uint64_t value) {
+    if constexpr (kOdd)
+      store_any<uint64_t>(address, value);
+    else
+      device::store_unit<uint64_t>(address, value);
+  }
+  // The others are numbered in the order of their ranks.
+  TOWLINE_DEVICE uint32_t other(uint32_t index) const { return index < job.rank ? index : index + 1; }
+  TOWLINE_DEVICE bool is_there(uint32_t index) const { return index + 1 < job.size; }
+  TOWLINE_DEVICE void give(Part& part) const {
+    const Control& me = control_of(job, job.rank);
+    TOWLINE_UNROLL
+    for (uint32_t k = 0; k < kUnits; ++k) {
+      const uint64_t unit = unit_of(k);
+      if (unit >= units) break;
+      part.data[k] = load(job.in[0] + begin + unit * 8);
+      const auto block = first_block + static_cast<uint32_t>(unit / block_slots);
+      const auto in_block = static_cast<uint32_t>(unit % block_slots);
+      part.slot[k] = slot_offset(job, me.marked[block], block, in_block);
+      if (job.residual != 0) part.residual[k] = load(job.residual + begin + unit * 8);
+      if (job.weight != 0) part.weight[k] = load(weight + unit * 8);
+    }
+    TOWLINE_UNROLL
+    for (uint32_t k = 0; k < kUnits; ++k) {
+      const uint64_t unit = unit_of(k);
+      if (unit >= units) break;
+      TOWLINE_UNROLL
+      for (uint32_t i = 0; i < kOthers; ++i)
+        if (is_there(i))
+          store_marked(slot_address(job, other(i), job.rank, part.slot[k]), part.data[k], job.digest);
+    }
+  }
+
+  // What the others gave of kTogether units from `first` on. False: failed.
+  TOWLINE_DEVICE bool take(const Part& part, uint32_t first, uint64_t (&values)[kTogether][kOthers]) const {
+    Waiter waiter;
+    const auto each = [&](auto&& does) {
+      TOWLINE_UNROLL
+      for (uint32_t k = 0; k < kTogether; ++k) {
+        if (first + k >= kUnits || unit_of(first + k) >= units) break;
+        TOWLINE_UNROLL
+        for (uint32_t i = 0; i < kOthers; ++i)
+          if (is_there(i))
+            does(values[k][i], other(i), slot_address(job, job.rank, other(i), part.slot[first + k]));
+      }
+    };
+    for (;;) {
+      uint32_t missing = job.size;
+      uint32_t wrong = job.size;
+      each([&](uint64_t& value, uint32_t peer, uint64_t from) {
+        uint32_t marks[2];
+        load_marked(from, value, marks);
+        if (marks[0] != job.digest || marks[1] != job.digest) missing = peer;
+        if (other_digest(marks, job.digest) != 0) wrong = peer;
+      });
+      if (missing == job.size) break;
+      if (wrong != job.size) {
+        uint32_t other = 0;  // looked for again, since a thread that waits has no register to spare
+        each([&](uint64_t, uint32_t peer, uint64_t from) {
+          if (peer != wrong || other != 0) return;
+          uint64_t value;
+          uint32_t marks[2];
+          load_marked(from, value, marks);
+          other = other_digest(marks, job.digest);
+        });
+        disagree_with(job, wrong, other);
+        return false;
+      }
+      if (give_up(job, waiter, missing, &control_of(job, job.rank).signal[missing][turn.block], turn.epoch))
+        return false;
+    }
+    return true;
+  }
+
+  // Makes the inputs the sums, and adds to `squares`. False: failed.
+  TOWLINE_DEVICE bool take_all(Part& part, float& squares) const {
+    TOWLINE_UNROLL
+    for (uint32_t first = 0; first < kUnits; first += kTogether) {
+      if (unit_of(first) >= units) break;
+      uint64_t values[kTogether][kOthers];
+      if (!take(part, first, values)) return false;
+      TOWLINE_UNROLL
+      for (uint32_t k = 0; k < kTogether; ++k) {
+        if (first + k >= kUnits || unit_of(first + k) >= units) break;
+        part.data[first + k] = add(part.data[first + k], part.residual[first + k], values[k], squares);
+      }
+    }
+    return true;
+  }
+
+  // does(k, unit) with each unit that this thread has.
+  template <class Does>
+  TOWLINE_DEVICE void each(Does&& does) const {
+    TOWLINE_UNROLL
+    for (uint32_t k = 0; k < kUnits; ++k) {
+      const uint64_t unit = unit_of(k);
+      if (unit >= units) break;
+      does(k, unit);
+    }
+  }
+  TOWLINE_DEVICE void store_sums(const Part& part, uint64_t to) const {
+    each([&](uint32_t k, uint64_t unit) { store(to + begin + unit * 8, part.data[k]); });
+  }
+  // Empties the slots for their next use, which comes two operations later and so after every rank has seen this one's end.
+  TOWLINE_DEVICE void empty(const Part& part) const {
+    each([&](uint32_t k, uint64_t) {
+      TOWLINE_UNROLL
+      for (uint32_t i = 0; i < kOthers; ++i)
+        if (is_there(i)) store_marked(slot_address(job, job.rank, other(i), part.slot[k]), 0, 0);
+    });
+  }
+
+  // The ranks' sum, in their order, and the residual. Adds to `squares`.
+  TOWLINE_DEVICE uint64_t add(uint64_t mine, uint64_t residual, const uint64_t (&others)[kOthers],
+                              float& squares) const {
+    typename E::Sum sums[kLanes] = {};  // rank 0 sets them, which not every compiler sees
+    Bits lanes[kLanes];
+    TOWLINE_UNROLL
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      if (rank >= job.size) break;
+      const uint64_t after = rank == 0 ? 0 : others[rank == 0 ? 0 : rank - 1];
+      const uint64_t before = rank == kOthers ? 0 : others[rank == kOthers ? 0 : rank];
+      const uint64_t value = rank == job.rank ? mine : rank < job.rank ? before : after;
+      memcpy(lanes, &value, 8);
+      TOWLINE_UNROLL
+      for (uint32_t i = 0; i < kLanes; ++i)
+        sums[i] = rank == 0 ? E::widen(lanes[i]) : sums[i] + E::widen(lanes[i]);
+    }
+    Bits added[kLanes];
+    memcpy(added, &residual, 8);
+    TOWLINE_UNROLL
+    for (uint32_t i = 0; i < kLanes; ++i) {
+      lanes[i] = E::narrow(sums[i]);
+      if (job.residual != 0) lanes[i] = with_residual<E>(lanes[i], added[i]);
+      const float value = E::widen(lanes[i]);
+      squares += value * value;
+    }
+    uint64_t sum;
+    memcpy(&sum, lanes, 8);
+    return sum;
+  }
+};
+
+// all_reduce of floats, which are added up.
+template <class E, uint32_t kRanks, uint32_t kUnits>
+TOWLINE_DEVICE void run_marked_units(const Job& job, Turn& turn) {
+  using Units = MarkedUnits<E, kRanks, false, kUnits>;
+  const uint64_t begin = turn.block * job.slot;
+  const Units units{job,        turn,           rest(job.bytes / 8, begin, job.slot), begin * 8, 0,
+                    turn.block, kMarkedRowUnits};
+  Control& me = control_of(job, job.rank);
+  const uint32_t marked = me.marked[turn.block];
+  typename Units::Part part = {};
+  units.give(part);
+  show_marked(job, turn);
+  float squares = 0;
+  const bool came = units.take_all(part, squares);
+  device::sync();
+  let_next_begin();  // no thread waits any more
+  if (came) {
+    units.store_sums(part, job.out[0]);
+    units.empty(part);
+  }
+  if (device::thread() == 0) me.marked[turn.block] = marked + 1;
+}
+#if defined(__CUDA_ARCH__)
+template <uint32_t kRanks>
+inline constexpr uint32_t kSumUnits = marked_slots(kRanks) / (kThreads / 2);
+#else
+template <uint32_t kRanks>
+inline constexpr uint32_t kSumUnits = marked_slots(kRanks);
+#endif
+template <class E, uint32_t kRanks>
+TOWLINE_DEVICE void run_marked_sum(const Job& job, uint32_t block, uint32_t blocks) {
+  Turn turn = begin_turn(job, block, blocks);
+  if (job.slot <= device::threads())
+    run_marked_units<E, kRanks, 1>(job, turn);
+  else
+    run_marked_units<E, kRanks, kSumUnits<kRanks>>(job, turn);
+  end_turn(job, turn);
+}
+
+}  // namespace towline::collectives::gpu
