@@ -98,7 +98,7 @@ bool Group::is_complete() noexcept {
   return true;
 }
 
-void Group::refused(PlannedPost& post, Status status, const std::string& why) noexcept {
+void Group::refused(PlannedPost& post, Status status, std::string_view why) noexcept {
   bool last = false;
   {
     const std::lock_guard lock(mutex_);
@@ -137,11 +137,11 @@ void Group::left(PlannedPost& post, Worker* worker) noexcept {
   let_go();
 }
 
-void Group::note_failure(const PlannedPost& post, Status status, const std::string& why) noexcept {
+void Group::note_failure(const PlannedPost& post, Status status, std::string_view why) noexcept {
   if (failed_member_ != UINT64_MAX || over()) return;
   failed_member_ = post.member.number;
   failed_user_data_ = post.user_data();
-  put(why_, "member {} of {}: {}", failed_member_, members_, why.empty() ? status_text(status) : why.c_str());
+  put(why_, "member {} of {}: {}", failed_member_, members_, why.empty() ? std::string_view(status_text(status)) : why);
 }
 
 void Group::note_peer(PlannedPost& post) {

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "agent/agent.h"
@@ -35,7 +36,7 @@ class Group final : public Ending {
   // its end was told by one of the following.
   [[nodiscard]] Status join(PlannedPost& post) noexcept;
   // It was not accepted. kAgain: the caller may try again; anything else ends the group.
-  void refused(PlannedPost& post, Status status, const std::string& why) noexcept;
+  void refused(PlannedPost& post, Status status, std::string_view why) noexcept;
   // It is over, and fenced on this side. `worker`: whose lock the caller holds; null: none.
   void left(PlannedPost& post, Worker* worker) noexcept;
 
@@ -94,7 +95,7 @@ class Group final : public Ending {
   }
   void unlink(PlannedPost& post) noexcept;
   void note_peer(PlannedPost& post);
-  void note_failure(const PlannedPost& post, Status status, const std::string& why) noexcept;
+  void note_failure(const PlannedPost& post, Status status, std::string_view why) noexcept;
   // The last one has left: the thread that gets true completes.
   [[nodiscard]] bool is_complete() noexcept;
   // Closed, and no member is in flight: notices, then the outcome.
