@@ -72,11 +72,11 @@ void GpuBackend::settle_ways(const towline_collective_open_args& args) {
 // Ranks that go different ways wait for one another, or take one another's data for something else: their signals are the same.
 void GpuBackend::check_ways(Deadline deadline) const {
   const auto marked = [](const MarkedLimits& limits) {
-    return fmt::format("{}, {} and {}", limits.bytes, limits.parts, limits.two);
+    return fmt::format("{} ({}), {} and {}", limits.bytes, limits.sums, limits.parts, limits.two);
   };
   const std::string mine = fmt::format(
-      "gpu_blocks {}, gpu_direct {}, gpu_push {}, gpu_lines {}, gpu_two_shot_bytes {}, gpu_marked_bytes, "
-      ".._parts_bytes and .._two_bytes {} in slots, {} in lines",
+      "gpu_blocks {}, gpu_direct {}, gpu_push {}, gpu_lines {}, gpu_two_shot_bytes {}, gpu_marked_bytes "
+      "(of float sums), .._parts_bytes and .._two_bytes {} in slots, {} in lines",
       max_blocks_, direct_ ? 1 : 0, push_ ? 1 : 0, lines_ ? 1 : 0, two_shot_bytes_, marked(in_slots_),
       marked(in_lines_));
   const std::span said(reinterpret_cast<const uint8_t*>(mine.data()), mine.size());

@@ -499,12 +499,16 @@ class FakeDevice final : public Device {
       gpu.multiprocessors = 4;
       gpu.pci_address = fmt::format("0000:f{}:00.0", i);
       gpus_.push_back(gpu);
+      gpu.multiprocessors = 132;
+      large_.push_back(gpu);
     }
   }
 
   void start() override {}
   void load(uint32_t gpu) override { faults().note_load(gpu); }
-  [[nodiscard]] const std::vector<Gpu>& gpus() const noexcept override { return gpus_; }
+  [[nodiscard]] const std::vector<Gpu>& gpus() const noexcept override {
+    return faults().large() ? large_ : gpus_;
+  }
   [[nodiscard]] bool in_use(uint32_t) const noexcept override { return true; }
   [[nodiscard]] bool same_addresses() const noexcept override { return true; }
 
@@ -651,6 +655,7 @@ class FakeDevice final : public Device {
   }
 
   std::vector<Gpu> gpus_;
+  std::vector<Gpu> large_;  // the same, where tests enlarge them
   std::mutex valves_mutex_;
   std::deque<FakeValve> valves_;
 };

@@ -73,6 +73,8 @@ class Faults {
   // The bytes gathered on GPUs, to be sent by the copy engine.
   void note_gathered(uint64_t bytes);
   [[nodiscard]] uint64_t gathered();
+  void enlarge(bool large);  // GPUs have as many multiprocessors as real ones
+  [[nodiscard]] bool large();
   void separate(bool separated);  // GPUs have no path to one another
   [[nodiscard]] bool separated();
   void fill(bool full);         // there is no room to map anything
@@ -128,6 +130,7 @@ class Faults {
   uint64_t unpinned_ = 0;
   bool unpinning_waits_ = false;
   std::set<std::pair<uint32_t, uint32_t>> peers_;
+  bool large_ = false;
   bool separated_ = false;
   bool full_ = false;
   std::set<uint32_t> full_gpus_;

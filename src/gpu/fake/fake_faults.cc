@@ -139,6 +139,16 @@ bool Faults::may_touch(uint32_t gpu, uint64_t address) {
   return range->made == Made::kPlain ? peers_.contains({gpu, gpu_at(address)}) : range->allowed.contains(gpu);
 }
 
+void Faults::enlarge(bool large) {
+  const std::lock_guard lock(mutex_);
+  large_ = large;
+}
+
+bool Faults::large() {
+  const std::lock_guard lock(mutex_);
+  return large_;
+}
+
 void Faults::separate(bool separated) {
   const std::lock_guard lock(mutex_);
   separated_ = separated;
@@ -292,7 +302,7 @@ bool Faults::is_by_hand() {
 void Faults::reset() {
   for (Stop* stop : {&launches, &lists, &pins}) stop->hold(false);
   const std::lock_guard lock(mutex_);
-  separated_ = full_ = pins_refused_ = pools_refused_ = dma_refused_ = by_hand_ = false;
+  large_ = separated_ = full_ = pins_refused_ = pools_refused_ = dma_refused_ = by_hand_ = false;
   refusals_ = refusals_behind_valves_ = 0;
   refusal_ = refusal_behind_valves_ = break_ = 0;
   full_gpus_.clear();
