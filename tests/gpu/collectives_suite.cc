@@ -118,7 +118,8 @@ TEST_P(CollectivesOnGpu, AnyAlignmentDoes) {
         Try what;
         what.op = op;
         what.datatype = reduces(op) ? TOWLINE_BFLOAT16 : TOWLINE_INT64;
-        what.count = 2049;
+        // Sums of sizes that 8 divides have kernels of their own, on the ranks whose data starts at multiples of 8.
+        what.count = shift == 8 ? 2048 : 2049;
         what.shift = shift + static_cast<uint64_t>(rank.rank) % 2;  // not the same on every rank
         try_one(rank, what);
       }

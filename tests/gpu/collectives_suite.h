@@ -31,6 +31,8 @@ class Platform {
   [[nodiscard]] virtual int most_ranks() const { return 1 << 10; }
   // Ranks have GPUs of their own, which don't reach one another's ordinary memory.
   [[nodiscard]] virtual bool spread() const { return false; }
+  // A model's GPUs have few multiprocessors unless tests ask for as many as real ones have.
+  virtual void enlarge(bool large) { (void)large; }
   virtual void* allocate(uint64_t bytes) = 0;
   virtual void release(void* memory) = 0;
   virtual void put(void* to, const void* from, uint64_t bytes) = 0;

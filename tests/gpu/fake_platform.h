@@ -12,6 +12,7 @@ namespace towline::gpu_test {
 
 class FakePlatform : public Platform {
  public:
+  void enlarge(bool large) override { cuda::fake::faults().enlarge(large); }
   void* allocate(uint64_t bytes) override { return std::aligned_alloc(64, (bytes + 63) / 64 * 64); }
   void release(void* memory) override { std::free(memory); }
   void put(void* to, const void* from, uint64_t bytes) override {

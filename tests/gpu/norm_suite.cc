@@ -227,15 +227,22 @@ TEST_P(CollectivesNorm, EveryRankGetsTheSameBits) {
     void* const stream = rank.gpu.make_stream();
     const Tried small(rank, {.rows = 2, .width = 4096});
     const Tried large(rank, {.rows = 64, .width = 4096, .in_place = true});
+    // Only some ranks' data starts at multiples of 8.
+    const uint64_t shift = rank.rank % 2 == 0 ? 0 : 2;
+    const Tried shifted(rank, {.rows = 2, .width = 4096, .shift = shift});
+    const Tried alone(rank, {.rows = 1, .width = 700, .shift = shift});
     meet(rank);
-    small.issue(stream);
-    large.issue(stream);
+    const Tried* const tried[] = {&small, &large, &shifted, &alone};
+    for (const Tried* const one : tried) one->issue(stream);
     rank.gpu.drain(stream);
-    std::vector<uint8_t> both = small.result();
-    const std::vector<uint8_t> rest = large.result();
-    both.insert(both.end(), rest.begin(), rest.end());
+    std::vector<uint8_t> all;
+    for (const Tried* const one : tried) {
+      one->check();
+      const std::vector<uint8_t> got = one->result();
+      all.insert(all.end(), got.begin(), got.end());
+    }
     const std::lock_guard lock(mutex);
-    seen.push_back(std::move(both));
+    seen.push_back(std::move(all));
     rank.gpu.free_stream(stream);
   });
   for (const auto& one : seen) EXPECT_TRUE(one == seen[0]);
@@ -274,6 +281,33 @@ TEST_P(CollectivesNorm, MixesWithAllReducesAndReplays) {
     rank.gpu.free_graph(graph);
     rank.gpu.free_stream(stream);
   });
+}
+
+// Where a GPU has room for it a row is divided among several blocks, many rows at once. The model's GPU has no room by itself.
+TEST(CollectivesNormInParts, IsTheStepsOneByOne) {
+  std::string why_not;
+  Platform* const gpus = platform(why_not);
+  if (gpus == nullptr) GTEST_SKIP() << why_not;
+  gpus->enlarge(true);
+  for (const int size : {2, 3, 8})
+    for (const char* const config : {"", "[tuning.collectives]\ngpu_direct = 0\ngpu_lines = 1\n"})
+      run_on_gpus({size, config}, true, [](Rank& rank) {
+        void* const stream = rank.gpu.make_stream();
+        std::vector<std::unique_ptr<Tried>> all;
+        for (const Norm& norm : std::initializer_list<Norm>{{.rows = 1, .width = 8180},
+                                                            {.rows = 3, .width = 4096},
+                                                            {.rows = 4, .width = 4096, .in_place = true},
+                                                            {.rows = 2, .width = 2500, .shift = 2},
+                                                            {.rows = 16, .width = 4096},
+                                                            {.rows = 1, .width = 4096}})
+          all.push_back(std::make_unique<Tried>(rank, norm));
+        meet(rank);
+        for (const auto& one : all) one->issue(stream);
+        rank.gpu.drain(stream);
+        for (const auto& one : all) one->check();
+        rank.gpu.free_stream(stream);
+      });
+  gpus->enlarge(false);
 }
 
 // By rows, with marked stores, with a kernel of its own, and in lines.
