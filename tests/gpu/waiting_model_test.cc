@@ -83,6 +83,18 @@ TEST_F(Waiting, EndsAtOnceWhenTheHostStopsIt) {
   EXPECT_EQ(report_.failure, static_cast<uint32_t>(Failure::kAborted));
 }
 
+// A row's other block finds no room.
+TEST_F(Waiting, ForAnotherBlockOfARowEnds) {
+  Job job = job_;
+  job.parts = 2;
+  job.timeout_ns = 1'000'000;
+  give_in_memory(job, row_blocks(job, 0), 0);
+  bool failed = false;
+  (void)take_in_memory(job, 0, failed);
+  EXPECT_TRUE(failed);
+  EXPECT_EQ(report_.failure, static_cast<uint32_t>(Failure::kTimedOut));
+}
+
 // The sender has gone on since.
 TEST_F(Waiting, AMessageThatDisagreesIsNamedAndNotTheOneAfterIt) {
   for (const uint64_t count : {1, 2}) run_send(job_of(1, TOWLINE_COLLECTIVE_SEND, count));

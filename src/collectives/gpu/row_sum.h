@@ -136,13 +136,16 @@ TOWLINE_DEVICE void give_in_memory(const Job& job, const RowBlocks& row, uint64_
 #endif
 }
 // The blocks of a row are all there when this waits for them, since the kernel had to have room for all its blocks: so this ends as they
-// do, with what they got from other ranks. Each warp for itself, so that none waits for another one.
+// do, with what they got from other ranks. Where there was no room after all it ends as other waits do, and this block makes some; then the
+// communicator is broken, and what its words are does not matter any more. Each warp for itself, so that none waits for another one.
 TOWLINE_DEVICE float take_in_memory(const Job& job, uint32_t block, bool& failed) {
   const uint64_t* const sums = control_of(job, job.rank).row_sums[block];
 #if defined(__CUDA_ARCH__)
   const uint32_t all = job.parts * warps();
   const uint32_t lane = threadIdx.x % 32;
   uint64_t one[kRowSums / 32];
+  Waiter waiter;
+  bool gone = false;
   bool came = false;
   while (__all_sync(~0u, came) == 0) {
     came = true;
@@ -153,9 +156,11 @@ TOWLINE_DEVICE float take_in_memory(const Job& job, uint32_t block, bool& failed
     }
     TOWLINE_UNROLL
     for (uint32_t k = 0; k < kRowSums / 32; ++k) came = came && (one[k] & kSumCame) != 0;
+    if (!came && !gone) gone = give_up(job, waiter, job.rank, nullptr, 0);
+    came = came || gone;
   }
   float sum = 0;
-  bool fails = false;
+  bool fails = gone;
   TOWLINE_UNROLL
   for (uint32_t k = 0; k < kRowSums / 32; ++k) {
     sum += __uint_as_float(static_cast<uint32_t>(one[k]));
@@ -164,10 +169,15 @@ TOWLINE_DEVICE float take_in_memory(const Job& job, uint32_t block, bool& failed
   failed = __any_sync(~0u, fails) != 0;
   return sum_of_warp(sum);
 #else
+  Waiter waiter;
   float sum = 0;
   for (uint32_t other = 0; other < job.parts; ++other) {
     uint64_t one;
-    while (((one = device::load_relaxed(&sums[other])) & kSumCame) == 0) device::pause();
+    while (((one = device::load_relaxed(&sums[other])) & kSumCame) == 0)
+      if (give_up(job, waiter, job.rank, nullptr, 0)) {
+        failed = true;
+        return sum;
+      }
     failed = failed || (one & kSumFailed) != 0;
     const auto low = static_cast<uint32_t>(one);
     float value;
