@@ -1,7 +1,7 @@
 // all_reduce with RMSNorm in lines (lines.h): what norm_marked.h does, between GPUs that NVLink joins. Every rank gives its input to
-// all others, and all normalise all rows, each in one block or in the blocks of a cluster. A block's lines of its row stay in
-// registers from their sum to the end, so that nothing is read again; and what does not depend on other ranks is loaded before they
-// are waited for.
+// all others, and all normalise all rows, each in one block or in several that add up what they have of the row (row_sum.h). A block's
+// lines of its row stay in registers from their sum to the end, so that nothing is read again; and what does not depend on other ranks is
+// loaded before they are waited for.
 #pragma once
 
 #include "collectives/gpu/lines.h"

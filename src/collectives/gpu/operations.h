@@ -1,7 +1,9 @@
 // The operations, as each block of each rank runs them. One source for the GPU and for the model of it that tests run
-// on processors, where a block has one thread and the blocks of a rank run one after the other.
+// on processors, where a block has one thread and the blocks of a rank run one after the other, but those of a row at the same time
+// (Grid::meeting).
 //
-// So a block waits for the same block of other ranks only, and what it reads of theirs, the same block wrote.
+// So a block waits for the same block of other ranks and for the blocks of its row only, and what it reads of other ranks', the same block
+// wrote.
 #pragma once
 
 #include "collectives/gpu/leg_operations.h"
