@@ -93,7 +93,8 @@ class TcpStore final : public Store {
         if (!stream.ready(POLLIN)) return stream;
       }
     }
-    return connect(deadline, Stream::Patience::kNone);  // it was there: if nobody listens now it is gone
+    // It was there: if nobody listens now it is gone. A wait that times out costs this host a port for a minute.
+    return connect(deadline, Stream::Patience::kForPort);
   }
   void give_back(Stream&& stream) {
     const std::lock_guard lock(mutex_);

@@ -62,7 +62,9 @@ Stream Stream::dial(const Endpoint& endpoint, Deadline deadline, Patience patien
     const uint64_t left = deadline.remaining_ns(monotonic_now_ns());
     if (left == 0)
       fail(Status::kTimedOut, "{} does not answer in time: {}", endpoint.text(), errno_text(error));
-    if (patience == Patience::kNone) fail_errno(error, "cannot connect to {}", endpoint.text());
+    const bool again =
+        patience == Patience::kUntilDeadline || (patience == Patience::kForPort && error == EADDRNOTAVAIL);
+    if (!again) fail_errno(error, "cannot connect to {}", endpoint.text());
     std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(pause_ns, left)));
   }
 }

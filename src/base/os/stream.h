@@ -56,6 +56,7 @@ class Stream {
  public:
   enum class Patience : uint8_t {
     kNone,           // fails at once if nobody listens
+    kForPort,        // the same, but waits until this host has a port for the connection
     kUntilDeadline,  // tries again: the other side may not be there yet
   };
 

@@ -1,9 +1,16 @@
 #include "base/os/stream.h"
 
 #include <gtest/gtest.h>
+#include <net/if.h>
 #include <poll.h>
+#include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cstring>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -103,6 +110,55 @@ TEST(Stream, DialsWhoListensAndCanWaitForIt) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Status::kTimedOut) << error.what();
   }
+}
+
+// In a child with a network of its own, in which this host has one port for connections. 0, or the line that failed.
+int with_one_port() {
+  if (::unshare(CLONE_NEWNET) != 0) return __LINE__;
+  const UniqueFd any(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  ifreq loopback = {};
+  std::strcpy(loopback.ifr_name, "lo");
+  loopback.ifr_flags = IFF_UP;
+  if (::ioctl(any.get(), SIOCSIFFLAGS, &loopback) != 0) return __LINE__;
+  if (!(std::ofstream("/proc/sys/net/ipv4/ip_local_port_range") << "40000 40000" << std::flush))
+    return __LINE__;
+  const ListeningSocket door(parse_endpoint("127.0.0.1:39999"));
+  const Endpoint endpoint = door.address().endpoint();
+  Stream only = Stream::dial(endpoint, in_time(), Stream::Patience::kNone);
+  try {
+    (void)Stream::dial(endpoint, in_time(), Stream::Patience::kNone);
+    return __LINE__;
+  } catch (const Error&) {  // there is no port
+  }
+  try {
+    (void)Stream::dial(endpoint, Deadline::after(monotonic_now_ns(), 20 * kMillisecondNs),
+                       Stream::Patience::kForPort);
+    return __LINE__;
+  } catch (const Error& error) {
+    if (error.code() != Status::kTimedOut) return __LINE__;
+  }
+  only.reset_at_close();  // its port is free at once
+  only.close();
+  only = Stream::dial(endpoint, in_time(), Stream::Patience::kForPort);
+  return only.valid() ? 0 : __LINE__;
+}
+
+TEST(Stream, CanWaitForAPortWithoutWaitingForAListener) {
+  const auto in_child = [](int (*body)()) {
+    const pid_t child = ::fork();
+    if (child == 0) ::_exit(body() != 0 ? 1 : 0);
+    int status = 0;
+    return ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  };
+  if (!in_child([] { return ::unshare(CLONE_NEWNET); }))
+    GTEST_SKIP() << "needs the right to make network namespaces";
+  EXPECT_TRUE(in_child(with_one_port));
+  Endpoint gone;
+  {
+    const ListeningSocket listening(parse_endpoint("127.0.0.1:0"));
+    gone = listening.address().endpoint();
+  }
+  EXPECT_THROW((void)Stream::dial(gone, in_time(), Stream::Patience::kForPort), Error);
 }
 
 TEST(Stream, AResetForgetsWhatWasNotSent) {
