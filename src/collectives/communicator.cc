@@ -395,7 +395,10 @@ void Communicator::broken(Status status, const std::string& text) {
   {
     const std::lock_guard lock(state_mutex_);
     if (broken_ == 0) {
-      broken_text_ = text;
+      try {
+        broken_text_ = text;
+      } catch (const std::bad_alloc&) {  // the status says enough
+      }
       broken_.store(static_cast<int32_t>(status), std::memory_order_release);
     }
   }
@@ -529,46 +532,57 @@ void Communicator::after_failure(Status status, const std::string& text) noexcep
   }
 }
 
+// What this rank gives, multiplied by its factor: each rank has its own, and they exchange a plain sum. Under perform_mutex_.
+void Communicator::scale_input(towline_collective_t& call) {
+  const uint64_t element = datatype_bytes(call.datatype);
+  if (call.op == TOWLINE_COLLECTIVE_REDUCE_SCATTER || call.op == TOWLINE_COLLECTIVE_REDUCE_SCATTER_V) {
+    uint64_t total = 0;
+    for (int rank = 0; rank < options_.size; ++rank)
+      total += call.input_counts != nullptr && call.op == TOWLINE_COLLECTIVE_REDUCE_SCATTER_V
+                   ? call.input_counts[rank]
+                   : call.count;
+    scaled_.resize(total * element);
+    uint64_t at = 0;
+    uint64_t behind = 0;
+    for (int rank = 0; rank < options_.size; ++rank) {
+      const uint64_t count =
+          call.op == TOWLINE_COLLECTIVE_REDUCE_SCATTER_V ? call.input_counts[rank] : call.count;
+      const auto* from =
+          call.inputs != nullptr
+              ? static_cast<const uint8_t*>(call.inputs[rank])
+              : static_cast<const uint8_t*>(call.input) +
+                    (call.input_offsets != nullptr ? call.input_offsets[rank] : behind) * element;
+      scale(scaled_.data() + at, from, count, call.datatype, call.factor);
+      at += count * element;
+      behind += count;
+    }
+    call.inputs = nullptr;
+    call.input_offsets = nullptr;
+  } else {
+    scaled_.resize(call.count * element);
+    scale(scaled_.data(), call.input, call.count, call.datatype, call.factor);
+  }
+  call.input = scaled_.data();
+}
+
 // Under perform_mutex_.
-Status Communicator::perform(const towline_collective_t& given, Deadline deadline, std::string& text) {
+Status Communicator::perform(const towline_collective_t& given, Deadline deadline,
+                             std::string& text) noexcept {
   backend_text.clear();
   const uint64_t number = number_++;
   int32_t status = TOWLINE_OK;
   if (reduces(given.op) && given.reduction == TOWLINE_REDUCE_PREMUL_SUM && table_->issue == nullptr) {
-    // Each rank has its own factor. It is applied here, so that ranks exchange a plain sum.
-    OwnedCall owned(given, options_.size);
-    towline_collective_t call = owned.get();
-    const uint64_t element = datatype_bytes(call.datatype);
-    std::vector<const void*> parts;
-    if (call.op == TOWLINE_COLLECTIVE_REDUCE_SCATTER || call.op == TOWLINE_COLLECTIVE_REDUCE_SCATTER_V) {
-      uint64_t total = 0;
-      for (int rank = 0; rank < options_.size; ++rank)
-        total += call.input_counts != nullptr && call.op == TOWLINE_COLLECTIVE_REDUCE_SCATTER_V
-                     ? call.input_counts[rank]
-                     : call.count;
-      scaled_.resize(total * element);
-      uint64_t at = 0;
-      uint64_t behind = 0;
-      for (int rank = 0; rank < options_.size; ++rank) {
-        const uint64_t count =
-            call.op == TOWLINE_COLLECTIVE_REDUCE_SCATTER_V ? call.input_counts[rank] : call.count;
-        const auto* from =
-            call.inputs != nullptr
-                ? static_cast<const uint8_t*>(call.inputs[rank])
-                : static_cast<const uint8_t*>(call.input) +
-                      (call.input_offsets != nullptr ? call.input_offsets[rank] : behind) * element;
-        scale(scaled_.data() + at, from, count, call.datatype, call.factor);
-        at += count * element;
-        behind += count;
-      }
-      call.inputs = nullptr;
-      call.input_offsets = nullptr;
-    } else {
-      scaled_.resize(call.count * element);
-      scale(scaled_.data(), call.input, call.count, call.datatype, call.factor);
+    try {
+      towline_collective_t call = given;
+      scale_input(call);
+      status = table_->perform(backend_, &call, number, deadline.ns());
+    } catch (const std::exception&) {
+      // The other ranks must not wait for it.
+      constexpr const char* kWhy = "a rank has no memory to multiply what it gives";
+      status = TOWLINE_OUT_OF_MEMORY;
+      table_->abort(backend_, status, kWhy);
+      backend_text.set(kWhy);
     }
-    call.input = scaled_.data();
-    status = table_->perform(backend_, &call, number, deadline.ns());
   } else {
     status = table_->perform(backend_, &given, number, deadline.ns());
   }

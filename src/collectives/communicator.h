@@ -147,7 +147,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   static uint64_t next_op_id() noexcept;
   uint64_t timeout_of(const towline_collective_options_t* options) const noexcept;
   static Deadline deadline_in(uint64_t timeout_ns) noexcept;
-  Status perform(const towline_collective_t& call, Deadline deadline, std::string& text);
+  Status perform(const towline_collective_t& call, Deadline deadline, std::string& text) noexcept;
+  void scale_input(towline_collective_t& call);  // throws without memory
   class Beside;
   // Performs a small operation if nothing is in its way; else false, and nothing was done.
   bool perform_small(const towline_collective_t& call, uint64_t timeout_ns, std::string& text,
@@ -194,7 +195,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                       Deadline deadline, uint64_t op_id, std::string& text);
   void serve_messages();
   void watch_messages(Work* work) noexcept;
-  void time_out(const towline_collective_t& message);
+  void time_out(const towline_collective_t& message) noexcept;
 
   // Needs no memory.
   void call_hooks(uint32_t kind, const towline_collective_t* call, uint32_t op,
@@ -217,7 +218,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
       issued = issue(op_id);
     } catch (const std::exception& error) {
       const auto* const known = dynamic_cast<const Error*>(&error);
-      const Status status = known != nullptr ? known->code() : Status::kOutOfMemory;
+      const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+      const Status status = known != nullptr ? known->code()
+                            : memory         ? Status::kOutOfMemory
+                                             : Status::kInternal;
       call_hooks(TOWLINE_HOOK_POST, call, op, options, op_id, static_cast<int32_t>(status), nullptr, nullptr,
                  async);
       throw;

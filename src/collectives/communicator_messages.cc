@@ -180,8 +180,12 @@ Status Communicator::run_message(const towline_collective_t& call, uint64_t time
   return status;
 }
 
-void Communicator::time_out(const towline_collective_t& message) {
-  const std::string text = fmt::format("rank {} timed out in {}", options_.rank, describe(message));
+void Communicator::time_out(const towline_collective_t& message) noexcept {
+  std::string text;
+  try {
+    text = fmt::format("rank {} timed out in {}", options_.rank, describe(message));
+  } catch (const std::bad_alloc&) {  // the status says enough
+  }
   table_->abort(backend_, TOWLINE_TIMED_OUT, text.c_str());
 }
 

@@ -110,6 +110,31 @@ TEST(WorksWithoutMemory, EachHasOneEndOnEveryRank) {
   }
 }
 
+// It is multiplied where it is performed, when the other ranks wait for it already.
+TEST(WorksWithoutMemory, ASumOfProductsHasOneEndOnEveryRank) {
+  bool failed = true;
+  for (int after = 0; failed; ++after) {
+    ASSERT_LT(after, kMostAllocations);
+    std::vector<Status> ends(2);
+    std::vector<std::string> texts(2);
+    run_ranks(World{.timeout_ns = 5 * kSecondNs}, [&](Communicator& ranks) {
+      const auto rank = static_cast<size_t>(ranks.rank());
+      float value = 1;
+      towline_collective_t call = call_of(TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_FLOAT32, 1, &value, &value);
+      call.reduction = TOWLINE_REDUCE_PREMUL_SUM;
+      call.factor = 2;
+      const auto run = [&] {
+        ends[rank] = ranks.run(call, nullptr, texts[rank]);
+        if (rank == 0) failed = support::allocations_left < 0;
+      };
+      if (rank != 0) return run();
+      EXPECT_TRUE(without_memory(after, run)) << "it threw";
+    });
+    EXPECT_EQ(ends[0], ends[1]) << "allocation " << after << ": " << texts[1];
+    EXPECT_TRUE(ends[0] == Status::kOk || ends[0] == Status::kOutOfMemory) << status_text(ends[0]);
+  }
+}
+
 TEST(HooksWithoutMemory, ComeInPairs) {
   for (const uint32_t op : {TOWLINE_COLLECTIVE_ALL_REDUCE, TOWLINE_COLLECTIVE_SEND}) {
     run_ranks(World{.size = 1, .backend = "fake"}, [&](Communicator& ranks) {
