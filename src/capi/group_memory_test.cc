@@ -94,7 +94,7 @@ TEST_F(GroupWithoutMemory, AClosedOneRefusesMembersAndASecondEnd) {
 
 TEST_F(GroupWithoutMemory, ADeadlineOrAReleaseEndsIt) {
   whichever_fails([&](int after) {
-    towline_group_t* const group = make(monotonic_now_ns() + kMillisecondNs);
+    towline_group_t* const group = make(monotonic_now_ns() + 20 * kMillisecondNs);
     support::fail_allocations(after, 1);
     const int32_t ended = towline_group_wait(group, kSoon);
     const bool failed = stop_failing();
