@@ -17,7 +17,8 @@
 
 namespace towline {
 
-// Used with std::lock_guard and std::unique_lock. Not recursive; threads get it in no order.
+// Used with std::lock_guard and std::unique_lock. Not recursive; threads get it in no order. unlock() reads the lock once more
+// after it has released it, so the next thread that has it must not destroy it.
 class BiasedLock {
  public:
   BiasedLock() noexcept : may_be_at_home_(InUse::publishes()) {}
