@@ -141,7 +141,8 @@ void Group::note_failure(const PlannedPost& post, Status status, std::string_vie
   if (failed_member_ != UINT64_MAX || over()) return;
   failed_member_ = post.member.number;
   failed_user_data_ = post.user_data();
-  put(why_, "member {} of {}: {}", failed_member_, members_, why.empty() ? std::string_view(status_text(status)) : why);
+  put(why_, "member {} of {}: {}", failed_member_, members_,
+      why.empty() ? std::string_view(status_text(status)) : why);
 }
 
 void Group::note_peer(PlannedPost& post) {
