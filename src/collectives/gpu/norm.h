@@ -25,7 +25,7 @@ TOWLINE_DEVICE typename E::Bits with_residual(typename E::Bits sum, typename E::
 TOWLINE_DEVICE float scale_of(const Job& job, float squares) {
   const float mean = squares * job.inverse_width + job.epsilon;
 #if defined(__CUDA_ARCH__)
-  return rsqrtf(mean);
+  return __frsqrt_rn(mean);  // the same on every kind of GPU
 #else
   return 1.0f / sqrtf(mean);
 #endif
