@@ -346,15 +346,6 @@ TEST_F(CollectivesOnGpuRefuse, RanksWithDifferentSettingsAreToldAtOnce) {
   }
 }
 
-// 256 KiB is what two ranks of a GPU have without the setting, but float sums go with marks up to twice as much then.
-TEST_F(CollectivesOnGpuRefuse, ASettingThatOnlyFloatSumsNoticeIsToldToo) {
-  cuda::fake::faults().enlarge(true);
-  for (const Opened& outcome : open_ranks({"", "[tuning.collectives]\ngpu_marked_bytes = 262144\n"})) {
-    EXPECT_TRUE(outcome.status == TOWLINE_MISMATCH || outcome.status == TOWLINE_PEER_LOST) << outcome.status;
-    EXPECT_NE(outcome.text.find("ranks have different settings"), std::string::npos) << outcome.text;
-  }
-}
-
 // Rank 0 is on a host of its own.
 TEST_F(CollectivesOnGpuRefuse, ARankWithoutStreamsIsNamedOnEveryHostAtOnce) {
   cuda::fake::faults().refuse_streams(1);
