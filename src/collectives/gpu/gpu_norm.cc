@@ -63,7 +63,7 @@ GpuBackend::RowParts GpuBackend::parts_of_rows(uint64_t rows, uint64_t units, ui
       std::clamp<uint64_t>(marking_blocks() / rows, 1, std::clamp<uint64_t>(units / least, 1, kMostParts));
   const auto turns = [&](uint64_t parts) { return (units_of_part(units, parts) + of_block - 1) / of_block; };
   for (const uint32_t parts : {8u, 4u, 3u, 2u})
-    if (parts <= most && rows <= (parts == 8 ? std::min(2u, clusters_[6]) : clusters_[parts - 2]) &&
+    if (parts <= most && rows <= clusters_[parts - 2] && (parts < 8 || rows <= 2) &&
         turns(parts) <= turns(most))
       return {parts, true};
   return {static_cast<uint32_t>(most), false};
