@@ -77,6 +77,15 @@ std::string followed(const std::string& path) {
   return real.get();
 }
 
+std::string name_in_folder(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
+// Beside `target`, and with its name where that is not too long.
+std::string hidden_name(const std::string& target) {
+  const std::string id = Id::random().to_hex();
+  const std::string name = fmt::format(".{}.{}.towline", name_in_folder(target), id);
+  return name.size() <= NAME_MAX ? name : fmt::format(".{}.towline", id);
+}
+
 std::string own_link(int fd) { return fmt::format("/proc/self/fd/{}", fd); }
 
 uint64_t block_device_bytes(int fd) noexcept {
@@ -173,7 +182,7 @@ void File::open_replacement(const towline_storage_args& args) {
   if (!directory_) refuse_errno(errno, "opening the directory {}", directory);
   plain_.reset(::openat(directory_.get(), ".", O_TMPFILE | O_RDWR | O_CLOEXEC, args.mode));
   if (!plain_) {
-    hidden_ = fmt::format(".{}.{}.towline", target_.substr(target_.rfind('/') + 1), Id::random().to_hex());
+    hidden_ = hidden_name(target_);
     plain_.reset(
         ::openat(directory_.get(), hidden_.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, args.mode));
     if (!plain_) {
@@ -306,10 +315,10 @@ void File::commit() {
     refuse_errno(error, "writing {} to its device", name_);
   }
   if (!replaces_) return sync_name();
-  const std::string base = target_.substr(target_.rfind('/') + 1);
+  const std::string base = name_in_folder(target_);
   if (hidden_.empty()) {
     // A nameless file can't be linked over another: it gets a name of its own first.
-    const std::string name = fmt::format(".{}.{}.towline", base, Id::random().to_hex());
+    const std::string name = hidden_name(target_);
     if (::linkat(AT_FDCWD, own_link(plain_.get()).c_str(), directory_.get(), name.c_str(),
                  AT_SYMLINK_FOLLOW) != 0)
       refuse_errno(errno, "naming the file that replaces {}", target_);

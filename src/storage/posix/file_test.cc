@@ -115,6 +115,16 @@ TEST(File, replacing_follows_a_symbolic_link) {
   EXPECT_EQ(contents(elsewhere / "target"), "new");
 }
 
+TEST(File, a_file_of_the_longest_name_is_replaced) {
+  const TemporaryFolder folder;
+  const std::string path = folder / std::string(NAME_MAX, 'n');
+  std::ofstream(path) << "old";
+  File file(args_of("file:" + path, TOWLINE_STORAGE_REPLACE));
+  ASSERT_EQ(::write(file.fd(), "new", 3), 3);
+  file.commit();
+  EXPECT_EQ(contents(path), "new");
+}
+
 TEST(File, replacing_through_a_symbolic_link_to_nothing_is_refused) {
   const TemporaryFolder folder;
   std::filesystem::create_symlink(folder / "nothing", folder / "link");
