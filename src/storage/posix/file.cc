@@ -141,11 +141,18 @@ File::File(const towline_storage_args& args) : id_(next_id()), sync_(args.sync) 
     else
       open_path(name_, args);
   }
-  examine(args);
-  if (sync_ != 0) sync_name();
+  try {
+    examine(args);
+    if (sync_ != 0) sync_name();
+  } catch (...) {
+    remove_hidden();
+    throw;
+  }
 }
 
-File::~File() {
+File::~File() { remove_hidden(); }
+
+void File::remove_hidden() noexcept {
   if (!hidden_.empty()) (void)::unlinkat(directory_.get(), hidden_.c_str(), 0);
 }
 

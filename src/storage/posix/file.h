@@ -92,6 +92,7 @@ class File {
 
   void open_path(const std::string& path, const towline_storage_args& args);
   void open_replacement(const towline_storage_args& args);
+  void remove_hidden() noexcept;
   void open_direct(int flags);
   void note_sync_failure(int error) const noexcept;
   void sync_name();

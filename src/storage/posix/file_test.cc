@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <climits>
+#include <cstdarg>
 #include <filesystem>
 #include <fstream>
 #include <vector>
@@ -20,6 +22,7 @@
 namespace {
 
 std::vector<std::string> synced;
+bool plain_file_system = false;  // one that knows neither nameless files nor direct I/O
 
 }  // namespace
 
@@ -29,6 +32,31 @@ extern "C" int fsync(int fd) {
   const std::string link = "/proc/self/fd/" + std::to_string(fd);
   if (::readlink(link.c_str(), path.data(), path.size() - 1) > 0) synced.emplace_back(path.data());
   return static_cast<int>(::syscall(SYS_fsync, fd));
+}
+
+// The same: what a file system lacks is refused as the kernel refuses it.
+extern "C" int openat(int folder, const char* path, int flags, ...) {
+  std::va_list more;
+  va_start(more, flags);
+  const auto mode = va_arg(more, mode_t);
+  va_end(more);
+  if (plain_file_system && (flags & O_TMPFILE) == O_TMPFILE) {
+    errno = EOPNOTSUPP;
+    return -1;
+  }
+  return static_cast<int>(::syscall(SYS_openat, folder, path, flags, mode));
+}
+
+extern "C" int open(const char* path, int flags, ...) {
+  std::va_list more;
+  va_start(more, flags);
+  const auto mode = va_arg(more, mode_t);
+  va_end(more);
+  if (plain_file_system && (flags & O_DIRECT) != 0) {
+    errno = EINVAL;
+    return -1;
+  }
+  return static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags, mode));
 }
 
 namespace towline::posix {
@@ -123,6 +151,15 @@ TEST(File, a_file_of_the_longest_name_is_replaced) {
   ASSERT_EQ(::write(file.fd(), "new", 3), 3);
   file.commit();
   EXPECT_EQ(contents(path), "new");
+}
+
+TEST(File, a_replacement_that_is_refused_leaves_nothing_behind) {
+  const TemporaryFolder folder;
+  plain_file_system = true;
+  EXPECT_THROW(File(args_of("file:" + folder / "new", TOWLINE_STORAGE_REPLACE | TOWLINE_STORAGE_DIRECT)),
+               plugin::Failure);
+  plain_file_system = false;
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 TEST(File, replacing_through_a_symbolic_link_to_nothing_is_refused) {
