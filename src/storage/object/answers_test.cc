@@ -181,6 +181,17 @@ TEST(Parts, WhatTheRulesForbidIsRefused) {
   EXPECT_NO_THROW((void)patch_pieces(46, 50, 50, rules()));                // the last may be short
 }
 
+// A server says how long its object is: so many pieces would take all memory.
+TEST(Parts, AnObjectThatNoPiecesCanHoldIsRefusedAtOnce) {
+  Settings settings;
+  settings.part_bytes = 8 << 20;
+  settings.least_part_bytes = 5 << 20;
+  for (const uint64_t bytes : {uint64_t{1} << 52, uint64_t{1} << 62, UINT64_MAX}) {
+    EXPECT_THROW((void)patch_pieces(0, 8 << 20, bytes, settings), plugin::Failure) << bytes;
+    EXPECT_THROW((void)patch_pieces(bytes - 1, bytes, bytes, settings), plugin::Failure) << bytes;
+  }
+}
+
 TEST(Parts, ThereAreNeverTooMany) {
   EXPECT_EQ(part_size(100, 8 << 20), uint64_t{8} << 20);
   const uint64_t five_tib = uint64_t{5} << 40;

@@ -40,6 +40,7 @@ std::vector<Piece> patch_pieces(uint64_t begin, uint64_t end, uint64_t old_bytes
                     "object whole",
                     begin, end, old_bytes, why));
   };
+  if (bytes > kMostParts * kMostCopyBytes) refuse("it is longer than any object");
   if (begin > old_bytes) refuse("an object has no holes");
   if (begin != 0 && begin < least)
     refuse(fmt::format("what comes before would be copied as a part, which has at least {} bytes", least));
