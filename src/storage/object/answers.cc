@@ -2,6 +2,7 @@
 
 #include <locale.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -300,13 +301,15 @@ std::optional<TimedKeys> decode_bearer_token(std::string_view body) {
   if (token == json.end() || !token->is_string() || token->get<std::string>().empty()) return std::nullopt;
   TimedKeys keys;
   keys.keys.session_token = token->get<std::string>();
-  // Seconds since 1970 or from now, as a number or a text.
+  // Seconds since 1970 or from now, as a number or a text. So many that they never pass stay a time.
   const auto seconds = [&](const char* name) -> std::time_t {
+    constexpr uint64_t kMost = uint64_t{1} << 40;
     const auto found = json.find(name);
     if (found == json.end()) return 0;
-    if (found->is_number_unsigned()) return static_cast<std::time_t>(found->get<uint64_t>());
-    return found->is_string() ? static_cast<std::time_t>(decode_number(found->get<std::string>()).value_or(0))
-                              : 0;
+    uint64_t number = 0;
+    if (found->is_number_unsigned()) number = found->get<uint64_t>();
+    if (found->is_string()) number = decode_number(found->get<std::string>()).value_or(0);
+    return static_cast<std::time_t>(std::min(number, kMost));
   };
   keys.expires = seconds("expires_on");
   if (keys.expires == 0 && seconds("expires_in") != 0)

@@ -121,6 +121,18 @@ TEST(Answers, CredentialsAreRead) {
     EXPECT_FALSE(decode_instance_keys(bad)) << bad;
 }
 
+// Else it is asked for anew every two seconds.
+TEST(Answers, ATokenThatLastsForEverHasNotExpired) {
+  const std::time_t next_year = std::time(nullptr) + std::time_t{365} * 24 * 3600;
+  for (const char* time : {R"("expires_in":18446744073709551615)", R"("expires_in":9223372036854775807)",
+                           R"("expires_on":"9223372036854775808")", R"("expires_on":18446744073709551615)"}) {
+    const auto token = decode_bearer_token(std::string{R"({"access_token":"t",)"} + time + "}");
+    ASSERT_TRUE(token) << time;
+    EXPECT_GT(token->expires, next_year) << time;
+    EXPECT_GT(token->expires - std::time(nullptr), 0) << time;
+  }
+}
+
 // ---- checksums
 
 TEST(Checksums, ThoseOfPartsAreJoined) {
