@@ -126,9 +126,9 @@ void Agent::open() {
     workers_.push_back(
         std::make_unique<Worker>(*this, static_cast<uint32_t>(workers_.size()), std::move(place)));
   }
-  blocking_work_ = std::make_unique<BlockingWork>(in_real_time_);
-  reaper_ = std::make_unique<RegionReaper>(*regions_, in_real_time_);
-  errands_ = std::make_unique<Errands>(in_real_time_);
+  blocking_work_ = std::make_unique<BlockingWork>(in_real_time_, this);
+  reaper_ = std::make_unique<RegionReaper>(*regions_, in_real_time_, this);
+  errands_ = std::make_unique<Errands>(in_real_time_, this);
   std::vector<std::string> plugins = options_.config.get_list("plugins");
   for (const BundledBackend& bundled : bundled_backends()) {
     const auto& wanted = options_.backends;

@@ -3,6 +3,7 @@
 #include <exception>
 #include <utility>
 
+#include "agent/own_thread.h"
 #include "agent/worker.h"
 
 namespace towline {
@@ -39,6 +40,7 @@ bool BlockingWork::start_thread_locked() noexcept {
 }
 
 void BlockingWork::run() noexcept {
+  const OwnThread mark(agent_);
   std::unique_lock lock(mutex_);
   for (;;) {
     came_.wait(lock, [this] { return finishing_ || !waiting_.empty(); });

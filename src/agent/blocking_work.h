@@ -17,6 +17,7 @@
 
 namespace towline {
 
+class Agent;
 class Worker;
 
 class BlockingWork {
@@ -25,7 +26,9 @@ class BlockingWork {
   static constexpr std::size_t kMostThreads = 4;
   static constexpr std::size_t kMostWaiting = 1024;
 
-  explicit BlockingWork(bool in_real_time) noexcept : in_real_time_(in_real_time) {}
+  // `agent`: whose threads they are.
+  explicit BlockingWork(bool in_real_time, const Agent* agent = nullptr) noexcept
+      : in_real_time_(in_real_time), agent_(agent) {}
   BlockingWork(const BlockingWork&) = delete;
   BlockingWork& operator=(const BlockingWork&) = delete;
   ~BlockingWork() { finish(); }
@@ -47,6 +50,7 @@ class BlockingWork {
   [[nodiscard]] bool start_thread_locked() noexcept;
 
   const bool in_real_time_;
+  const Agent* const agent_;
   std::mutex mutex_;
   std::condition_variable came_;
   std::deque<Entry> waiting_;

@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 
+#include "agent/own_thread.h"
 #include "base/clock.h"
 #include "base/error.h"
 
@@ -82,6 +83,7 @@ bool ErrandThreads::sleep(std::unique_lock<std::mutex>& lock, uint64_t due_ns, u
 }
 
 void ErrandThreads::run() noexcept {
+  const OwnThread mark(agent_);
   std::unique_lock lock(mutex_);
   for (;;) {
     if (waiting_.empty() && closing_) return;

@@ -18,6 +18,8 @@
 
 namespace towline {
 
+class Agent;
+
 class Errand {
  public:
   virtual ~Errand() = default;
@@ -30,8 +32,8 @@ class Errand {
 // Threads, and the errands that they do.
 class ErrandThreads {
  public:
-  explicit ErrandThreads(std::size_t most_threads, bool end_when_idle) noexcept
-      : most_threads_(most_threads), end_when_idle_(end_when_idle) {}
+  ErrandThreads(const Agent* agent, std::size_t most_threads, bool end_when_idle) noexcept
+      : agent_(agent), most_threads_(most_threads), end_when_idle_(end_when_idle) {}
   ErrandThreads(const ErrandThreads&) = delete;
   ErrandThreads& operator=(const ErrandThreads&) = delete;
   ~ErrandThreads() { finish(); }
@@ -52,6 +54,7 @@ class ErrandThreads {
   // Sleeps until there may be something to do. False: this thread is not needed any more.
   [[nodiscard]] bool sleep(std::unique_lock<std::mutex>& lock, uint64_t due_ns, uint64_t now_ns) noexcept;
 
+  const Agent* const agent_;
   const std::size_t most_threads_;
   const bool end_when_idle_;
   mutable std::mutex mutex_;
@@ -69,7 +72,9 @@ class Errands {
   static constexpr std::size_t kMostCalls = 256;  // that block at once; more wait for their turn
   static constexpr std::size_t kMostWaiting = 1 << 16;
 
-  explicit Errands(bool in_real_time) noexcept : in_real_time_(in_real_time) {}
+  // `agent`: whose threads they are.
+  explicit Errands(bool in_real_time, const Agent* agent = nullptr) noexcept
+      : in_real_time_(in_real_time), quick_(agent, 2, false), calls_(agent, kMostCalls, true) {}
 
   // Throws Error(kAgain): too many wait; Error(kClosed): after finish().
   void add(std::unique_ptr<Errand> errand);
@@ -83,8 +88,8 @@ class Errands {
  private:
   const bool in_real_time_;
   std::atomic<bool> closing_{false};
-  ErrandThreads quick_{2, false};
-  ErrandThreads calls_{kMostCalls, true};
+  ErrandThreads quick_;
+  ErrandThreads calls_;
 };
 
 }  // namespace towline

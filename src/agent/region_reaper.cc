@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "agent/own_regions.h"
+#include "agent/own_thread.h"
 #include "base/clock.h"
 
 namespace towline {
@@ -48,6 +49,7 @@ bool RegionReaper::reap(const Entry& entry, uint64_t timeout_ns) noexcept {
 }
 
 void RegionReaper::run() noexcept {
+  const OwnThread mark(agent_);
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return state_ != State::kOpen || !waiting_.empty(); });

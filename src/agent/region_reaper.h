@@ -12,6 +12,7 @@
 
 namespace towline {
 
+class Agent;
 class OwnRegions;
 struct Region;
 
@@ -19,8 +20,9 @@ class RegionReaper {
  public:
   using Released = void (*)(void* owner);
 
-  RegionReaper(OwnRegions& regions, bool in_real_time) noexcept
-      : regions_(regions), in_real_time_(in_real_time) {}
+  // `agent`: whose thread it is.
+  RegionReaper(OwnRegions& regions, bool in_real_time, const Agent* agent) noexcept
+      : regions_(regions), in_real_time_(in_real_time), agent_(agent) {}
   RegionReaper(const RegionReaper&) = delete;
   RegionReaper& operator=(const RegionReaper&) = delete;
   ~RegionReaper() { finish(); }
@@ -47,6 +49,7 @@ class RegionReaper {
 
   OwnRegions& regions_;
   const bool in_real_time_;
+  const Agent* const agent_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Entry> waiting_;

@@ -8,6 +8,7 @@
 #include "agent/agent.h"
 #include "agent/ending.h"
 #include "agent/link.h"
+#include "agent/own_thread.h"
 #include "agent/part.h"
 #include "agent/staged_transfer.h"
 #include "base/error.h"
@@ -459,6 +460,7 @@ TOWLINE_WAKE_PATH void Worker::sleep_in_epoll(uint64_t limit_ns) noexcept {
 }
 
 void Worker::run_thread() noexcept {
+  const OwnThread mark(&agent_);
   const PreferNode prefer(place_.node);
   if (!place_.cpus.empty()) {
     if (const int error = run_on(place_.cpus); error != 0)

@@ -1,4 +1,7 @@
 // C API: status texts, agents, completions.
+#include <thread>
+
+#include "agent/own_thread.h"
 #include "base/config/config_file.h"
 #include "base/per_thread.h"
 #include "base/sync/wake_path.h"
@@ -111,6 +114,11 @@ int32_t towline_agent_close(towline_agent_t* agent) {
     if (agent->agent->usable() == Status::kForked) {
       fail(Status::kForked, "the agent belongs to the parent of this forked process");
     }
+    if (OwnThread::is_of(agent->agent.get()))
+      fail(Status::kBusy,
+           "agent '{}' can't be closed by a callback on a thread of its own: close it on another thread, or "
+           "destroy it",
+           agent->agent->name());
     const std::lock_guard lock(agent->closing);
     agent->exporter.reset();
     agent->directories->close();
@@ -120,6 +128,12 @@ int32_t towline_agent_close(towline_agent_t* agent) {
 }
 
 int32_t towline_agent_destroy(towline_agent_t* agent) {
+  if (agent != nullptr && OwnThread::is_of(agent->agent.get())) {
+    return capi::guard(__func__, [&] {
+      std::thread([agent] { (void)towline_agent_destroy(agent); }).detach();
+      return Status::kInProgress;
+    });
+  }
   const int32_t status = towline_agent_close(agent);
   if (status == TOWLINE_OK) delete agent;
   return status;
