@@ -174,16 +174,19 @@ pub(crate) struct Question {
 impl Drop for Question {
     fn drop(&mut self) {
         if let Ok(asks) = self.agent.asks() {
-            drop(asks.slots().by_number.remove(&self.number));
+            // Dropped without the lock: a waker may own futures of its own.
+            let slot = asks.slots().by_number.remove(&self.number);
+            drop(slot);
         }
     }
 }
 
 impl Question {
-    /// Asks now: `call` gets the queue and the user data. Its failure is the question's.
+    /// Asks now: `call` gets the queue and the user data. Its failure is the question's. A full queue is emptied first: it may hold
+    /// events of futures that were dropped, which nobody takes.
     pub(crate) fn ask(
         agent: &AgentHandle,
-        call: impl FnOnce(*mut sys::towline_queue_t, *mut std::ffi::c_void) -> i32,
+        call: impl Fn(*mut sys::towline_queue_t, *mut std::ffi::c_void) -> i32,
     ) -> Result<Question> {
         let asks = agent.asks()?;
         let number = {
@@ -194,7 +197,12 @@ impl Question {
             number
         };
         let question = Question { agent: agent.clone(), number };
-        check(call(asks.native.as_ptr(), token_pointer(number)))?;
+        let mut code = call(asks.native.as_ptr(), token_pointer(number));
+        if code == sys::Status::AGAIN.0 {
+            asks.take()?;
+            code = call(asks.native.as_ptr(), token_pointer(number));
+        }
+        check(code)?;
         Ok(question)
     }
 

@@ -21,13 +21,13 @@ struct Inner {
     agent: AgentHandle,
 }
 
-// Nobody waits any more: the queue needs no place for the event.
-struct Forget<'a> {
-    counter: &'a Counter,
-    question: &'a Question,
+/// A wait under way. When it ends, also before its future was polled, the queue needs no place for the event.
+struct Waiting {
+    counter: Counter,
+    question: Question,
 }
 
-impl Drop for Forget<'_> {
+impl Drop for Waiting {
     fn drop(&mut self) {
         if let Some((queue, data)) = self.question.names() {
             // SAFETY: the handles are valid.
@@ -82,15 +82,15 @@ impl Counter {
         threshold: u64,
         timeout: impl Into<Timeout>,
     ) -> impl Future<Output = Result<()>> + Send + 'static {
-        let (counter, timeout) = (self.clone(), timeout.into());
+        let timeout = timeout.into();
         // SAFETY: the handles are valid.
         let question = Question::ask(&self.handle.agent, |queue, data| unsafe {
             sys::towline_counter_wait_async(self.native(), threshold, queue, data)
         });
+        let waiting = question.map(|question| Waiting { counter: self.clone(), question });
         async move {
-            let question = question?;
-            let forget = Forget { counter: &counter, question: &question };
-            let reached = async { Some(question.answer().await?.take_result()).transpose() };
+            let waiting = waiting?;
+            let reached = async { Some(waiting.question.answer().await?.take_result()).transpose() };
             let late = async {
                 match timeout.left() {
                     Some(time) => Timer::after(time).await,
@@ -98,9 +98,7 @@ impl Counter {
                 };
                 Ok(None)
             };
-            let ended = first(reached, late).await?;
-            drop(forget);
-            match ended {
+            match first(reached, late).await? {
                 Some(()) => Ok(()),
                 None => Err(Error::new(Status::NOT_YET, format!("wait: the counter has not reached {threshold}"))),
             }

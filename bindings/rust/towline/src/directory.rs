@@ -145,7 +145,7 @@ impl Directory {
         // SAFETY: the text outlives the call; `watch` is written on success only.
         check(unsafe { sys::towline_directory_watch(self.native(), prefix.as_ptr(), &mut watch) })?;
         // SAFETY: a successful call gives a handle.
-        Ok(Watch { native: unsafe { NonNull::new_unchecked(watch) }, directory: self.handle.clone() })
+        Ok(Watch { native: unsafe { NonNull::new_unchecked(watch) }, asked: None, directory: self.handle.clone() })
     }
 
     /// Servers with their state, lease, keys kept alive, watches: JSON.
@@ -281,6 +281,8 @@ pub enum Change {
 /// Follows the keys under a prefix. It goes on when servers restart or change.
 pub struct Watch {
     native: NonNull<sys::towline_watch_t>,
+    // Of a future that was dropped before its event came: the next one waits for the same.
+    asked: Option<Question>,
     directory: Arc<Inner>,
 }
 
@@ -313,11 +315,16 @@ impl Watch {
             if let Some(change) = self.next(Timeout::NOW)? {
                 return Ok(change);
             }
-            // SAFETY: the handles are valid.
-            let asked = Question::ask(&self.directory.agent, |queue, data| unsafe {
-                sys::towline_watch_wait_async(self.native.as_ptr(), queue, data)
-            });
-            outcome(asked).await?;
+            let asked = match self.asked.take() {
+                Some(asked) => asked,
+                // SAFETY: the handles are valid.
+                None => Question::ask(&self.directory.agent, |queue, data| unsafe {
+                    sys::towline_watch_wait_async(self.native.as_ptr(), queue, data)
+                })?,
+            };
+            let answer = self.asked.insert(asked).answer().await;
+            self.asked = None;
+            answer?.take_result()?;
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use futures_lite::future::block_on;
+use futures_lite::future::{block_on, poll_once};
 use towline::directory::{Change, PutOptions};
 use towline::{Access, Agent, Memory, RegionOptions, Status};
 
@@ -102,4 +102,20 @@ fn a_directory_that_is_not_there_is_named_by_the_deadline() {
     let error = block_on(call.done()).unwrap_err();
     assert!(began.elapsed() >= Duration::from_millis(300) && began.elapsed() < SOON, "{error}");
     assert!(error.message().contains("127.0.0.1:1"), "{error}");
+}
+
+#[test]
+fn a_quiet_watch_can_be_asked_any_number_of_times() {
+    let etcd = Etcd::start("quiet");
+    let agent = agent("watcher");
+    let directory = agent.directory(&etcd.address).unwrap();
+    let mut watch = directory.watch("quiet/").unwrap();
+    assert_eq!(block_on(watch.next_async()).unwrap(), Change::Synced);
+    for _ in 0..20_000 {
+        // More than the queue of an agent's futures holds.
+        assert!(block_on(poll_once(watch.next_async())).is_none());
+    }
+    let put = directory.put("quiet/1", b"one", PutOptions::default(), Some(SOON.into())).unwrap();
+    block_on(put.done()).unwrap();
+    assert!(matches!(block_on(watch.next_async()).unwrap(), Change::Put(entry) if entry.key == "quiet/1"));
 }

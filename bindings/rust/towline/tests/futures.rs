@@ -1,13 +1,15 @@
 //! Posts and notices as futures, with and without a runtime.
 
 use std::future::Future;
-use std::pin::pin;
-use std::sync::Arc;
+use std::pin::{pin, Pin};
+use std::sync::{mpsc, Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use futures_lite::future::{block_on, zip};
-use towline::{Access, Agent, BlockList, Blocks, Memory, Peer, Plan, PlanOptions, PostOptions, Region, RegionOptions};
+use towline::{
+    Access, Agent, BlockList, Blocks, Memory, Peer, Plan, PlanOptions, PostOptions, Region, RegionOptions, Status,
+};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 1024;
@@ -150,4 +152,71 @@ fn a_waker_that_panics_does_not_end_the_process() {
         }
         plan.run(&PostOptions::default()).await.unwrap();
     });
+}
+
+/// Half of it is more than the queue of an agent's futures holds.
+const MANY: usize = 40_000;
+
+#[test]
+fn waits_for_a_counter_that_are_dropped_leave_room_for_others() {
+    let agent = Agent::new("agent").unwrap();
+    let counter = agent.counter(0).unwrap();
+    for number in 0..MANY {
+        let mut wait = pin!(counter.wait_async(1, SOON));
+        if number % 2 == 0 {
+            assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+    }
+    let late = block_on(counter.wait_async(1, Duration::from_millis(1))).unwrap_err();
+    assert_eq!(late.status(), Status::NOT_YET, "{late}");
+}
+
+#[test]
+fn refreshes_that_are_dropped_leave_room_for_others() {
+    let (agent, owner) = (Agent::new("agent").unwrap(), Agent::new("owner").unwrap());
+    let peer = agent.connect(&owner.address().unwrap(), SOON).unwrap();
+    for _ in 0..MANY {
+        drop(peer.refresh_async(SOON));
+    }
+    let until = std::time::Instant::now() + 3 * SOON;
+    while let Err(error) = block_on(peer.refresh_async(SOON)) {
+        assert_eq!(error.status(), Status::AGAIN, "{error}"); // as long as the first ones are under way
+        assert!(std::time::Instant::now() < until, "{error}");
+    }
+}
+
+/// A task that the thread that wakes it runs at once.
+struct Inline(Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>);
+
+impl Wake for Inline {
+    fn wake(self: Arc<Self>) {
+        let Some(mut task) = self.0.lock().unwrap().take() else { return };
+        if task.as_mut().poll(&mut Context::from_waker(&Waker::from(self.clone()))).is_pending() {
+            *self.0.lock().unwrap() = Some(task);
+        }
+    }
+}
+
+#[test]
+fn the_last_handle_of_an_agent_can_end_on_a_thread_of_the_agent() {
+    let owner = Agent::new("owner").unwrap();
+    let bytes = 64 << 20; // so that the waker is there before the end
+    let target = owner.register(Memory::allocate(bytes).unwrap(), &RegionOptions::with_access(Access::ALL)).unwrap();
+    for backend in ["tcp", "shm"] {
+        let writer = Agent::new("writer").unwrap();
+        let source = writer.register(Memory::allocate(bytes).unwrap(), &RegionOptions::default()).unwrap();
+        let peer = writer.connect(&owner.address().unwrap(), SOON).unwrap();
+        let mine = writer.block_list(&[Blocks::at(source.address(), bytes as u64)]).unwrap();
+        let theirs = peer.block_list(&[Blocks::at(target.address(), bytes as u64)]).unwrap();
+        let options = PlanOptions { backend: backend.into(), ..Default::default() };
+        let plan = writer.plan(&mine, &theirs, &options).unwrap();
+        let (told, ended) = mpsc::channel();
+        let task = async move {
+            let written = plan.run(&PostOptions::default()).await;
+            drop((plan, mine, theirs, peer, source, writer));
+            told.send(written).unwrap();
+        };
+        Arc::new(Inline(Mutex::new(Some(Box::pin(task))))).wake();
+        ended.recv_timeout(SOON).unwrap().unwrap();
+    }
 }
