@@ -207,7 +207,8 @@ void Agent::close() noexcept {
     Worker::Guard guard(*worker);
     worker->fail_everything(TOWLINE_CLOSED);
     const ValueMessage bye = make_value_message(ControlType::kBye, 0);
-    for (Link* link : std::vector<Link*>(worker->links())) (void)link->send(&bye, sizeof bye);
+    const std::vector<Link*>& links = worker->links();
+    for (std::size_t i = 0; i < links.size(); ++i) (void)links[i]->send(&bye, sizeof bye);
   }
   drive_until([this] { return all_transfers_ready(); }, deadline_after(kAgentCloseNs));
   drive_until([this] { return !is_reached(); }, deadline_after(kGoodbyeNs));
@@ -222,17 +223,15 @@ void Agent::close() noexcept {
   release_transfers();
   errands_->finish();
   counters_.end(Status::kClosed);
-  const std::vector<std::shared_ptr<Region>> staging =
-      staging_->end();  // before the lock, which joining takes
   {
     // Before the blocking work: registrations that have not begun there are left out.
     const auto registering = regions_->hold();
-    regions_->end(staging);
+    regions_->end();
   }
   blocking_work_->finish();
   {
     const auto registering = regions_->hold();
-    regions_->end({});  // those of calls that began before
+    regions_->end();  // those of calls that began before
     // Calls that began before may still run; they use backends only under one of these locks, or while they
     // register.
     for (auto& worker : workers_) worker->lock();
@@ -249,7 +248,8 @@ void Agent::close() noexcept {
 bool Agent::retire(Worker& worker) noexcept {
   const Worker::Guard guard(worker);
   bool shut = true;
-  for (Link* link : std::vector<Link*>(worker.links())) shut = link->shut() && shut;
+  // From the end, since one that is shut leaves the list.
+  for (std::size_t i = worker.links().size(); i > 0; --i) shut = worker.links()[i - 1]->shut() && shut;
   if (shut) worker.retire();
   return shut;
 }

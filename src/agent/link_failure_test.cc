@@ -3,6 +3,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "agent/agent.h"
 #include "agent/link.h"
@@ -104,6 +105,20 @@ TEST_F(LinksWithoutMemory, AnEventThatNeedsSomeEndsItsLinkOnly) {
                       "a reason that is longer than what a string holds without memory");
       },
       Status::kPeerLost);
+}
+
+// Nothing of an agent's end may depend on memory: its peers are told, and its regions are given back.
+TEST_F(LinksWithoutMemory, AnAgentEndsWithoutAny) {
+  std::vector<char> memory(4096);
+  towline_region_options_t options = {};
+  options.struct_size = sizeof options;
+  options.access = TOWLINE_ACCESS_ALL;
+  (void)agent_->own_regions().add(memory.data(), memory.size(), options);
+  support::fail_allocations();
+  agent_->close();
+  (void)support::stop_failing();
+  EXPECT_TRUE(agent_->closed());
+  EXPECT_NE(link_to(*good_).state(), Link::State::kUp);
 }
 
 }  // namespace

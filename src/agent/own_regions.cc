@@ -316,14 +316,13 @@ void OwnRegions::register_all_with(const Backend& backend) {
   }
 }
 
-void OwnRegions::end(const std::vector<std::shared_ptr<Region>>& staging) noexcept {
-  for (const auto& region : staging) unregister_from_backends(*region);
+void OwnRegions::end() noexcept {
   // Also retired regions that are still in use: a file is closed while its backend lives. The newest first: those that a
   // backend still has to register go before it comes to them.
-  const auto regions = table_.all();
-  for (auto region = regions.rbegin(); region != regions.rend(); ++region) {
-    table_.retire((*region)->ref.key);
-    unregister_from_backends(**region);
+  uint32_t slot = RegionTable::kMaxRegions;
+  while (const std::shared_ptr<Region> region = table_.last_below(slot)) {
+    table_.retire(region->ref.key);
+    unregister_from_backends(*region);
   }
 }
 

@@ -49,8 +49,8 @@ class OwnRegions {
   [[nodiscard]] std::unique_lock<std::mutex> hold() { return std::unique_lock(registration_mutex_); }
   // Under hold(): registers all regions with a backend that has come.
   void register_all_with(const Backend& backend);
-  // Under hold(), when the agent closes: ends all of them, and those of staging memory.
-  void end(const std::vector<std::shared_ptr<Region>>& staging) noexcept;
+  // Under hold(), when the agent closes: ends all of them, those of staging memory too.
+  void end() noexcept;
 
   [[nodiscard]] RegionTable& table() noexcept { return table_; }
 

@@ -54,12 +54,12 @@ void RegionReaper::run() noexcept {
   for (;;) {
     changed_.wait(lock, [this] { return state_ != State::kOpen || !waiting_.empty(); });
     if (state_ != State::kOpen) return;
-    const Entry entry = waiting_.front();
-    waiting_.pop_front();
+    std::list<Entry> turn;
+    turn.splice(turn.end(), waiting_, waiting_.begin());
     lock.unlock();
-    const bool gone = reap(entry, kTryNs);
+    if (reap(turn.front(), kTryNs)) turn.clear();
     lock.lock();
-    if (!gone) waiting_.push_back(entry);
+    waiting_.splice(waiting_.end(), turn);
   }
 }
 
@@ -76,11 +76,11 @@ void RegionReaper::stop() noexcept {
 
 void RegionReaper::finish() noexcept {
   stop();
-  std::deque<Entry> left;
+  std::list<Entry> left;
   {
     const std::lock_guard lock(mutex_);
     state_ = State::kFinished;
-    left = std::exchange(waiting_, {});
+    left.swap(waiting_);
   }
   for (const Entry& entry : left)
     if (entry.released != nullptr) entry.released(entry.owner);

@@ -5,7 +5,7 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -52,7 +52,7 @@ class RegionReaper {
   const Agent* const agent_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Entry> waiting_;
+  std::list<Entry> waiting_;  // spliced, so that a turn of one allocates nothing
   State state_ = State::kOpen;
   std::thread thread_;
 };

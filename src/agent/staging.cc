@@ -110,14 +110,4 @@ std::vector<Staging::Use> Staging::use() const {
   return all;
 }
 
-std::vector<std::shared_ptr<Region>> Staging::end() noexcept {
-  const std::lock_guard lock(mutex_);
-  std::vector<std::shared_ptr<Region>> regions;
-  for (const auto& pool : pools_) {
-    for (const auto& set : pool->sets)
-      if (set->region_ != nullptr) regions.push_back(set->region_);
-  }
-  return regions;
-}
-
 }  // namespace towline

@@ -95,9 +95,6 @@ class Staging {
   };
   [[nodiscard]] std::vector<Use> use() const;  // of each pool
 
-  // The agent closes: no transfer is in flight, and none will be made. Returns the sets' regions.
-  [[nodiscard]] std::vector<std::shared_ptr<Region>> end() noexcept;
-
  private:
   struct Pool {
     StagingPlace place;

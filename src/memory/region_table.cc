@@ -1,5 +1,6 @@
 #include "memory/region_table.h"
 
+#include <algorithm>
 #include <mutex>
 
 #include "base/check.h"
@@ -162,6 +163,13 @@ std::vector<std::shared_ptr<Region>> RegionTable::all() const {
   for (uint32_t index = 0; index < made_; ++index)
     if (const Slot& slot = *slot_at(index); slot.region != nullptr) result.push_back(slot.region);
   return result;
+}
+
+std::shared_ptr<Region> RegionTable::last_below(uint32_t& slot) const noexcept {
+  const ReadMostlyLock::Reader lock(lock_);
+  for (slot = std::min(slot, made_); slot > 0;)
+    if (const Slot& found = *slot_at(--slot); found.region != nullptr) return found.region;
+  return nullptr;
 }
 
 std::vector<std::shared_ptr<Region>> RegionTable::published() const {

@@ -117,6 +117,8 @@ class RegionTable {
   }
   // All there are, published or not, by ascending slot.
   [[nodiscard]] std::vector<std::shared_ptr<Region>> all() const;
+  // Of these, the one of the highest slot below `slot`, which becomes its slot; null: there is none. Allocates nothing.
+  [[nodiscard]] std::shared_ptr<Region> last_below(uint32_t& slot) const noexcept;
   // All that are published and not hidden, by ascending slot.
   [[nodiscard]] std::vector<std::shared_ptr<Region>> published() const;
   [[nodiscard]] uint64_t size() const noexcept;  // published
