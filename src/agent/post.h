@@ -283,6 +283,7 @@ class Post : public Ending {
   // The phase is taken: gives it back unless it is posted.
   [[nodiscard]] Status post_on_taken(void* stream) noexcept;
   // kInProgress with `outcome_before`: posted; without: captured, which is over.
+  [[nodiscard]] Status capture_in(const Part& part, void* stream) noexcept;
   [[nodiscard]] Status capture_or_post(Part& part, void* stream,
                                        std::optional<int32_t>& outcome_before) noexcept;
   [[nodiscard]] Status streams_serve() const noexcept;

@@ -1,5 +1,7 @@
 // Posts in the order of the application's streams (gpu.h).
 #include <algorithm>
+#include <bit>
+#include <new>
 #include <optional>
 
 #include "agent/agent.h"
@@ -71,25 +73,38 @@ Status Post::post_on_taken(void* stream) noexcept {
 
 // Busy, with everything prepared.
 Status Post::capture_or_post(Part& part, void* stream, std::optional<int32_t>& outcome_before) noexcept {
-  towline_capture* capture = nullptr;
-  towline_capture** const wanted = has_message() || handle_ == nullptr ? nullptr : &capture;
-  auto status = static_cast<Status>(backend_->data->stream_capture(part.prepared, stream, wanted));
-  if (status == Status::kOk && wanted == nullptr) {
-    set_failure_text(handle_ == nullptr
-                         ? "a post of a plan can't be captured in a graph: make a transfer for it"
-                         : "a transfer with a notice or a counter can't be captured in a graph");
-    return Status::kUnsupported;
-  }
-  if (status == Status::kOk) {
-    const std::lock_guard lock(agent().transfer_details_mutex());
-    held().captures.push_back(capture);
-  }
+  auto status = static_cast<Status>(backend_->data->stream_capture(part.prepared, stream, nullptr));
+  if (status == Status::kOk) return capture_in(part, stream);
   if (status != Status::kAgain) return status;
   int32_t before = 0;
   if (status = begin_post(before); status != Status::kOk) return status;
   outcome_before = before;
   // It goes in one piece.
   return paced_ && !may_begin(part, agent().now_ns()) ? Status::kAgain : submit_now(part, &stream);
+}
+
+// The stream records a graph.
+Status Post::capture_in(const Part& part, void* stream) noexcept try {
+  if (has_message() || handle_ == nullptr) {
+    set_failure_text(handle_ == nullptr
+                         ? "a post of a plan can't be captured in a graph: make a transfer for it"
+                         : "a transfer with a notice or a counter can't be captured in a graph");
+    return Status::kUnsupported;
+  }
+  {
+    const std::lock_guard lock(agent().transfer_details_mutex());
+    std::vector<towline_capture*>& captures = held().captures;
+    captures.reserve(std::bit_ceil(captures.size() + 1));  // first, since a graph gives nothing back
+  }
+  towline_capture* capture = nullptr;
+  const auto status = static_cast<Status>(backend_->data->stream_capture(part.prepared, stream, &capture));
+  if (status == Status::kOk) {
+    const std::lock_guard lock(agent().transfer_details_mutex());
+    held_->captures.push_back(capture);
+  }
+  return status;
+} catch (const std::bad_alloc&) {
+  return Status::kOutOfMemory;
 }
 
 Status Post::wait_on(void* stream) noexcept {

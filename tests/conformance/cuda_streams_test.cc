@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda_fixture.h"
+#include "support/failing_allocations.h"
 
 namespace towline::conformance {
 namespace {
@@ -196,6 +197,28 @@ TEST_F(CudaStreamsTest, AGraphMovesEachTimeItIsReplayed) {
   EXPECT_EQ(move.wait_on(stream_), Status::kUnsupported) << "captured in another graph";
   EXPECT_NE(std::string(last_error()).find("records a graph"), std::string::npos) << last_error();
   graphs_.push_back(stream_command_("end", stream_, 0, 0, 0));
+}
+
+TEST_F(CudaStreamsTest, ACaptureWithoutMemoryIsRefused) {
+  const Transfer move = make_move();
+  ASSERT_EQ(move.post_on(nullptr), Status::kInProgress) << last_error();  // the fake makes its default stream
+  ASSERT_EQ(move.wait(20s), Status::kOk);
+  int after = 0;
+  for (Status status = Status::kOutOfMemory; status != Status::kOk && after < 1000; ++after) {
+    stream("record");
+    support::fail_allocations(after, 1);
+    status = move.post_on(stream_);
+    (void)support::stop_failing();
+    // A GPU's own lack of memory is an I/O error.
+    EXPECT_TRUE(status == Status::kOk || status == Status::kOutOfMemory || status == Status::kIo)
+        << last_error();
+    graphs_.push_back(stream_command_("end", stream_, 0, 0, 0));
+  }
+  EXPECT_GT(after, 1);
+  EXPECT_LT(after, 1000);
+  stamp(left_memory_.data(), left_memory_.size(), 9);
+  replay(graphs_.back());
+  EXPECT_TRUE(arrived());
 }
 
 TEST_F(CudaStreamsTest, AReplayAgainstAPeerThatIsGoneIsAnErrorAndMovesNothing) {

@@ -7,9 +7,14 @@
 #include <cstdlib>
 #include <new>
 
+#include "support/failing_allocations.h"
 #include "transport_fixture.h"
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+
+#include "support/failing_new.h"
+
+#else
 
 namespace {
 
@@ -17,6 +22,7 @@ std::atomic<uint64_t> allocations{0};
 
 void* counted(std::size_t bytes, std::size_t alignment = alignof(std::max_align_t)) {
   allocations.fetch_add(1, std::memory_order_relaxed);
+  if (towline::support::allocation_fails()) throw std::bad_alloc();
   void* const memory = alignment <= alignof(std::max_align_t)
                            ? std::malloc(bytes == 0 ? 1 : bytes)
                            : std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);

@@ -37,4 +37,12 @@ inline bool fails_anywhere() noexcept {
   return left > 0 && left <= anywhere_times.load(std::memory_order_relaxed);
 }
 
+// Asked once by each allocation.
+inline bool allocation_fails() noexcept {
+  const bool fails = allocations_left == 0 || fails_anywhere();
+  if (allocations_left == 0 && failures_left > 0 && --failures_left == 0) allocations_left = -1;
+  if (allocations_left > 0) --allocations_left;
+  return fails;
+}
+
 }  // namespace towline::support

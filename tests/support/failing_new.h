@@ -9,11 +9,7 @@
 
 // Not inline: these replace the C++ library's.
 void* operator new(std::size_t bytes) {
-  using namespace towline::support;
-  const bool fails = allocations_left == 0 || fails_anywhere();
-  if (allocations_left == 0 && failures_left > 0 && --failures_left == 0) allocations_left = -1;
-  if (allocations_left > 0) --allocations_left;
-  void* const memory = fails ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+  void* const memory = towline::support::allocation_fails() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }

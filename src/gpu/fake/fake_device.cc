@@ -62,6 +62,7 @@ Registry& registry() {
 
 // ---- queues
 
+constexpr Code kNoMemory = 2;
 constexpr Code kIllegalAddress = 700;
 constexpr Code kInvalidHandle = 400;
 
@@ -97,7 +98,7 @@ FakeStream& stream_of(void* stream) {
 // The kernel's part is what one run does.
 class FakeValve final : public Valve {
  public:
-  Code launch(const CopyJob& job, uint32_t blocks, void* stream) noexcept override {
+  Code launch(const CopyJob& job, uint32_t blocks, void* stream) noexcept override try {
     if (blocks == 0 || job.pieces == 0) return 1;
     if (const Code refusal = faults().take_refusal(); refusal != 0) return refusal;
     if (broken_) return 1;
@@ -112,6 +113,8 @@ class FakeValve final : public Valve {
     stream_ = &theirs;
     theirs.put([this, job] { run_once(job); });
     return 0;
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
   }
   Code precede(void* stream) noexcept override {
     FakeStream& theirs = stream_of(stream);
