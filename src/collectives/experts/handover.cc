@@ -128,7 +128,7 @@ PieceServer::PieceServer(std::shared_ptr<cuda::SharedPiece> piece)
     std::erase_if(all.pieces, [](const auto& entry) { return entry.second.expired(); });
     all.pieces[key_] = piece_;
   }
-  thread_ = std::thread([this] { serve(); });
+  thread_ = std::thread([this, hello = cuda::encode(cuda::PieceHello{key_, 0})] { serve(hello); });
 }
 
 PieceServer::~PieceServer() {
@@ -140,8 +140,7 @@ PieceServer::~PieceServer() {
 }
 
 // A visitor says nothing: its user is what counts.
-void PieceServer::serve() noexcept {
-  const std::vector<uint8_t> hello = cuda::encode(cuda::PieceHello{key_, 0});
+void PieceServer::serve(std::span<const uint8_t> hello) noexcept {
   const int fds[] = {descriptor_.get()};
   for (;;) {
     pollfd polled[] = {{stop_.fd(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};

@@ -45,7 +45,7 @@ class PieceServer {
   [[nodiscard]] const std::string& socket() const noexcept { return name_; }
 
  private:
-  void serve() noexcept;
+  void serve(std::span<const uint8_t> hello) noexcept;
 
   const std::shared_ptr<cuda::SharedPiece> piece_;
   const uint64_t key_;

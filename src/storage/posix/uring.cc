@@ -28,7 +28,7 @@ class Uring final : public KernelQueue {
   }
 
   // 0 or an errno.
-  int open() noexcept {
+  int open() {
     io_uring_params params = {};
     params.flags = IORING_SETUP_CLAMP;
     if (settings_.sqpoll) {

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace towline::calls {
 
@@ -21,7 +22,10 @@ void Pool::start() {
     callers_.push_back(library_.make_caller());
     Caller& caller = *callers_.back();
     try {
-      threads_.emplace_back([this, &caller] { run(caller); });
+      std::vector<Piece> pieces;  // here, since a thread can refuse nobody
+      pieces.reserve(2 * size_t{settings_.batch} + 1);
+      threads_.emplace_back(
+          [this, &caller, pieces = std::move(pieces)]() mutable noexcept { run(caller, pieces); });
     } catch (...) {
       callers_.pop_back();
       throw;
@@ -42,9 +46,7 @@ void Pool::add(Job& job) {
   shares == 1 ? changed_.notify_one() : changed_.notify_all();
 }
 
-void Pool::run(Caller& caller) noexcept {
-  std::vector<Piece> pieces;
-  pieces.reserve(2 * size_t{settings_.batch} + 1);
+void Pool::run(Caller& caller, std::vector<Piece>& pieces) noexcept {
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return ends_ || !waiting_.empty(); });

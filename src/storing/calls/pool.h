@@ -31,7 +31,7 @@ class Pool {
   [[nodiscard]] const PoolSettings& settings() const noexcept { return settings_; }
 
  private:
-  void run(Caller& caller) noexcept;
+  void run(Caller& caller, std::vector<Piece>& pieces) noexcept;
   void work(Job& job, Caller& caller, std::vector<Piece>& pieces) noexcept;
   void help_urgent(Caller& caller, std::vector<Piece>& pieces) noexcept;
   [[nodiscard]] Job* take(bool urgent) noexcept;
