@@ -60,13 +60,13 @@ pub(crate) fn check(code: i32) -> Result<Status> {
     Err(Error::new(status, if message.is_empty() { status.text().into() } else { message }))
 }
 
-/// The status of a call on the data path, which sets no message of its own.
+/// The status of a call that leaves no message with `AGAIN` and `NOT_YET`, as calls on the data path and waits do.
 pub(crate) fn check_quietly(code: i32, what: &str) -> Result<Status> {
     let status = Status(code);
-    if status.is_error() {
+    if status == Status::AGAIN || status == Status::NOT_YET {
         return Err(Error::new(status, format!("{what}: {}", status.text())));
     }
-    Ok(status)
+    check(code)
 }
 
 /// The status of a wait as a result: an end that is an error with its own sentence, which `sentence` reads.

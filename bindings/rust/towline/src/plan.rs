@@ -11,7 +11,7 @@ use towline_sys::{self as sys, Status};
 use crate::agent::{Agent, AgentHandle};
 use crate::block_list::{BlockList, Selection};
 use crate::deadline::Timeout;
-use crate::error::{check, Error, Result};
+use crate::error::{check, check_quietly, Error, Result};
 use crate::post::{Post, PostOptions, ScopedPost};
 use crate::text;
 use crate::wake::{self, Shared};
@@ -184,12 +184,7 @@ impl Plan {
     fn start(&self, native: &mut sys::towline_post_options_t) -> Result<NonNull<sys::towline_post_t>> {
         let mut post = ptr::null_mut();
         // SAFETY: every pointer outlives the call; `post` is written on success only.
-        let code = unsafe { sys::towline_plan_post(self.native(), native, &mut post) };
-        if code == Status::AGAIN.0 {
-            // It leaves no message.
-            return Err(Error::new(Status::AGAIN, format!("post: {}", Status::AGAIN.text())));
-        }
-        check(code)?;
+        check_quietly(unsafe { sys::towline_plan_post(self.native(), native, &mut post) }, "post")?;
         // SAFETY: an accepted post has a handle.
         Ok(unsafe { NonNull::new_unchecked(post) })
     }

@@ -297,3 +297,17 @@ impl Pair {
         (0..PAGES).flat_map(|number| page(&self.source, number)).collect()
     }
 }
+
+#[test]
+fn a_refused_message_and_a_wait_that_failed_say_why() {
+    let (agent, owner) = (Agent::new("agent").unwrap(), Agent::new("owner").unwrap());
+    let peer = agent.connect(&owner.address().unwrap(), SOON).unwrap();
+    let long = peer.send(&[0; 65_537]).unwrap_err();
+    assert!(long.message().contains("65537"), "{long:?}");
+    let tagged = peer.send_tagged(7, &[0; 65_537]).unwrap_err();
+    assert!(tagged.message().contains("65537"), "{tagged:?}");
+    let none = peer.add(0, 1).unwrap_err();
+    assert!(none.message().len() > "add: invalid argument".len(), "{none:?}");
+    let early = agent.receive(Timeout::NOW).unwrap_err();
+    assert_eq!(early.message(), "receive: not yet: the wait has ended, what it waits for goes on");
+}
