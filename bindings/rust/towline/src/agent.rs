@@ -25,9 +25,9 @@ pub struct AgentOptions {
     pub progress: Progress,
     /// Threads that make progress, 1 to 8.
     pub workers: u32,
-    /// "host:port[,host:port]", "*:0" or "none". Default: "127.0.0.1:0".
+    /// `host:port[,host:port]`, `*:0` or `none`. Default: `127.0.0.1:0`.
     pub listen: String,
-    /// "host[:port]" that peers should use instead of the listening address.
+    /// `host[:port]` that peers should use instead of the listening address.
     pub advertise: String,
     /// Comma-separated names in order of preference. Default: all usable.
     pub backends: String,

@@ -153,7 +153,14 @@ pub enum Picks<'a> {
     /// Every block.
     All,
     /// `count` blocks: start, start + step, ..
-    Range { start: u64, step: u64, count: u64 },
+    Range {
+        /// The first block.
+        start: u64,
+        /// From one to the next.
+        step: u64,
+        /// How many blocks; 0 picks none.
+        count: u64,
+    },
     /// Indices of 4 bytes.
     U32(&'a [u32]),
     /// Indices of 8 bytes.

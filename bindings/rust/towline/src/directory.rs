@@ -15,7 +15,7 @@ use crate::peer::Peer;
 use crate::region::Region;
 use crate::text;
 
-/// A directory, opened for an agent: "etcd://host[:port][,host[:port]..][/namespace]". Clones are handles of the same one.
+/// A directory, opened for an agent: `etcd://host[:port][,host[:port]..][/namespace]`. Clones are handles of the same one.
 /// With the last, calls in flight end with `CLOSED`, and leased keys are removed.
 #[derive(Clone)]
 pub struct Directory {

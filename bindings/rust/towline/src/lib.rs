@@ -39,6 +39,8 @@
 //! descriptor; connecting, counters and directories by an event queue of the crate's own. Only `deregister_async` borrows a
 //! thread.
 
+#![warn(missing_docs)]
+
 mod agent;
 mod ask;
 mod block_list;
