@@ -1,5 +1,6 @@
 //! What must wait for a fence before it can be freed, and was dropped by someone who must not wait.
 
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::mpsc::{channel, Sender};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
@@ -28,7 +29,15 @@ pub(crate) fn free_later(corpse: Box<dyn Corpse>) {
                     }
                 }
                 waiting.extend(receiver.try_iter());
-                waiting.retain_mut(|corpse| !corpse.retry(ROUND));
+                for mut corpse in std::mem::take(&mut waiting) {
+                    if !corpse.retry(ROUND) {
+                        waiting.push(corpse);
+                        continue;
+                    }
+                    // Its memory's end is the application's code. A panic must not end the thread: it would drop the others,
+                    // which are still in use.
+                    let _ = catch_unwind(AssertUnwindSafe(|| drop(corpse)));
+                }
             }
         };
         std::thread::Builder::new().name("towline-reaper".into()).spawn(run).ok().map(|_| Mutex::new(sender))

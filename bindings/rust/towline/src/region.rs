@@ -234,7 +234,7 @@ impl Corpse for Parts {
     fn retry(&mut self, wait: Duration) -> bool {
         // SAFETY: the handle is valid until a call succeeds, which is the last one.
         let code = unsafe { sys::towline_region_deregister(self.handle.as_ptr(), wait.as_nanos() as u64) };
-        code != Status::NOT_YET.0
+        !Status(code).is_error() // without memory it is tried again, as it is registered still
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use towline::{
     Access, Agent, AgentOptions, BlockList, Blocks, Counter, Error, Fence, Layout, Memory, MemoryOwner, Notice, Peer,
-    Plan, PlanOptions, Post, PostOptions, Region, RegionOptions, Status, StorageOptions, Timeout,
+    Plan, PlanOptions, Post, PostOptions, Progress, Region, RegionOptions, Status, StorageOptions, Timeout,
 };
 
 const PAGE: usize = 4096;
@@ -220,6 +220,64 @@ fn a_dropped_region_does_not_block_and_its_memory_is_freed_in_the_end() {
         std::thread::yield_now();
     }
     assert!(read().is_err(), "a region that is gone can't be read");
+}
+
+/// Memory whose end panics: the application's mistake.
+struct Broken(Watched);
+
+// SAFETY: as for the vector in it.
+unsafe impl MemoryOwner for Broken {
+    fn address(&self) -> NonNull<u8> {
+        self.0.address()
+    }
+    fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+}
+
+impl Drop for Broken {
+    fn drop(&mut self) {
+        panic!("the application's memory is broken");
+    }
+}
+
+/// Reads a region of `owner` through shared memory, and lets go of it only when it is driven.
+fn reader_of(owner: &Agent, region: &Region) -> Agent {
+    let options = AgentOptions { progress: Progress::CALLER, backends: "shm".into(), ..Default::default() };
+    let reader = Agent::with_options("reader", &options).unwrap();
+    let mine = reader.register(vec![0; PAGE], &RegionOptions::default()).unwrap();
+    let into = reader.block_list(&[Blocks::at(mine.address(), PAGE as u64)]).unwrap();
+    let peer = reader.connect(&owner.address().unwrap(), SOON).unwrap();
+    let from = peer.block_list(&[Blocks::at(region.address(), PAGE as u64)]).unwrap();
+    reader.copy(&from, &into, &PostOptions::default()).unwrap().wait(SOON).unwrap();
+    reader
+}
+
+#[test]
+fn memory_whose_end_panics_does_not_take_that_of_other_regions_with_it() {
+    let owner = Agent::new("owner").unwrap();
+    let freed: [Arc<AtomicBool>; 3] = Default::default();
+    let watched = |number: usize| Watched(vec![0; PAGE], freed[number].clone());
+    let access = RegionOptions::with_access(Access::ALL);
+    let broken = owner.register(Broken(watched(0)), &access).unwrap();
+    let held = owner.register(watched(1), &access).unwrap();
+    let later = owner.register(watched(2), &access).unwrap();
+    let (of_broken, of_held, of_later) =
+        (reader_of(&owner, &broken), reader_of(&owner, &held), reader_of(&owner, &later));
+    let wait_for = |number: usize, reader: &Agent| {
+        let until = Instant::now() + SOON;
+        while !freed[number].load(Ordering::SeqCst) {
+            assert!(Instant::now() < until, "memory {number} was never freed");
+            reader.progress().unwrap();
+        }
+    };
+    drop(broken);
+    drop(held);
+    wait_for(0, &of_broken);
+    drop(later);
+    wait_for(2, &of_later);
+    assert!(!freed[1].load(Ordering::SeqCst), "memory was freed that a peer has mapped");
+    wait_for(1, &of_held);
 }
 
 #[test]
