@@ -446,8 +446,11 @@ int32_t towline_communicator_hook(towline_communicator_t* communicator, uint32_t
                                   towline_hook_fn function, void* context, towline_hook_t** hook) {
   return capi::guard(__func__, [&] {
     capi::need(hook, "hook");
-    auto made = need_communicator(communicator).add_hook(kind, function, context);
-    *hook = new towline_hook{communicator->communicator, std::move(made)};
+    Communicator& self = need_communicator(communicator);
+    // First, since nobody could remove a hook without a handle.
+    auto made = std::unique_ptr<towline_hook>(new towline_hook{communicator->communicator, nullptr});
+    made->hook = self.add_hook(kind, function, context);
+    *hook = made.release();
     return Status::kOk;
   });
 }
@@ -479,8 +482,11 @@ int32_t towline_window_create(towline_communicator_t* communicator, void* addres
                               towline_window_t** window) {
   return capi::guard(__func__, [&] {
     capi::need(window, "window");
-    auto* opened = need_communicator(communicator).open_window(address, bytes);
-    *window = new towline_window{communicator->communicator, opened};
+    Communicator& self = need_communicator(communicator);
+    // First, since nobody could close a window without a handle.
+    auto made = std::unique_ptr<towline_window>(new towline_window{communicator->communicator, nullptr});
+    made->window = self.open_window(address, bytes);
+    *window = made.release();
     return Status::kOk;
   });
 }

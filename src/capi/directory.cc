@@ -235,8 +235,11 @@ int32_t towline_directory_watch(towline_directory_t* directory, const char* pref
   return capi::guard(__func__, [&] {
     capi::need(prefix, "prefix");
     capi::need(watch, "watch");
-    auto started = of(directory).watch(prefix);
-    *watch = new towline_watch{directory->agent, directory->directory, std::move(started), {}};
+    Directory& self = of(directory);
+    auto made =
+        std::unique_ptr<towline_watch>(new towline_watch{directory->agent, directory->directory, {}, {}});
+    made->watch = self.watch(prefix);  // last: only its handle ends it
+    *watch = made.release();
     return Status::kOk;
   });
 }

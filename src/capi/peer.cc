@@ -152,10 +152,12 @@ int32_t towline_counter_create(towline_agent_t* agent, uint64_t initial, towline
     capi::need(agent, "agent");
     capi::need(counter, "counter");
     agent->agent->check_usable();
-    const uint64_t key = agent->agent->remote_counters().create(initial);
-    if (key == 0)
+    // First, since nobody could end a counter without a handle.
+    auto made = std::unique_ptr<towline_counter>(new towline_counter{agent->agent, 0});
+    made->key = agent->agent->remote_counters().create(initial);
+    if (made->key == 0)
       fail(Status::kLimitExceeded, "agent '{}' has no room for another counter", agent->agent->name());
-    *counter = new towline_counter{agent->agent, key};
+    *counter = made.release();
     return Status::kOk;
   });
 }
