@@ -3,6 +3,7 @@
 #include <linux/membarrier.h>
 #include <pthread.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <new>
@@ -37,11 +38,14 @@ class InUseSlots {
 
   void publish() const noexcept {
     full_fence();
-    if (registered_ && barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) != 0) {
-      // Only a child of fork may have lost the registration.
-      (void)barrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
-      (void)barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
-    }
+    if (!registered_ || barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0) return;
+    // Only a child of fork may have lost the registration.
+    (void)barrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
+    if (barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0) return;
+    // The process forbids itself the system call since then (seccomp). Users go on without a fence, but a processor keeps
+    // no store to itself for this long, and a later user sees what the caller has stored before.
+    constexpr timespec kPause = {0, 1'000'000};
+    ::nanosleep(&kPause, nullptr);
   }
 
   bool publishes() const noexcept { return registered_; }
