@@ -1,6 +1,4 @@
 // C API: the TransferEngine.
-#include <algorithm>
-
 #include "capi/fabric_handles.h"
 #include "capi/fabric_refusals.h"
 #include "fabric/gpu_memory.h"
@@ -31,10 +29,22 @@ fabric::MemoryToRegister memory_of(void* address, uint64_t bytes, uint32_t acces
 Status register_memory(towline_fabric_t* engine, const fabric::MemoryToRegister& wanted,
                        towline_fabric_memory_t** memory) {
   capi::need(memory, "memory");
-  const auto* registered = capi::fabric_of(engine).register_memory(wanted);
-  const std::lock_guard held{engine->mutex};
-  engine->memories.push_back(std::make_unique<towline_fabric_memory>(towline_fabric_memory{registered}));
-  *memory = engine->memories.back().get();
+  fabric::TransferEngine& fabric = capi::fabric_of(engine);
+  // The handle first: what is registered is never left without one.
+  auto made = std::make_unique<towline_fabric_memory>();
+  towline_fabric_memory* const handle = made.get();
+  {
+    const std::lock_guard held{engine->mutex};
+    engine->memories.emplace(handle, std::move(made));
+  }
+  try {
+    handle->memory = fabric.register_memory(wanted);
+  } catch (...) {
+    const std::lock_guard held{engine->mutex};
+    engine->memories.erase(handle);
+    throw;
+  }
+  *memory = handle;
   return Status::kOk;
 }
 
@@ -163,9 +173,15 @@ int32_t towline_fabric_register_gpu(towline_fabric_t* engine, void* address, uin
 int32_t towline_fabric_deregister(towline_fabric_t* engine, towline_fabric_memory_t* memory) {
   return capi::guard(__func__, [&] {
     capi::need(memory, "memory");
-    capi::fabric_of(engine).deregister_memory(memory->memory);
-    const std::lock_guard held{engine->mutex};
-    std::erase_if(engine->memories, [&](const auto& known) { return known.get() == memory; });
+    fabric::TransferEngine& fabric = capi::fabric_of(engine);
+    std::unique_lock held{engine->mutex};
+    const auto known = engine->memories.find(memory);
+    if (known == engine->memories.end()) fail(Status::kNotFound, "this memory is not registered here");
+    const fabric::LocalMemory* const registered = known->second->memory;
+    held.unlock();
+    fabric.deregister_memory(registered);
+    held.lock();
+    engine->memories.erase(memory);
     return Status::kOk;
   });
 }

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "agent/fork_generation.h"
@@ -37,7 +38,7 @@ struct towline_fabric : towline_of_process {
   std::mutex mutex;  // of memories, watchers and closing
   bool closing = false;
   int watcher_cpu = -1;
-  std::vector<std::unique_ptr<towline_fabric_memory>> memories;
+  std::unordered_map<const towline_fabric_memory*, std::unique_ptr<towline_fabric_memory>> memories;
   std::unique_ptr<towline::fabric::Watchers> watchers;  // once one was asked for
   std::unique_ptr<towline::fabric::TransferEngine> engine;
 };

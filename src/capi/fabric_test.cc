@@ -265,6 +265,31 @@ TEST(CapiFabric, WrongArgumentsAreNamed) {
   towline_fabric_destroy(engine);
 }
 
+TEST(CapiFabric, OnlyMemoryThatWasRegisteredHereIsDeregistered) {
+  towline_fabric_t* engine = make();
+  towline_fabric_t* other = make();
+  towline_fabric_pool_options_t options{};
+  options.struct_size = sizeof options;
+  options.buffer_bytes = 4096;
+  options.buffers = 2;
+  towline_fabric_pool_t* pool = nullptr;
+  ASSERT_EQ(towline_fabric_pool_create(engine, &options, &pool), TOWLINE_OK) << towline_last_error();
+  towline_fabric_buffer_t buffer{};
+  ASSERT_EQ(towline_fabric_pool_take(pool, &buffer), TOWLINE_OK);
+  EXPECT_EQ(towline_fabric_deregister(engine, buffer.memory), TOWLINE_NOT_FOUND) << "a pool's";
+  std::vector<uint8_t> bytes(4096);
+  towline_fabric_memory_t* memory = nullptr;
+  ASSERT_EQ(towline_fabric_register(engine, bytes.data(), bytes.size(), TOWLINE_FABRIC_READABLE, &memory),
+            TOWLINE_OK)
+      << towline_last_error();
+  EXPECT_EQ(towline_fabric_deregister(other, memory), TOWLINE_NOT_FOUND);
+  EXPECT_EQ(towline_fabric_deregister(engine, memory), TOWLINE_OK) << towline_last_error();
+  EXPECT_EQ(towline_fabric_deregister(engine, memory), TOWLINE_NOT_FOUND) << "twice";
+  towline_fabric_pool_destroy(pool);
+  towline_fabric_destroy(other);
+  towline_fabric_destroy(engine);
+}
+
 // Each says what was given, and what would do.
 TEST(CapiFabric, TransfersThatAreRefusedSayWhy) {
   std::vector<uint8_t> bytes(8192);
