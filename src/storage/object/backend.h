@@ -56,6 +56,7 @@ class Backend : public storing::OwnBackend<Backend, Connection> {
   void start_clients();
   // These wait for the server and throw plugin::Failure.
   [[nodiscard]] Version look(const ObjectName& name);
+  [[nodiscard]] Version complete(const Object& object);
   void settle_commit(const Object& object, Version& version, const Answer& lost);
   void reap_old_uploads(const ObjectName& name);
   [[nodiscard]] std::string begin_upload(const Object& object);

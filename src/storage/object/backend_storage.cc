@@ -43,6 +43,16 @@ void check_parts(const Object& object, const Settings& settings) {
     refuse(Status::kInvalidArgument, fmt::format("{}: nothing has been written", object.name().text()));
 }
 
+void begin_commit(Object& object, const Settings& settings) {
+  const std::lock_guard lock(object.replacement_mutex);
+  if (object.stage == Object::Stage::kCommitted)
+    refuse(Status::kStale, object.name().text() + " has been committed already");
+  if (object.stage == Object::Stage::kCommitting)
+    refuse(Status::kBusy, object.name().text() + " is being committed already");
+  check_parts(object, settings);
+  object.stage = Object::Stage::kCommitting;
+}
+
 // An object that is written new, or whose size the application knows, is not looked up where nothing depends on what
 // is there: a round trip for each of many small objects would cost more than the objects. One that is written whole but
 // read in several requests is looked up, for its checksum.
@@ -217,9 +227,21 @@ void Backend::settle_commit(const Object& object, Version& version, const Answer
 int32_t Backend::storage_commit(towline_storage* storage) {
   Object& object = object_of(storage);
   if (!object.replaces()) return TOWLINE_OK;  // what is done is durable
-  std::lock_guard lock(object.replacement_mutex);
-  if (object.committed) refuse(Status::kStale, object.name().text() + " has been committed already");
-  check_parts(object, service_.settings);
+  begin_commit(object, service_.settings);
+  try {
+    object.set_version(complete(object));
+  } catch (...) {
+    const std::lock_guard lock(object.replacement_mutex);
+    object.stage = Object::Stage::kOpen;
+    throw;
+  }
+  const std::lock_guard lock(object.replacement_mutex);
+  object.stage = Object::Stage::kCommitted;
+  object.upload_id.clear();
+  return TOWLINE_OK;
+}
+
+Version Backend::complete(const Object& object) {
   Call call;
   protocol().make_complete(call, object, object.upload_id, object.parts, service_.settings.checksum);
   object.add_conditions(call.headers);
@@ -240,10 +262,7 @@ int32_t Backend::storage_commit(towline_storage* storage) {
     // although nobody is.
     if (answer.uncertain) settle_commit(object, version, answer);
   }
-  object.committed = true;
-  object.upload_id.clear();
-  object.set_version(std::move(version));
-  return TOWLINE_OK;
+  return version;
 }
 
 void Backend::storage_close(towline_storage* storage) noexcept {

@@ -40,11 +40,11 @@ int32_t Connection::prepare(const towline_prepare_args& args, towline_prepared**
   for (uint64_t i = 0; i < plan.remote->region_count; ++i) {
     auto* object = reinterpret_cast<Object*>(args.remote[i]);
     std::lock_guard lock(object->replacement_mutex);
-    if (prepared->write() && object->committed)
-      return host().refuse(
-          Status::kPermissionDenied,
-          fmt::format("object: {} has been committed: register it anew", object->name().text()));
-    if (!prepared->write() && object->replaces() && !object->committed)
+    if (prepared->write() && object->stage != Object::Stage::kOpen)
+      return host().refuse(Status::kPermissionDenied,
+                           fmt::format("object: {} {} committed: register it anew", object->name().text(),
+                                       object->stage == Object::Stage::kCommitted ? "has been" : "is being"));
+    if (!prepared->write() && object->replaces() && object->stage != Object::Stage::kCommitted)
       return host().refuse(
           Status::kPermissionDenied,
           fmt::format("object: {} can be read once it has been committed", object->name().text()));

@@ -74,11 +74,13 @@ class Object {
   // The object turned out to be longer than the region: it is read by ranges. Any thread.
   std::atomic<bool> is_longer{false};
 
-  // ---- the replacement, until commit. Any thread.
-  std::mutex replacement_mutex;
+  // ---- the replacement. Any thread. Nobody holds the mutex while the server is asked: what is being committed belongs to
+  // the thread that does so.
+  enum class Stage { kOpen, kCommitting, kCommitted };
+  std::mutex replacement_mutex;  // of all below
+  Stage stage = Stage::kOpen;
   std::string upload_id;  // empty: nothing was written yet
   Parts parts;
-  bool committed = false;
 
  private:
   const uint64_t id_;

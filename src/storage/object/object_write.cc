@@ -47,7 +47,8 @@ void ObjectWrite::start_replacement() {
   {
     std::lock_guard lock(object_.replacement_mutex);
     upload_id_ = object_.upload_id;
-    if (object_.committed) throw plugin::Failure(Status::kStale, "the replacement has been committed");
+    if (object_.stage != Object::Stage::kOpen)
+      throw plugin::Failure(Status::kStale, "the replacement has been committed");
   }
   if (stretch_.begin % size != 0)
     throw plugin::Failure(
@@ -253,7 +254,11 @@ void ObjectWrite::part_done(PartCall& part, Answer& answer) {
 void ObjectWrite::parts_done() {
   if (!object_.replaces()) return complete();
   {
-    std::lock_guard lock(object_.replacement_mutex);
+    std::unique_lock lock(object_.replacement_mutex);
+    if (object_.stage != Object::Stage::kOpen) {
+      lock.unlock();
+      return failed(Status::kStale, 0, object_.name().text() + " was committed before this write had ended");
+    }
     for (const auto& [number, part] : parts_) object_.parts[number] = part;
   }
   listener_.moved(stretch_.end - stretch_.begin);

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cinttypes>
 #include <cstdio>
+#include <future>
 #include <thread>
 
 #include "fixture.h"
@@ -249,6 +250,40 @@ TEST_F(ObjectBounds, RequestsThatAreMadeAheadAreNotSentAfterACancel) {
   ASSERT_EQ(move(Op::read, 0, objects[5], 0, kEach), Status::kOk);
   EXPECT_EQ(first_difference(memory_.data(), kEach, 5), kEach);
   EXPECT_EQ(proxy.seen().size(), 2u) << "the one that was cancelled, and the one of afterwards";
+}
+
+// The server takes its time to put the parts together: the worker does not wait for it.
+TEST_F(ObjectBounds, ACommitHoldsUpNoOtherCallOfItsAgent) {
+  Proxy proxy(server_->port());
+  connect(proxy.url());
+  const Region object = open("committing", {.replace = true, .bytes = 6 * kMib});
+  const Region other = open("beside", {.create = true, .bytes = kMib});
+  ASSERT_EQ(move(Op::write, 0, object, 0, 6 * kMib), Status::kOk);
+  std::atomic<bool> asked{false};
+  std::atomic<bool> goes_on{false};
+  proxy.judge([&](const Request& request) -> Fault {
+    if (request.method == "POST" && request.has("uploadId")) {
+      asked = true;
+      (void)eventually([&] { return goes_on.load(); });
+    }
+    return {};
+  });
+  auto committed = std::async(std::launch::async, [&] { object.commit(60s); });
+  ASSERT_TRUE(eventually([&] { return asked.load(); }));
+  auto meanwhile = std::async(std::launch::async, [&] {
+    try {
+      (void)transfer(Op::write, 0, object, 0, 6 * kMib);
+      ADD_FAILURE() << "what is being committed was written";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string{error.what()}.find("committing is being committed"), std::string::npos)
+          << error.what();
+    }
+    EXPECT_EQ(move(Op::write, 0, other, 0, kMib), Status::kOk);
+  });
+  EXPECT_EQ(meanwhile.wait_for(10s), std::future_status::ready);
+  goes_on = true;
+  meanwhile.get();
+  EXPECT_NO_THROW(committed.get());
 }
 
 TEST_F(ObjectBounds, NoMoreRequestsAreUnderWayThanTheSettingsSay) {
