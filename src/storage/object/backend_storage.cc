@@ -197,6 +197,9 @@ int32_t Backend::storage_list(const char* prefix, towline_storage_found_fn found
     if (!answer.ok()) throw plugin::Failure(answer.status, answer.text);
     const auto listing = protocol().decode_list(answer.body);
     if (!listing) refuse(Status::kProtocol, fmt::format("{}: the listing makes no sense", shown(prefix)));
+    if (!next.empty() && listing->next == next)
+      refuse(Status::kProtocol,
+             fmt::format("{}: the listing does not end: its next page is the same one", shown(prefix)));
     for (const ListedObject& object : listing->objects) {
       const std::string uri = ObjectName{name.bucket, object.key, name.scheme}.text();
       const towline_storage_attributes attributes = {sizeof attributes, 1, TOWLINE_MEMORY_OBJECT,

@@ -286,6 +286,29 @@ TEST_F(ObjectBounds, ACommitHoldsUpNoOtherCallOfItsAgent) {
   EXPECT_NO_THROW(committed.get());
 }
 
+// Some servers do not know the token that they gave.
+TEST_F(ObjectBounds, AListingThatNeverEndsIsRefused) {
+  std::atomic<unsigned> pages{0};
+  Proxy server(0, [&](const Request&) -> Fault {
+    // In the end it stops, so that the test does.
+    const bool more = ++pages < 100;
+    return {.answer = Proxy::http(
+                200, std::string{"<ListBucketResult><Contents><Key>a</Key><Size>1</Size></Contents>"} +
+                         (more ? "<IsTruncated>true</IsTruncated><NextContinuationToken>t"
+                                 "</NextContinuationToken>"
+                               : "") +
+                         "</ListBucketResult>")};
+  });
+  connect(server.url());
+  try {
+    (void)agent_->list_storage("s3://bucket/");
+    FAIL() << pages << " pages were taken for a listing";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Status::kProtocol) << error.what();
+  }
+  EXPECT_EQ(pages, 2u);
+}
+
 TEST_F(ObjectBounds, NoMoreRequestsAreUnderWayThanTheSettingsSay) {
   make_object("bounded", 32 * kMib, 17);
   Proxy proxy(server_->port());
