@@ -70,7 +70,7 @@ bool needs_look(const towline_storage_args& args, const Settings& settings) noex
 
 // HEAD answers without a body: where it is refused, a GET of a byte says why.
 Version Backend::look(const ObjectName& name) {
-  const uint64_t deadline_ns = monotonic_now_ns() + service_.settings.control_timeout_ns;
+  const uint64_t deadline_ns = service_.control_deadline_ns();
   service_.credentials.wait_until_ready(deadline_ns);
   Client& client = next_client();
   Call head;
@@ -101,7 +101,7 @@ int32_t Backend::storage_open(const towline_storage_args& args, towline_storage*
   if (args.uri == nullptr) refuse(Status::kUnsupported, "a descriptor is no object");
   ObjectName name = protocol().parse_uri(args.uri);
   start_clients();
-  service_.credentials.wait_until_ready(monotonic_now_ns() + service_.settings.control_timeout_ns);
+  service_.credentials.wait_until_ready(service_.control_deadline_ns());
   const bool makes = (args.flags & (TOWLINE_STORAGE_CREATE | TOWLINE_STORAGE_REPLACE)) != 0;
   const bool conditional = (args.flags & TOWLINE_STORAGE_CONDITIONAL) != 0;
   if (conditional && !protocol().has_conditions())
@@ -146,7 +146,7 @@ std::string Backend::begin_upload(const Object& object) {
   std::string upload_id;
   protocol().make_create(call, object, service_.settings.checksum);
   call.check = [&](const Answer& answer) { return check_created(answer, upload_id); };
-  call.deadline_ns = monotonic_now_ns() + service_.settings.control_timeout_ns;
+  call.deadline_ns = service_.control_deadline_ns();
   if (const Answer answer = next_client().ask(call); !answer.ok())
     throw plugin::Failure(answer.status, answer.text);
   return upload_id;
@@ -160,7 +160,7 @@ void Backend::reap_old_uploads(const ObjectName& name) {
   call.method = "GET";
   call.name.bucket = name.bucket;
   call.query = {{"uploads", ""}, {"prefix", name.key}};
-  call.deadline_ns = monotonic_now_ns() + service_.settings.control_timeout_ns;
+  call.deadline_ns = service_.control_deadline_ns();
   const Answer answer = next_client().ask(call);
   const auto uploads = answer.ok() ? decode_uploads(answer.body) : std::nullopt;
   if (!uploads) {
@@ -187,12 +187,12 @@ int32_t Backend::storage_query(const char* uri, towline_storage_attributes& attr
 int32_t Backend::storage_list(const char* prefix, towline_storage_found_fn found, void* argument) {
   const ObjectName name = protocol().parse_prefix(prefix);
   start_clients();
-  service_.credentials.wait_until_ready(monotonic_now_ns() + service_.settings.control_timeout_ns);
+  service_.credentials.wait_until_ready(service_.control_deadline_ns());
   std::string next;
   do {  // each page has its own time
     Call call;
     protocol().make_list(call, name, next);
-    call.deadline_ns = monotonic_now_ns() + service_.settings.control_timeout_ns;
+    call.deadline_ns = service_.control_deadline_ns();
     const Answer answer = next_client().ask(call);
     if (!answer.ok()) throw plugin::Failure(answer.status, answer.text);
     const auto listing = protocol().decode_list(answer.body);
@@ -249,7 +249,7 @@ Version Backend::complete(const Object& object) {
   protocol().make_complete(call, object, object.upload_id, object.parts, service_.settings.checksum);
   object.add_conditions(call.headers);
   call.check = [this](Answer& done) { return protocol().check_completed(done); };
-  call.deadline_ns = monotonic_now_ns() + service_.settings.control_timeout_ns;
+  call.deadline_ns = service_.control_deadline_ns();
   const Answer answer = next_client().ask(call);
   Version version = {.looked = true, .exists = true};
   for (const auto& [number, part] : object.parts) version.bytes += part.bytes;

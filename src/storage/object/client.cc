@@ -126,6 +126,10 @@ std::string Service::last_failure() const {
   return last_failure_;
 }
 
+uint64_t Service::control_deadline_ns() const noexcept {
+  return Deadline::after(monotonic_now_ns(), settings.control_timeout_ns).ns();
+}
+
 // ---- a call
 
 bool Call::on_head(long status, const Headers& head) noexcept {

@@ -130,6 +130,8 @@ class Service {
   // That requests wait for the server: in the log once every ten seconds, since all of them do.
   void note_waiting(const std::string& text);
   [[nodiscard]] std::string last_failure() const;
+  // Of a call of the control path that begins now.
+  [[nodiscard]] uint64_t control_deadline_ns() const noexcept;
 
   const plugin::Host host;
   const Settings settings;

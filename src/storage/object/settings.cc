@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/clock.h"
 #include "storage/object/settings_reader.h"
 
 namespace towline::object {
@@ -9,6 +10,7 @@ namespace towline::object {
 namespace {
 
 constexpr uint64_t kAmazonLeastPart = 5 << 20;
+constexpr uint64_t kLongestBackoffNs = 3600 * kSecondNs;
 constexpr const char* kInstanceUrl = "http://169.254.169.254";
 
 constexpr int number(Source source) { return static_cast<int>(source); }
@@ -65,8 +67,8 @@ void read_common(const SettingsReader& reader, Settings& settings) {
   settings.multipart_bytes = reader.bytes("multipart", "16MiB", 1, uint64_t{5} << 30);
   settings.collect_bytes = reader.bytes("collect", "64MiB", 0, UINT64_MAX);
   settings.attempts = reader.count("attempts", "0", 0, 100);
-  settings.backoff_ns = reader.duration("backoff", "100ms");
-  settings.backoff_most_ns = reader.duration("backoff_most", "5s");
+  settings.backoff_ns = reader.duration("backoff", "100ms", 1, kLongestBackoffNs);
+  settings.backoff_most_ns = reader.duration("backoff_most", "5s", 1, kLongestBackoffNs);
   settings.connect_timeout_ns = reader.duration("connect_timeout", "5s", 1'000'000);
   settings.stall_timeout_ns = reader.duration("stall_timeout", "20s", 1'000'000'000);
   settings.control_timeout_ns = reader.duration("control_timeout", "60s", 1'000'000);

@@ -45,11 +45,14 @@ class SettingsReader {
       refuse(key, value, fmt::format("a size from {} to {} bytes, such as {}", low, high, fallback));
     return *parsed;
   }
-  [[nodiscard]] uint64_t duration(const char* key, const char* fallback, uint64_t low_ns = 1) const {
+  [[nodiscard]] uint64_t duration(const char* key, const char* fallback, uint64_t low_ns = 1,
+                                  uint64_t high_ns = UINT64_MAX) const {
     const std::string value = text(key, fallback);
     const auto parsed = parse_duration_ns(value);
     if (!parsed || *parsed < low_ns)
       refuse(key, value, fmt::format("a time of at least {} ns, such as {}", low_ns, fallback));
+    if (*parsed > high_ns)
+      refuse(key, value, fmt::format("a time of at most {} ns, such as {}", high_ns, fallback));
     return *parsed;
   }
   [[nodiscard]] uint32_t count(const char* key, const char* fallback, uint32_t low, uint32_t high) const {

@@ -309,6 +309,23 @@ TEST_F(ObjectBounds, AListingThatNeverEndsIsRefused) {
   EXPECT_EQ(pages, 2u);
 }
 
+TEST_F(ObjectBounds, TimesMayBeInfiniteWhereThatMeansSomething) {
+  make_object("patient", kMib, 3);
+  connect(server_->url(), "control_timeout = \"infinite\"\nstall_timeout = \"infinite\"\n");
+  const Region object = open("patient");
+  EXPECT_EQ(move(Op::read, 0, object, 0, kMib), Status::kOk);
+  for (const std::string key : {"backoff", "backoff_most"}) {
+    try {
+      const Agent agent("for ever",
+                        options_for("plugins = \"object\"\n[tuning.object]\n" + key + " = \"infinite\"\n"));
+      FAIL() << key;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Status::kInvalidArgument);
+      EXPECT_NE(std::string{error.what()}.find("tuning.object." + key), std::string::npos) << error.what();
+    }
+  }
+}
+
 TEST_F(ObjectBounds, NoMoreRequestsAreUnderWayThanTheSettingsSay) {
   make_object("bounded", 32 * kMib, 17);
   Proxy proxy(server_->port());
