@@ -2,8 +2,16 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
+
+#include <cerrno>
+#include <iterator>
 
 #include "base/os/unique_fd.h"
 
@@ -74,6 +82,39 @@ TEST(Aio, takes_as_many_operations_as_it_is_deep_and_ends_them_all) {
     }
   }
   EXPECT_EQ(std::string(letters[3] + 1, 3), "ELF");
+}
+
+// Before Linux 5.6 it can't be asked what it does (IORING_REGISTER_PROBE), and reads and writes vectors alone.
+int open_as_before_5_6() {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_register, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter = {std::size(program), program};
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
+    return 77;
+  Settings settings;
+  settings.queue_depth = 4;
+  std::string reason;
+  const auto queue = KernelQueue::open_uring(settings, reason);
+  return queue != nullptr ? 1 : reason.find("5.6") == std::string::npos ? 2 : 0;
+}
+
+TEST(Uring, is_not_opened_where_its_kernel_has_no_reads_and_writes_of_one_piece) {
+  Settings settings;
+  settings.queue_depth = 4;
+  std::string reason;
+  if (KernelQueue::open_uring(settings, reason) == nullptr) GTEST_SKIP() << reason;
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(open_as_before_5_6());
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "seccomp is not to be had";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #ifdef TOWLINE_HAVE_LIBURING
 
 #include <liburing.h>
+#include <poll.h>
 #include <sys/epoll.h>
 
 #include <utility>
@@ -39,6 +40,7 @@ class Uring final : public KernelQueue {
     if (result < 0) return -result;
     open_ = true;
     io_uring_ring_dontfork(&ring_);
+    if (!reads_and_writes()) return EOPNOTSUPP;
     if (settings_.register_files) files_.open(ring_);
     if (settings_.register_buffers && io_uring_register_buffers_sparse(&ring_, kBuffers) == 0)
       buffers_.resize(kBuffers);
@@ -103,9 +105,9 @@ class Uring final : public KernelQueue {
 
   void wait() noexcept override {
     flush();
-    __kernel_timespec patience = {0, 10'000'000};
-    io_uring_cqe* entry = nullptr;
-    (void)io_uring_wait_cqe_timeout(&ring_, &entry, &patience);
+    constexpr int kPatienceMs = 10;
+    pollfd watched = {ring_.ring_fd, POLLIN, 0};
+    (void)::poll(&watched, 1, kPatienceMs);  // before Linux 5.11 liburing's wait leaves an entry of its own
   }
 
   void cancel(Operation& operation) noexcept override {
@@ -166,6 +168,15 @@ class Uring final : public KernelQueue {
     uint32_t uses = 0;
   };
 
+  // Whether the kernel knows the operations of push(). It can't be asked before Linux 5.6, which has them.
+  [[nodiscard]] bool reads_and_writes() noexcept {
+    io_uring_probe* const probe = io_uring_get_probe_ring(&ring_);
+    const bool knows = probe != nullptr && io_uring_opcode_supported(probe, IORING_OP_READ) != 0 &&
+                       io_uring_opcode_supported(probe, IORING_OP_WRITE) != 0;
+    io_uring_free_probe(probe);
+    return knows;
+  }
+
   // The number if the piece lies in that buffer, else -1.
   [[nodiscard]] int buffer_of(int number, const iovec& piece) const noexcept {
     if (number < 0) return -1;
@@ -187,7 +198,8 @@ class Uring final : public KernelQueue {
 std::unique_ptr<KernelQueue> KernelQueue::open_uring(const Settings& settings, std::string& reason) {
   auto ring = std::make_unique<Uring>(settings);
   if (const int error = ring->open(); error != 0) {
-    reason = "io_uring_setup: " + errno_text(error);
+    reason = error == EOPNOTSUPP ? "it does not say that it reads and writes, as it does from Linux 5.6 on"
+                                 : "io_uring_setup: " + errno_text(error);
     return nullptr;
   }
   return ring;
