@@ -187,7 +187,7 @@ TEST(StorageDevices, WhatThreadsLeftWhenOneOfThemFailedIsNamed) {
   constexpr uint64_t kBad = 16;  // the first of the second quarter
   faults.write_begin = 2 * kBad * kBlock;
   faults.write_end = faults.write_begin + 1;
-  faults.writes_hang_end = 1;
+  faults.writes_hang_end = faults.write_end.load();  // whichever of the two comes first hangs
   faults.writes_hang = 1;
   ASSERT_EQ(save.post(), Status::kInProgress);
   const auto until = std::chrono::steady_clock::now() + 60s;
