@@ -20,6 +20,7 @@ namespace {
 
 constexpr uint64_t kBlock = 256;
 constexpr uint64_t kBlocks = 64;
+constexpr uint32_t kAgentMoves = 8;  // each with a share of the blocks
 
 struct Side {
   std::shared_ptr<Agent> agent;
@@ -59,7 +60,8 @@ class Simulation {
   }
 
   void run(uint32_t steps) {
-    for (uint32_t i = 0; i < 8; ++i) make_move(i);
+    for (uint32_t i = 0; i < kAgentMoves; ++i) make_move(i);
+    EXPECT_EQ(moves_.size(), kAgentMoves) << towline_last_error();
     for (uint32_t step = 0; step < steps && !::testing::Test::HasFailure(); ++step) {
       if (random_.below(4) == 0 && !moves_.empty()) touch(moves_[random_.below(moves_.size())]);
       drive();
@@ -67,10 +69,14 @@ class Simulation {
     for (uint32_t step = 0; step < 2'000'000 && any_in_flight(); ++step) drive();
     EXPECT_FALSE(any_in_flight()) << "a transfer has no outcome long after its deadline";
   }
+  [[nodiscard]] uint64_t done() const { return done_; }
+  [[nodiscard]] uint64_t failed() const { return failed_; }
+  [[nodiscard]] uint64_t notices() const { return received_.size(); }
 
  private:
   void open(uint32_t index, uint64_t seed) {
     AgentOptions options = testing::simulated_agent(index == 0 ? "left" : "right", &clock_);
+    options.config.set("tuning.connection.wait", "0s");  // the other side is driven by drive() alone
     if (seed % 4 != 0) {
       options.config.set("faults", fmt::format("seed={},short=0.3,delay=0.02:200us,reorder=0.1,cut={}",
                                                seed + index, seed % 2 == 0 ? "0.0005" : "0"));
@@ -110,8 +116,8 @@ class Simulation {
   void make_move(uint32_t index) {
     Move move;
     move.side = index % 2;
-    move.first = index * (kBlocks / 8);
-    const towline_picks_t picks = {nullptr, 0, 0, move.first, 1, kBlocks / 8};
+    move.first = index * (kBlocks / kAgentMoves);
+    const towline_picks_t picks = {nullptr, 0, 0, move.first, 1, kBlocks / kAgentMoves};
     towline_transfer_options_t options{};
     options.struct_size = sizeof options;
     options.notice = "?";
@@ -134,7 +140,8 @@ class Simulation {
     if (towline_transfer_wait_fenced(move.transfer, TOWLINE_FENCE_LOCAL, 0) != TOWLINE_OK) return;
     const auto index = static_cast<uint64_t>(&move - moves_.data());
     move.stamp = static_cast<uint8_t>(random_.below(255) + 1);
-    std::memset(sides_[move.side].memory.data() + move.first * kBlock, move.stamp, kBlocks / 8 * kBlock);
+    std::memset(sides_[move.side].memory.data() + move.first * kBlock, move.stamp,
+                kBlocks / kAgentMoves * kBlock);
     const std::string notice = fmt::format("{} {} {}", index, move.posts, move.stamp);
     if (towline_transfer_set_notice(move.transfer, notice.data(), notice.size()) != TOWLINE_OK) return;
     const int32_t status = towline_transfer_post(move.transfer);
@@ -154,9 +161,10 @@ class Simulation {
       return;
     }
     move.in_flight = false;
+    ++(status == TOWLINE_OK ? done_ : failed_);
     if (status != TOWLINE_OK) return;
     const uint8_t* there = sides_[1 - move.side].memory.data() + move.first * kBlock;
-    for (uint64_t i = 0; i < kBlocks / 8 * kBlock; ++i) {
+    for (uint64_t i = 0; i < kBlocks / kAgentMoves * kBlock; ++i) {
       ASSERT_EQ(there[i], move.stamp) << "done, but byte " << i << " is not there";
     }
   }
@@ -185,7 +193,7 @@ class Simulation {
     const Move& move = moves_[index];
     if (move.posts != post + 1) return;  // posted again since: the blocks may hold newer bytes
     const uint8_t* there = sides_[1 - move.side].memory.data() + move.first * kBlock;
-    for (uint64_t i = 0; i < kBlocks / 8 * kBlock; ++i) {
+    for (uint64_t i = 0; i < kBlocks / kAgentMoves * kBlock; ++i) {
       ASSERT_EQ(there[i], stamp) << "the notice came before byte " << i;
     }
   }
@@ -203,17 +211,30 @@ class Simulation {
   std::vector<Move> moves_;
   std::set<std::string> sent_;
   std::set<std::string> received_;
+  uint64_t done_ = 0;
+  uint64_t failed_ = 0;
 };
 
 TEST(AgentSimulation, ExactlyOneOutcomeWhateverHappens) {
   const uint64_t runs = testing::simulations(20);
+  uint64_t done = 0;
+  uint64_t failed = 0;
+  uint64_t notices = 0;
   for (uint64_t seed = 1; seed <= runs; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     Simulation simulation(seed);
     if (HasFailure()) return;
     simulation.run(3000);
     if (HasFailure()) return;
+    done += simulation.done();
+    failed += simulation.failed();
+    notices += simulation.notices();
   }
+  fmt::print("{} seeds: {} done, {} failed, {} notices\n", runs, done, failed, notices);
+  // A simulation in which nothing happens holds nothing.
+  EXPECT_GT(done, 100 * runs);
+  EXPECT_GE(failed, runs / 4);
+  EXPECT_GT(notices, done / 2);
 }
 
 }  // namespace

@@ -73,6 +73,7 @@ class StagingRun {
 
   void run(uint32_t steps) {
     for (uint64_t i = 0; i < kStagedMoves; ++i) make_move(i);
+    EXPECT_EQ(moves_.size(), kStagedMoves) << towline_last_error();
     for (uint32_t step = 0; step < steps && !::testing::Test::HasFailure(); ++step) {
       if (random_.below(4) == 0 && !moves_.empty()) touch(moves_[random_.below(moves_.size())]);
       drive();
