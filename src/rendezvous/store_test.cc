@@ -112,7 +112,6 @@ TEST(TcpStores, GiveWhatOthersPutAndWaitForWhatIsNotThereYet) {
   EXPECT_EQ(
       code_of([&] { first->get("never", Deadline::after(monotonic_now_ns(), kMillisecondNs)); }, "never"),
       Status::kTimedOut);
-  // A timed out connection is in the middle of an answer: the next request takes another.
   EXPECT_EQ(first->get("large", deadline), large);
   EXPECT_EQ(first->local_host(), "127.0.0.1");
 }
@@ -169,6 +168,52 @@ TEST(TcpStores, AThreadThatWaitsForAKeyHoldsUpNoOther) {
   for (int i = 0; i < 100; ++i) EXPECT_EQ(beside->get("there", deadline), value);  // it has begun to wait
   store->set("late", value);
   waits.join();
+}
+
+// Sockets of this host whose other end was at `port`, and that keep their own port for a while.
+size_t ports_kept(uint16_t port) {
+  std::ifstream table("/proc/net/tcp");
+  std::string line;
+  size_t kept = 0;
+  const std::string remote = fmt::format(":{:04X} 06 ", port);  // TIME_WAIT
+  while (std::getline(table, line)) kept += line.find(remote) != std::string::npos ? 1 : 0;
+  return kept;
+}
+
+TEST(TcpStores, LooksThatComeTooEarlyLeaveNoPortsBehind) {
+  TcpStoreServer server("127.0.0.1:0");
+  const std::string endpoint = "127.0.0.1:" + std::to_string(server.port());
+  const auto within = [](uint64_t ns) { return Deadline::after(monotonic_now_ns(), ns); };
+  const auto store = open_tcp_store(endpoint, false, within(20 * kSecondNs));
+  for (int look = 0; look < 50; ++look)
+    EXPECT_EQ(code_of([&] { (void)store->get("never", within(kMillisecondNs)); }), Status::kTimedOut);
+  EXPECT_LT(ports_kept(server.port()), 5u);
+  store->set("now", Bytes{1});
+  EXPECT_EQ(store->get("now", within(20 * kSecondNs)), Bytes{1});
+}
+
+// The key comes at about the time at which the look ends.
+TEST(TcpStores, ALookThatEndsWhileItsKeyComesConfusesNoLaterOne) {
+  TcpStoreServer server("127.0.0.1:0");
+  const std::string endpoint = "127.0.0.1:" + std::to_string(server.port());
+  const auto within = [](uint64_t ns) { return Deadline::after(monotonic_now_ns(), ns); };
+  const auto store = open_tcp_store(endpoint, false, within(20 * kSecondNs));
+  const auto beside = open_tcp_store(endpoint, false, within(20 * kSecondNs));
+  for (uint8_t round = 0; round < 200; ++round) {
+    const std::string key = "key " + std::to_string(round);
+    const Bytes value(round + 1u, round);
+    std::thread setter([&] { beside->set(key, value); });
+    for (bool found = false; !found;) {
+      Bytes got;
+      const Status status = code_of([&] { got = store->get(key, within(20 * kMicrosecondNs)); });
+      found = status == Status::kOk;
+      ASSERT_TRUE(found || status == Status::kTimedOut) << status_text(status);
+      if (found) {
+        ASSERT_EQ(got, value);
+      }
+    }
+    setter.join();
+  }
 }
 
 // A client that sends and receives what it likes.

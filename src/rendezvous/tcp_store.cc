@@ -37,7 +37,7 @@ class TcpStore final : public Store {
       : endpoint_(std::move(endpoint)), server_(std::move(server)) {
     Stream stream = connect(deadline, Stream::Patience::kUntilDeadline);
     local_host_ = SocketAddress::local_of(stream.fd()).endpoint().host;
-    idle_.push_back(std::move(stream));
+    idle_.push_back({std::move(stream), false});
   }
 
   void set(const std::string& key, std::span<const uint8_t> value) override {
@@ -57,7 +57,9 @@ class TcpStore final : public Store {
     put_field(request, "/" + key);
     send(stream, request, deadline);
     uint8_t answer = 0;
-    receive(stream, std::span(&answer, 1), deadline, key);
+    const Status status = stream.read_all(std::span(&answer, 1), deadline);
+    if (status == Status::kTimedOut) cancel_wait(std::move(stream));
+    if (is_error(status)) lost(status, key);
     request = request_of(StoreQuery::kGet);
     put_field(request, "/" + key);
     send(stream, request, deadline);
@@ -75,6 +77,13 @@ class TcpStore final : public Store {
   std::string local_host() const override { return local_host_; }
 
  private:
+  static constexpr uint8_t kWaitedFor = 0;  // the answer to a wait; that to its end is another
+  static constexpr size_t kMostIdle = 64;
+  struct Idle {
+    Stream stream;
+    bool ends_wait;  // the answer to the end of a wait is still to come
+  };
+
   Stream connect(Deadline deadline, Stream::Patience patience) {
     Stream stream = Stream::dial(parse_endpoint(endpoint_), deadline, patience);
     Bytes hello = request_of(StoreQuery::kValidate);
@@ -82,23 +91,44 @@ class TcpStore final : public Store {
     send(stream, hello, deadline);
     return stream;
   }
-  // A connection without an unfinished request. After a failure it is not given back. One with something to read while it has
-  // no request was closed by the store: a set has no answer, and would be lost there.
+  // A connection without an unfinished request. One with something to read while it has no request was closed by the store:
+  // a set has no answer, and would be lost there.
   Stream take(Deadline deadline) {
     {
       const std::lock_guard lock(mutex_);
-      while (!idle_.empty()) {
-        Stream stream = std::move(idle_.back());
-        idle_.pop_back();
-        if (!stream.ready(POLLIN)) return stream;
+      for (size_t i = idle_.size(); i != 0; --i) {
+        const Use use = look(idle_[i - 1]);
+        if (use == Use::kLater) continue;
+        Stream stream = std::move(idle_[i - 1].stream);
+        idle_.erase(idle_.begin() + static_cast<ptrdiff_t>(i - 1));
+        if (use == Use::kNow) return stream;
       }
     }
-    // It was there: if nobody listens now it is gone. A wait that times out costs this host a port for a minute.
+    // It was there: if nobody listens now it is gone.
     return connect(deadline, Stream::Patience::kForPort);
   }
   void give_back(Stream&& stream) {
     const std::lock_guard lock(mutex_);
-    idle_.push_back(std::move(stream));
+    idle_.push_back({std::move(stream), false});
+  }
+  // The connection is kept: closed on this side it would cost this host a port for a minute, and those that wait look often.
+  void cancel_wait(Stream&& stream) {
+    const auto query = static_cast<uint8_t>(StoreQuery::kCancelWait);
+    if (!stream.write(&query, 1).moved()) return;
+    const std::lock_guard lock(mutex_);
+    if (idle_.size() < kMostIdle) idle_.push_back({std::move(stream), true});
+  }
+  enum class Use : uint8_t { kNow, kLater, kNever };
+  // The wait's own answer may come before that to its end.
+  static Use look(Idle& idle) noexcept {
+    while (idle.ends_wait) {
+      uint8_t answer = kWaitedFor;
+      const StreamResult read = idle.stream.read(&answer, 1);
+      if (read.blocked()) return Use::kLater;
+      if (read.over()) return Use::kNever;
+      idle.ends_wait = answer == kWaitedFor;
+    }
+    return idle.stream.ready(POLLIN) ? Use::kNever : Use::kNow;
   }
   void send(Stream& stream, std::span<const uint8_t> bytes, Deadline deadline) {
     if (const Status status = stream.write_all(bytes, deadline); is_error(status)) lost(status, "");
@@ -118,7 +148,8 @@ class TcpStore final : public Store {
   const std::shared_ptr<TcpStoreServer> server_;  // if this rank serves
   std::string local_host_;
   std::mutex mutex_;
-  std::vector<Stream> idle_;  // as many as threads have asked at once
+  std::vector<Idle>
+      idle_;  // as many as threads have asked at once, and those that the store is slow to answer
 };
 
 // The address on which rank 0 listens for the endpoint that every rank has. A number is the only address to
