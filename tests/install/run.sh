@@ -4,6 +4,7 @@ set -euo pipefail
 
 cmake=$1 build=$2
 consumer=$(cd "$(dirname "${BASH_SOURCE[0]}")/consumer" && pwd)
+plugin=$(cd "$consumer/../../../examples/plugin" && pwd)/selfcopy.cc
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -16,7 +17,7 @@ if grep -rIl --exclude-dir=bin "$work/first\|$build" "$prefix"; then
   exit 1
 fi
 
-"$cmake" -S "$consumer" -B "$work/found" -DCMAKE_PREFIX_PATH="$prefix" >"$work/configure.log" ||
+"$cmake" -S "$consumer" -B "$work/found" -DCMAKE_PREFIX_PATH="$prefix" -DPLUGIN_SOURCE="$plugin" >"$work/configure.log" ||
   { cat "$work/configure.log"; exit 1; }
 "$cmake" --build "$work/found" >"$work/build.log" || { cat "$work/build.log"; exit 1; }
 for program in consumer_c consumer_cpp; do
@@ -38,6 +39,12 @@ if [[ -f $pc/nixl.pc ]]; then
   echo "pkg-config nixl: $("$work/nixl")"
 fi
 
+"$CXX" -std=c++20 -shared -fPIC "$plugin" -o "$work/selfcopy.so" "${compile[@]}"
+
 if [[ -x $prefix/bin/towline ]]; then
   echo "the moved tool: $("$prefix/bin/towline" --version)"
+  for file in "$work/selfcopy.so" "$work/found/selfcopy.so"; do
+    TOWLINE_PLUGINS=$file "$prefix/bin/towline" info >"$work/info" || { cat "$work/info"; exit 1; }
+    grep "^selfcopy *yes" "$work/info" || { cat "$work/info"; echo "the plugin $file was not taken" >&2; exit 1; }
+  done
 fi
