@@ -1,11 +1,8 @@
 // Promises 5 to 9 and 13 with real processes. Prints how long it took to notice and to fence.
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,7 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <random>
 #include <thread>
 
 #include "belongings.h"
@@ -248,38 +244,6 @@ TEST_P(Faults, ASurvivorEndsCleanlyWhileTransfersAreUnderWay) {
 INSTANTIATE_TEST_SUITE_P(All, Faults, ::testing::ValuesIn(ways()),
                          [](const auto& test) { return std::string(test.param.name); });
 
-// ---- strangers
-
-void send_to(const std::string& address, const void* bytes, size_t count) {
-  const size_t colon = address.rfind(':');
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(colon + 1))));
-  inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  if (connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0) {
-    [[maybe_unused]] const ssize_t sent = send(fd, bytes, count, MSG_NOSIGNAL);
-  }
-  close(fd);
-}
-
-TEST(Strangers, GarbageAndSilenceOnThePortDisturbNobody) {
-  const Way way = kWays[3];
-  Survivor survivor(way);
-  Victim victim({.backends = "tcp", .config = {}, .shared_memory = false});
-  const Peer peer = survivor.agent_.connect(victim.address());
-  const Transfer move = survivor.write_to(peer, victim);
-  std::mt19937 random(5);
-  for (int i = 0; i < 50; ++i) {
-    std::vector<uint8_t> garbage(random() % 4096);
-    for (uint8_t& byte : garbage) byte = static_cast<uint8_t>(random());
-    send_to(victim.address(), garbage.data(), garbage.size());
-  }
-  EXPECT_EQ(Survivor::run(move), Status::kOk) << last_error();
-  EXPECT_TRUE(survivor.echoes(peer, "still here"));
-  EXPECT_NO_THROW((void)survivor.agent_.connect(victim.address()));
-}
-
 // Runs `body` in a child process, since it changes what the whole process has; true when it returned true.
 bool in_child(const std::function<bool()>& body) {
   const pid_t child = fork();
@@ -313,6 +277,7 @@ TEST(Limits, OutOfDescriptorsIsAClearErrorAndTheFirstAgentGoesOn) {
       return false;
     } catch (const Error& error) {
       std::printf("    %s\n", error.what());
+      if (std::string(error.what()).find("EMFILE") == std::string::npos) return false;
     }
     return Survivor::run(move) == Status::kOk;
   }));
