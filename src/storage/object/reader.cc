@@ -171,7 +171,10 @@ Verdict Reader::begins(Fetch& fetch, const Answer& answer) {
       return {Status::kProtocol, true,
               fmt::format("asked for bytes from {} on, it sends '{}'", asked,
                           shown(header(answer.headers, "content-range")))};
-    fetch.on_server = range->end - fetch.offset;
+    // It may send less than it was asked for, and have more.
+    const uint64_t wanted_end = fetch.offset + fetch.bytes;
+    fetch.on_server =
+        (range->whole == UINT64_MAX ? range->end : std::min(range->whole, wanted_end)) - fetch.offset;
     // A range that is the whole has the whole's checksum, and so has every range of Google's.
     const bool is_whole = range->begin == 0 && range->end == range->whole;
     const bool tells = is_whole || (client.settings().kind == ServerKind::kGcs && range->whole != UINT64_MAX);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <filesystem>
 #include <mutex>
 #include <optional>
@@ -305,6 +306,27 @@ TEST_F(ObjectFaults, AnswersThatMakeNoSenseAreErrors) {
   EXPECT_EQ(outcome({.answer = Proxy::http(418, "<not xml")}), Status::kIo);
   EXPECT_EQ(outcome({.answer = "garbage\r\n\r\n"}), Status::kIo);
   EXPECT_EQ(outcome({}), Status::kOk);
+}
+
+TEST_F(ObjectFaults, ARangeThatIsAnsweredInPartIsAskedForOn) {
+  constexpr uint64_t kSent = 300'000;
+  make_object("in pieces", kMib, 7);
+  Proxy proxy(server_->port());
+  connect(proxy.url());
+  const Region object = open("in pieces");
+  proxy.forget();
+  proxy.judge([](const Request& request) -> Fault {
+    uint64_t first = 0;
+    if (request.method != "GET" ||
+        std::sscanf(request.headers.at("range").c_str(), "bytes=%lu-", &first) != 1 || kMib - first <= kSent)
+      return {};
+    const std::string range = "bytes " + std::to_string(first) + "-" + std::to_string(first + kSent - 1);
+    return {.shorten_by = kMib - first - kSent,
+            .set_headers = {{"content-range", range + "/" + std::to_string(kMib)}}};
+  });
+  EXPECT_EQ(move(Op::read, 0, object, 0, kMib), Status::kOk) << last_error();
+  EXPECT_EQ(first_difference(memory_.data(), kMib, 7), kMib);
+  EXPECT_EQ(proxy.seen().size(), 4u);
 }
 
 TEST_F(ObjectFaults, WrongBytesAreNoticedByTheirChecksum) {
