@@ -311,7 +311,7 @@ int File::sync(uint64_t failures, uint64_t turn) const noexcept {
 }
 
 void File::commit() {
-  if (committed_ && replaces_) refuse(Status::kAlreadyExists, "{} has been committed already", name_);
+  if (committed() && replaces_) refuse(Status::kAlreadyExists, "{} has been committed already", name_);
   // Asked again, the kernel would say that all is well with what it has lost.
   if (replaces_ && sync_failures() != 0)
     refuse(Status::kIo,
@@ -334,7 +334,7 @@ void File::commit() {
   if (::renameat(directory_.get(), hidden_.c_str(), directory_.get(), base.c_str()) != 0)
     refuse_errno(errno, "renaming {} to {}", hidden_, target_);
   hidden_.clear();
-  committed_ = true;
+  committed_.store(true, std::memory_order_release);
   if (::fsync(directory_.get()) != 0)
     refuse_errno(errno, "{} is replaced, but its directory could not be written to its device", target_);
 }

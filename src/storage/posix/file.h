@@ -57,7 +57,8 @@ class File {
   [[nodiscard]] uint32_t write_unit() const noexcept { return write_unit_; }
   [[nodiscard]] uint32_t memory_alignment() const noexcept { return memory_alignment_; }
   [[nodiscard]] bool syncs() const noexcept { return sync_ != 0; }
-  [[nodiscard]] bool committed() const noexcept { return committed_; }
+  // Any thread.
+  [[nodiscard]] bool committed() const noexcept { return committed_.load(std::memory_order_acquire); }
   [[nodiscard]] uint64_t id() const noexcept { return id_; }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
 
@@ -108,7 +109,7 @@ class File {
   uint32_t sync_ = 0;
   bool replaces_ = false;
   bool unnamed_ = false;  // made here, and its folder may not have its name on the device yet
-  bool committed_ = false;
+  std::atomic<bool> committed_{false};
   uint32_t offset_alignment_ = 1;
   uint32_t memory_alignment_ = 1;
   uint32_t write_unit_ = 1;

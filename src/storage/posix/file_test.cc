@@ -12,6 +12,7 @@
 #include <cstdarg>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 #include <vector>
 
 #include "base/os/memfd.h"
@@ -160,6 +161,17 @@ TEST(File, a_replacement_that_is_refused_leaves_nothing_behind) {
                plugin::Failure);
   plain_file_system = false;
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+// Workers look at it for each plan, whatever another thread does.
+TEST(File, a_commit_is_seen_by_other_threads) {
+  const TemporaryFolder folder;
+  File file(args_of("file:" + folder / "new", TOWLINE_STORAGE_REPLACE));
+  std::thread looks([&] {
+    while (!file.committed()) std::this_thread::yield();
+  });
+  file.commit();
+  looks.join();
 }
 
 TEST(File, replacing_through_a_symbolic_link_to_nothing_is_refused) {
