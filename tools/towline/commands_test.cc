@@ -1,8 +1,10 @@
 #include "commands.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <map>
 #include <string>
 #include <utility>
@@ -34,6 +36,17 @@ TEST(Commands, an_option_takes_the_same_in_every_command) {
   }
   for (const char* duration : {"time", "timeout", "interval", "patience"})
     EXPECT_EQ(known.at(duration).first, "DURATION") << "--" << duration;
+}
+
+int exit_code_of(const std::string& arguments) {
+  const int status = std::system((TOWLINE_TOOL " " + arguments + " >/dev/null 2>&1").c_str());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(Commands, a_line_that_makes_no_sense_exits_with_2) {
+  for (const char* line : {"foo", "", "info --foo", "info foo", "cp", "bench --iterations many"})
+    EXPECT_EQ(exit_code_of(line), 2) << line;
+  for (const char* line : {"--help", "--version", "info --help"}) EXPECT_EQ(exit_code_of(line), 0) << line;
 }
 
 }  // namespace

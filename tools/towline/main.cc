@@ -63,7 +63,8 @@ int run(int argc, char** argv) {
   tool::add_commands(app, common);
   const auto named = [&](const CLI::App* command) { return command->get_name() == argv[1]; };
   if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(named).empty()) {
-    throw tool::Failure{fmt::format("no command '{}'; towline --help lists them", argv[1])};
+    tool::tell(stderr, fmt::format("towline: error: no command '{}'; towline --help lists them\n", argv[1]));
+    return kUsageExit;
   }
   try {
     app.parse(argc, argv);
