@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <optional>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/os/dynamic_library.h"
@@ -144,19 +144,27 @@ VerbsPort VerbsDevice::query_port() const {
   return port;
 }
 
-// The first partition that the port is a full member of: limited members reach full ones only. Without one, the first.
+// A partition that the port is a full member of, if there is one: limited members reach full ones only. Of several the
+// default one, else that of the lowest number: the order of the table is each port's own, and both ends have to choose the
+// same. Without any, the first entry.
 uint16_t VerbsDevice::choose_partition(uint16_t entries) const noexcept {
   constexpr uint16_t kFullMember = 0x8000;
-  std::optional<uint16_t> limited;
+  constexpr uint16_t kDefault = 0x7fff;
+  const auto order = [](uint16_t key) {
+    const auto number = static_cast<uint16_t>(key & ~kFullMember);
+    return std::tuple((key & kFullMember) == 0, number != kDefault, number);
+  };
+  uint16_t best = 0;
+  uint16_t chosen = 0;
   for (uint16_t index = 0; index < entries; ++index) {
     __be16 entry = 0;
     if (library_.query_pkey(context_.get(), options_.port, index, &entry) != 0) continue;
     const uint16_t key = ntohs(entry);
-    if ((key & ~kFullMember) == 0) continue;  // not in use
-    if ((key & kFullMember) != 0) return index;
-    if (!limited) limited = index;
+    if ((key & ~kFullMember) == 0 || (best != 0 && order(best) <= order(key))) continue;  // 0: not in use
+    best = key;
+    chosen = index;
   }
-  return limited.value_or(0);
+  return chosen;
 }
 
 GidChoice VerbsDevice::query_gid() const {

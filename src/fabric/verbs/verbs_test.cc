@@ -482,6 +482,8 @@ TEST_F(VerbsDevices, PairsOfInfiniBandAreInAPartitionOfWhichThePortIsAFullMember
   EXPECT_EQ(index_with({0xffff, 0x8005}), 0);
   EXPECT_EQ(index_with({0x7fff, 0, 0x8005}), 2) << "limited members do not reach each other";
   EXPECT_EQ(index_with({0, 0x7fff}), 1) << "there is no other";
+  EXPECT_EQ(index_with({0x8009, 0x8005, 0x8007}), 1) << "the order is each port's own";
+  EXPECT_EQ(index_with({0x8005, 0xffff, 0x8007}), 1) << "the default one";
   EXPECT_EQ(index_with({}), 0);
 }
 
