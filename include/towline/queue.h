@@ -132,7 +132,8 @@ TOWLINE_API int32_t towline_storage_commit_async(towline_region_t* region, uint6
 // first: TOWLINE_CANCELLED.
 TOWLINE_API int32_t towline_directory_call_wait_async(towline_directory_call_t* call, towline_queue_t* queue,
                                                       void* user_data);
-// TOWLINE_EVENT_DIRECTORY once towline_watch_next has something to take, or the reason why the watch ended.
+// TOWLINE_EVENT_DIRECTORY once towline_watch_next has something to take, or the reason why the watch ended. If the watch is
+// released first: TOWLINE_CANCELLED.
 TOWLINE_API int32_t towline_watch_wait_async(towline_watch_t* watch, towline_queue_t* queue, void* user_data);
 // After TOWLINE_AGAIN, or before anything is sent: TOWLINE_EVENT_CREDIT once the peer has credit for a notice of the
 // largest size, or can't be reached. Connects if there is no connection, within the agent's default timeout, so that a

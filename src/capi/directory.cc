@@ -276,6 +276,7 @@ int32_t towline_watch_wait_async(towline_watch_t* watch, towline_queue_t* queue,
 void towline_watch_release(towline_watch_t* watch) {
   if (watch == nullptr || forked(*watch)) return;
   watch->directory->unwatch(*watch->watch);
+  watch->watch->released();
   delete watch;
 }
 

@@ -111,6 +111,8 @@ class DirectoryWatch {
   [[nodiscard]] Status status() const;
   // Told once next() has something to give.
   void tell(TicketHold ticket);
+  // The application needs it no more: those who wait to be told are told that.
+  void released() noexcept;
 
   // Called by the directory. False: it has ended; send no more events.
   bool on_event(uint32_t kind, const towline_directory_item* item, Status status, const char* text);

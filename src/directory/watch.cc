@@ -102,6 +102,12 @@ void DirectoryWatch::tell(TicketHold ticket) {
   if (!waiting_.empty() || is_error(status_)) tell_locked();
 }
 
+void DirectoryWatch::released() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (TicketHold& ticket : told_) EventQueue::tell(std::move(ticket), Status::kCancelled);
+  told_.clear();
+}
+
 void DirectoryWatch::tell_locked() {
   news_.notify_all();
   for (TicketHold& ticket : told_) EventQueue::tell(std::move(ticket), Status::kOk);

@@ -1,6 +1,7 @@
 // The directory in its everyday life, with one etcd.
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <set>
 
 #include "support.h"
@@ -69,6 +70,22 @@ TEST_F(EtcdDirectory, CallsAndWatchesTellAQueue) {
   ASSERT_EQ(towline_watch_wait_async(watch.native(), queue, &watch_mark), TOWLINE_OK);
   EXPECT_EQ(next_mark(), &watch_mark);
   EXPECT_EQ(next_of(watch, 0s), "put key=value");
+}
+
+TEST_F(EtcdDirectory, AWatchThatIsReleasedTellsWhoWaitsForIt) {
+  const Agent agent = make_agent("a");
+  const Directory directory(agent, address());
+  const Queue queue{agent};
+  std::optional<Watch> watch(directory.watch(""));
+  EXPECT_EQ(next_of(*watch, 30s), "synced");
+  int mark = 0;
+  ASSERT_EQ(towline_watch_wait_async(watch->native(), queue, &mark), TOWLINE_OK);
+  watch.reset();
+  std::array<Event, 1> events;
+  ASSERT_EQ(queue.wait(30s), Status::kOk);
+  ASSERT_EQ(queue.next(events), 1u);
+  EXPECT_EQ(events[0].user_data, &mark);
+  EXPECT_EQ(events[0].status, TOWLINE_CANCELLED);
 }
 
 TEST_F(EtcdDirectory, APrefixGivesEveryKeyInOrder) {
