@@ -25,12 +25,13 @@ void spin(const Options& options) {
     }
     for (std::thread& thread : threads) thread.join();
   }
-  std::printf("seed %llu: %llu calls, %llu MiB moved and checked, %llu events, %llu agents\n",
-              static_cast<unsigned long long>(options.seed),
-              static_cast<unsigned long long>(world.calls.load()),
-              static_cast<unsigned long long>(world.moved.load() >> 20),
-              static_cast<unsigned long long>(world.events.load()),
-              static_cast<unsigned long long>(world.agents_made.load()));
+  std::printf(
+      "seed %llu: %llu calls, %llu MiB moved and checked, %llu MiB of files, %llu events, %llu agents\n",
+      static_cast<unsigned long long>(options.seed), static_cast<unsigned long long>(world.calls.load()),
+      static_cast<unsigned long long>(world.moved.load() >> 20),
+      static_cast<unsigned long long>(world.stored.load() >> 20),
+      static_cast<unsigned long long>(world.events.load()),
+      static_cast<unsigned long long>(world.agents_made.load()));
   if (world.moved == 0 || world.events == 0) give_up("nothing was moved, or told");
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "spin/events.h"
 #include "spin/world.h"
 
 namespace towline::spin {
@@ -30,11 +31,6 @@ class Planner {
   static constexpr uint64_t kBlockBytes = 4096;
   static constexpr uint32_t kBlocks = kAreaBytes / kBlockBytes;
 
-  // What was asked for and what was told, of one thing.
-  struct Asked {
-    uint32_t kind = 0;
-    bool told = true;
-  };
   struct Slot {
     towline_post_t* post = nullptr;  // null: the block is free
     uint64_t stamp = 0;
@@ -42,7 +38,7 @@ class Planner {
     Asked fenced{TOWLINE_EVENT_FENCED};
   };
 
-  int32_t call(int32_t status);
+  int32_t call(int32_t status) { return world_.answered(status); }
   void post(Slot& slot);
   void look(Slot& slot);
   void over(Slot& slot, int32_t status);
@@ -50,8 +46,6 @@ class Planner {
   void end(Slot& slot);
   void end_group();
   void await_counter();
-  void take_events();
-  void wait_for(const Asked& asked);
   [[nodiscard]] std::byte* block(const Slot& slot, bool target) const;
   void end();
 
@@ -60,7 +54,7 @@ class Planner {
   Random random_;
   std::shared_ptr<Memory> local_;
   std::shared_ptr<Memory> remote_;
-  towline_queue_t* queue_ = nullptr;
+  Events events_{world_};
   towline_plan_t* plan_ = nullptr;
   towline_group_t* group_ = nullptr;
   Asked group_done_{TOWLINE_EVENT_DONE};

@@ -22,7 +22,9 @@ Spinner::Spinner(World& world, uint32_t index)
     : world_(world),
       random_(world.options().seed * 1000 + index),
       moves_(kMovesOfThread),
-      planner_(world, index * kAreasOfThread + kMovesOfThread, random_()) {
+      planner_(world, index * kAreasOfThread + kMovesOfThread, random_()),
+      storer_(world, index * kAreasOfThread + kMovesOfThread + 1, random_()),
+      listener_(world, random_()) {
   for (uint32_t i = 0; i < kMovesOfThread; ++i) moves_[i].area = index * kAreasOfThread + i;
 }
 
@@ -36,17 +38,12 @@ Spinner::~Spinner() {
   for (towline_counter_t* counter : counters_) towline_counter_destroy(counter);
 }
 
-int32_t Spinner::call(int32_t status) {
-  ++world_.calls;
-  // Nothing here asks for what only a bug answers.
-  if (status == TOWLINE_INTERNAL) give_up(std::string("an internal error: ") + towline_last_error());
-  return status;
-}
-
 void Spinner::step() {
   const uint64_t drawn = random_.below(1000);
-  if (drawn < 300) return move_call();
-  if (drawn < 600) return plan_call();
+  if (drawn < 220) return move_call();
+  if (drawn < 440) return plan_call();
+  if (drawn < 600) return store_call();
+  if (drawn < 680) return listen_call();
   if (drawn < 760) return agent_call();
   if (drawn < 860) return peer_call();
   if (drawn < 920) return region_call();
@@ -172,6 +169,10 @@ void Spinner::peer_call() {
         call(towline_counter_add(
             peer, below(0.7) ? towline_counter_key(counters_[random_.below(counters_.size())]) : random_(),
             1));
+      break;
+    case 4:
+    case 5:
+      listener_.talk_to(peer);
       break;
     default: {
       std::vector<uint64_t> notice(1 + random_.below(below(0.1) ? 8192 : 8));
@@ -312,6 +313,29 @@ void Spinner::plan_call() {
   const std::shared_lock to_lock(to.mutex, std::try_to_lock);
   if (!from_lock.owns_lock() || !to_lock.owns_lock()) return;
   if (Known* const known = know(here, there); known != nullptr) planner_.begin(from, to, known->peer);
+}
+
+void Spinner::store_call() {
+  if (storer_.begun()) return storer_.step();
+  const uint32_t here = any_place();
+  const uint32_t there = below(0.6) ? here : any_place();
+  Place& place = world_.place(here);
+  Place& memory = world_.place(there);
+  if (place.closing || memory.closing) return;
+  const std::shared_lock place_lock(place.mutex, std::try_to_lock);
+  if (!place_lock.owns_lock()) return;
+  if (here == there) return storer_.begin(place, place, nullptr);
+  const std::shared_lock memory_lock(memory.mutex, std::try_to_lock);
+  if (!memory_lock.owns_lock()) return;
+  if (Known* const known = know(here, there); known != nullptr) storer_.begin(place, memory, known->peer);
+}
+
+void Spinner::listen_call() {
+  if (listener_.begun()) return listener_.step();
+  Place& place = world_.place(any_place());
+  if (place.closing) return;
+  const std::shared_lock lock(place.mutex, std::try_to_lock);
+  if (lock.owns_lock()) listener_.begin(place);
 }
 
 void Spinner::draw_picks(Move& move) {

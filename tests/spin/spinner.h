@@ -5,7 +5,9 @@
 #include <utility>
 #include <vector>
 
+#include "spin/listener.h"
 #include "spin/planner.h"
+#include "spin/storer.h"
 #include "spin/world.h"
 
 namespace towline::spin {
@@ -46,7 +48,7 @@ class Spinner {
   };
 
   bool below(double probability) { return random_.chance(probability); }
-  int32_t call(int32_t status);
+  int32_t call(int32_t status) { return world_.answered(status); }
   uint32_t any_place() { return static_cast<uint32_t>(random_.below(world_.places())); }
   Move& any_move() { return moves_[random_.below(moves_.size())]; }
 
@@ -57,6 +59,8 @@ class Spinner {
   void bad_call();
   void move_call();
   void plan_call();
+  void store_call();
+  void listen_call();
   void fork_call();
 
   Known* know(uint32_t here, uint32_t there);
@@ -78,6 +82,8 @@ class Spinner {
   Random random_;
   std::vector<Move> moves_;
   Planner planner_;
+  Storer storer_;
+  Listener listener_;
   std::vector<Known> known_;
   std::vector<Scratch> scratch_;
   std::vector<towline_counter_t*> counters_;

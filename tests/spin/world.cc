@@ -4,7 +4,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <new>
+#include <system_error>
 
 namespace towline::spin {
 namespace {
@@ -23,16 +25,19 @@ std::string draw_settings(Random& random) {
   if (random.chance(0.5)) text += "tuning.tcp.sockets = 4\n";
   if (random.chance(0.3)) text += "peer.heartbeat = \"5ms\"\npeer.suspect = \"50ms\"\n";
   if (random.chance(0.2)) text += "tuning.connection.wait = \"1ms\"\n";
+  static constexpr std::array<const char*, 5> kEngines = {"auto", "uring", "aio", "threads", "pread"};
+  text += std::string("tuning.posix.engine = \"") + kEngines[random.below(kEngines.size())] + "\"\n";
   if (random.chance(0.2))
     text +=
         "faults = \"seed=" + std::to_string(random.below(1000)) + ",short=0.2,delay=0.01:200us,cut=1e-3\"\n";
   return text;
 }
 
-const char* draw_backends(Random& random) {
+std::string draw_backends(Random& random) {
   static constexpr std::array<const char*, 5> kLists = {"memory,shm,tcp", "shm,tcp", "tcp", "tcp,memory",
                                                         "shm"};
-  return kLists[random.below(kLists.size())];
+  const std::string list = kLists[random.below(kLists.size())];
+  return random.chance(0.7) ? list + ",posix" : list;
 }
 
 }  // namespace
@@ -94,6 +99,8 @@ bool Once::first(uint64_t number) {
 
 World::World(const Options& options) : options_(options) {
   seed_for_people = options.seed;
+  folder_ = (std::filesystem::temp_directory_path() / "towline-spin-XXXXXX").string();
+  if (::mkdtemp(folder_.data()) == nullptr) give_up("no folder " + folder_);
   Random random(options.seed * 7919);
   for (uint32_t i = 0; i < options.agents; ++i) {
     places_.push_back(std::make_unique<Place>());
@@ -104,12 +111,20 @@ World::World(const Options& options) : options_(options) {
 
 World::~World() {
   for (const auto& place : places_) close(*place);
+  std::error_code ignored;
+  std::filesystem::remove_all(folder_, ignored);
   for (const auto& tally : tallies_) {
     const int64_t accepted = tally->accepted;
     if (tally->pulled > accepted || (tally->called_back && tally->called != accepted))
       give_up(std::to_string(accepted) + " posts accepted, " + std::to_string(tally->called) +
               " ends called back and " + std::to_string(tally->pulled) + " pulled");
   }
+}
+
+int32_t World::answered(int32_t status) {
+  ++calls;
+  if (status == TOWLINE_INTERNAL) give_up(std::string("an internal error: ") + towline_last_error());
+  return status;
 }
 
 Tally* World::new_tally(bool called_back) {

@@ -21,8 +21,9 @@ namespace towline::spin {
 
 inline constexpr uint64_t kAreaBytes = uint64_t{128} << 10;
 inline constexpr uint32_t kMovesOfThread = 4;
-inline constexpr uint32_t kAreasOfThread = kMovesOfThread + 1;  // the last one is its planner's
-inline constexpr uint64_t kPatienceNs = 60'000'000'000;         // beyond which something hangs
+inline constexpr uint32_t kAreasOfThread =
+    kMovesOfThread + 2;                                  // the last two are its planner's and its storer's
+inline constexpr uint64_t kPatienceNs = 60'000'000'000;  // beyond which something hangs
 
 struct Options {
   uint64_t seed = 1;
@@ -110,6 +111,9 @@ class World {
   void register_anew(uint32_t index);
   void deregister(towline_region_t* region);
   [[nodiscard]] uint64_t number() { return next_number_.fetch_add(1); }
+  [[nodiscard]] const std::string& folder() const { return folder_; }  // of files
+  // Counts a call, and passes its answer on. Nothing here asks for what only a bug answers.
+  int32_t answered(int32_t status);
 
   void notice_came(const void* data, std::size_t bytes);  // it begins with a number
   Tally* new_tally(bool called_back);
@@ -119,6 +123,7 @@ class World {
   // Counted for the last line.
   std::atomic<uint64_t> calls{0};
   std::atomic<uint64_t> moved{0};
+  std::atomic<uint64_t> stored{0};
   std::atomic<uint64_t> events{0};
   std::atomic<uint64_t> agents_made{0};
 
@@ -127,6 +132,7 @@ class World {
   void close(Place& place);
 
   Options options_;
+  std::string folder_;
   std::vector<std::unique_ptr<Place>> places_;
   std::atomic<uint64_t> next_number_{1};
   Once notices_;
