@@ -31,7 +31,7 @@ Status register_memory(towline_fabric_t* engine, const fabric::MemoryToRegister&
   capi::need(memory, "memory");
   fabric::TransferEngine& fabric = capi::fabric_of(engine);
   // The handle first: what is registered is never left without one.
-  auto made = std::make_unique<towline_fabric_memory>();
+  auto made = std::make_unique<towline_fabric_memory>(towline_fabric_memory{nullptr, engine});
   towline_fabric_memory* const handle = made.get();
   {
     const std::lock_guard held{engine->mutex};
@@ -213,11 +213,11 @@ int32_t towline_fabric_single(towline_fabric_t* engine, uint32_t operation, towl
                               const towline_fabric_transfer_options_t* options,
                               towline_fabric_transfer_t* transfer) {
   return capi::guard(__func__, [&] {
-    capi::need(local, "local");
+    const fabric::LocalMemory& own = capi::local_of(engine, local);
     capi::need(remote, "remote");
     const fabric::TransferOp op = operation_of(operation);
     const fabric::TransferOptions taken = capi::fabric_options(options);
-    const fabric::ScatterPart part{Handle::from_u64(peer), local->memory, local_offset,
+    const fabric::ScatterPart part{Handle::from_u64(peer), &own,          local_offset,
                                    &remote->memory,        remote_offset, bytes};
     return capi::start_on_fabric(
         "towline_fabric_single", transfer,
@@ -235,7 +235,7 @@ int32_t towline_fabric_paged(towline_fabric_t* engine, uint32_t operation, towli
                              const towline_fabric_transfer_options_t* options,
                              towline_fabric_transfer_t* transfer) {
   return capi::guard(__func__, [&] {
-    capi::need(local, "local");
+    const fabric::LocalMemory& own = capi::local_of(engine, local);
     capi::need(remote, "remote");
     capi::need(given, "pages");
     const auto pages = capi::take_options(given, "towline_fabric_pages");
@@ -243,7 +243,7 @@ int32_t towline_fabric_paged(towline_fabric_t* engine, uint32_t operation, towli
       capi::need(pages.local_pages, "local_pages");
       capi::need(pages.remote_pages, "remote_pages");
     }
-    const fabric::PageList list{local->memory,
+    const fabric::PageList list{&own,
                                 &remote->memory,
                                 {pages.local_pages, pages.count},
                                 {pages.remote_pages, pages.count},

@@ -44,6 +44,7 @@ struct towline_fabric : towline_of_process {
 };
 struct towline_fabric_memory {
   const towline::fabric::LocalMemory* memory;
+  const towline_fabric* engine;  // that it is registered with
 };
 struct towline_fabric_remote {
   towline::fabric::RemoteMemory memory;
@@ -55,6 +56,15 @@ inline fabric::TransferEngine& fabric_of(towline_fabric_t* engine) {
   need(engine, "engine");
   if (engine->inherited()) fail(Status::kForked, "the engine belongs to the parent of this forked process");
   return *engine->engine;
+}
+
+// Throws Error for memory of another engine, whose rails do not know it, and which may be deregistered there meanwhile.
+inline const fabric::LocalMemory& local_of(const towline_fabric_t* engine,
+                                           const towline_fabric_memory_t* memory) {
+  need(engine, "engine");
+  need(memory, "local");
+  if (memory->engine != engine) fail(Status::kInvalidArgument, "local is memory of another engine");
+  return *memory->memory;
 }
 
 fabric::TransferOptions fabric_options(const towline_fabric_transfer_options_t* given);

@@ -10,7 +10,7 @@ using namespace towline;  // NOLINT: C entry points
 
 struct towline_fabric_pool {
   fabric::BufferPool pool;
-  towline_fabric_memory memory;
+  towline_fabric_memory memory;  // of its engine
   towline_of_process process = {};
 };
 
@@ -25,7 +25,8 @@ int32_t towline_fabric_scatter(towline_fabric_t* engine, const towline_fabric_pa
     list.reserve(count);
     for (size_t i = 0; i < count; ++i) {
       const towline_fabric_part_t& part = parts[i];
-      list.push_back({Handle::from_u64(part.peer), part.local == nullptr ? nullptr : part.local->memory,
+      list.push_back({Handle::from_u64(part.peer),
+                      part.local == nullptr ? nullptr : &capi::local_of(engine, part.local),
                       part.local_offset, part.remote == nullptr ? nullptr : &part.remote->memory,
                       part.remote_offset, part.bytes});
     }
@@ -85,17 +86,13 @@ int32_t towline_fabric_send(towline_fabric_t* engine, towline_fabric_peer_t peer
                             const towline_fabric_transfer_options_t* options,
                             towline_fabric_transfer_t* transfer) {
   return capi::guard(__func__, [&] {
-    capi::need(local, "local");
+    const fabric::LocalMemory& own = capi::local_of(engine, local);
     const fabric::TransferOptions taken = capi::fabric_options(options);
     const Handle to = Handle::from_u64(peer);
     return capi::start_on_fabric(
         "towline_fabric_send", transfer,
-        [&](Handle* number) {
-          return capi::fabric_of(engine).send(to, *local->memory, offset, bytes, taken, number);
-        },
-        [&](Status status) {
-          return capi::why_message_refused(status, to, *local->memory, offset, bytes, taken);
-        });
+        [&](Handle* number) { return capi::fabric_of(engine).send(to, own, offset, bytes, taken, number); },
+        [&](Status status) { return capi::why_message_refused(status, to, own, offset, bytes, taken); });
   });
 }
 
@@ -103,7 +100,7 @@ int32_t towline_fabric_receive(towline_fabric_t* engine, towline_fabric_memory_t
                                uint64_t bytes, const towline_fabric_receive_options_t* given,
                                towline_fabric_transfer_t* transfer) {
   return capi::guard(__func__, [&] {
-    capi::need(local, "local");
+    const fabric::LocalMemory& own = capi::local_of(engine, local);
     const auto options = capi::take_options(given, "towline_fabric_receive_options");
     fabric::ReceiveOptions taken;
     taken.from = Handle::from_u64(options.from);
@@ -115,12 +112,8 @@ int32_t towline_fabric_receive(towline_fabric_t* engine, towline_fabric_memory_t
       };
     return capi::start_on_fabric(
         "towline_fabric_receive", transfer,
-        [&](Handle* number) {
-          return capi::fabric_of(engine).receive(*local->memory, offset, bytes, taken, number);
-        },
-        [&](Status status) {
-          return capi::why_message_refused(status, taken.from, *local->memory, offset, bytes, {});
-        });
+        [&](Handle* number) { return capi::fabric_of(engine).receive(own, offset, bytes, taken, number); },
+        [&](Status status) { return capi::why_message_refused(status, taken.from, own, offset, bytes, {}); });
   });
 }
 
@@ -173,7 +166,7 @@ int32_t towline_fabric_pool_create(towline_fabric_t* engine, const towline_fabri
          {options.buffer_bytes, options.buffers, (options.access & TOWLINE_FABRIC_READABLE) != 0,
           (options.access & TOWLINE_FABRIC_WRITABLE) != 0}},
         {}});
-    made->memory.memory = &made->pool.memory();
+    made->memory = {&made->pool.memory(), engine};
     *pool = made.release();
     return Status::kOk;
   });

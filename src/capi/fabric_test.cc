@@ -290,6 +290,48 @@ TEST(CapiFabric, OnlyMemoryThatWasRegisteredHereIsDeregistered) {
   towline_fabric_destroy(engine);
 }
 
+// It could be deregistered there while it is used here.
+TEST(CapiFabric, MemoryOfAnotherEngineIsRefused) {
+  towline_fabric_t* engine = make();
+  towline_fabric_t* other = make();
+  const auto address = blob(
+      [&](void* out, size_t n, size_t* needed) { return towline_fabric_address(other, out, n, needed); });
+  towline_fabric_peer_t peer = 0;
+  ASSERT_EQ(towline_fabric_connect(engine, address.data(), address.size(), &peer), TOWLINE_OK);
+  std::vector<uint8_t> bytes(8192);
+  towline_fabric_memory_t* foreign = nullptr;
+  ASSERT_EQ(towline_fabric_register(other, bytes.data(), bytes.size(), TOWLINE_FABRIC_WRITABLE, &foreign),
+            TOWLINE_OK)
+      << towline_last_error();
+  const auto descriptor = blob([&](void* out, size_t n, size_t* needed) {
+    return towline_fabric_descriptor(foreign, out, n, needed);
+  });
+  towline_fabric_remote_t* remote = nullptr;
+  ASSERT_EQ(towline_fabric_import(descriptor.data(), descriptor.size(), &remote), TOWLINE_OK);
+  const auto expect_refused = [](int32_t status) {
+    EXPECT_EQ(status, TOWLINE_INVALID_ARGUMENT);
+    EXPECT_NE(std::string{towline_last_error()}.find("memory of another engine"), std::string::npos)
+        << towline_last_error();
+  };
+  expect_refused(towline_fabric_single(engine, TOWLINE_FABRIC_WRITE, peer, foreign, 0, remote, 4096, 4096,
+                                       nullptr, nullptr));
+  const uint32_t page = 0;
+  towline_fabric_pages_t pages{};
+  pages.struct_size = sizeof pages;
+  pages.local_pages = pages.remote_pages = &page;
+  pages.count = 1;
+  pages.page_bytes = 4096;
+  expect_refused(
+      towline_fabric_paged(engine, TOWLINE_FABRIC_WRITE, peer, foreign, remote, &pages, nullptr, nullptr));
+  const towline_fabric_part_t part{peer, foreign, 0, remote, 4096, 4096};
+  expect_refused(towline_fabric_scatter(engine, &part, 1, nullptr, nullptr));
+  expect_refused(towline_fabric_send(engine, peer, foreign, 0, 4096, nullptr, nullptr));
+  expect_refused(towline_fabric_receive(engine, foreign, 0, 4096, nullptr, nullptr));
+  towline_fabric_remote_release(remote);
+  towline_fabric_destroy(engine);
+  towline_fabric_destroy(other);
+}
+
 // Each says what was given, and what would do.
 TEST(CapiFabric, TransfersThatAreRefusedSayWhy) {
   std::vector<uint8_t> bytes(8192);
