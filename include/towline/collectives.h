@@ -135,7 +135,11 @@ typedef struct towline_communicator_options_t {
   uint32_t flight_records;   // number of recorded operations; 0: 2000
   const char* config;        // TOML text over environment and file: [collectives] ...
   const char* const* hints;  // key, value, ..., null: on_gpu and order; others are kept for info
-  uint64_t reserved[4];
+  // Called from time to time while the calling thread waits for other ranks to join, also in splits. A result other than 0
+  // ends that with TOWLINE_CANCELLED. Null: not called.
+  int32_t (*interrupted)(void* context);
+  void* interrupt_context;
+  uint64_t reserved[2];
 } towline_communicator_options_t;
 
 // Rank and size from the environment: TOWLINE_RANK/TOWLINE_SIZE, Open MPI (OMPI_COMM_WORLD_*), PMI, PALS,

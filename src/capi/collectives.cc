@@ -11,6 +11,7 @@
 #include "collectives/backend.h"
 #include "collectives/calls/types.h"
 #include "collectives/communicator.h"
+#include "collectives/interrupt.h"
 #include "rendezvous/ranks.h"
 #include "towline/collectives_gpu.h"
 
@@ -83,6 +84,27 @@ std::shared_ptr<rendezvous::Store> take_store(const towline_collective_store_t* 
   return std::make_shared<capi::ApplicationStore>(*given);
 }
 
+constexpr uint64_t kDialLookNs = 500 * kMillisecondNs;
+
+// In slices, so that the application can end it: rank 0, which serves the others, may not be there yet.
+std::shared_ptr<rendezvous::Store> open_store(const towline_communicator_options_t& given,
+                                              const std::string& bootstrap, int rank, const Config& config,
+                                              Deadline deadline) {
+  if (given.interrupted == nullptr) return rendezvous::open_store(bootstrap, rank, config, deadline);
+  const collectives::Interrupt interrupt(given.interrupted, given.interrupt_context);
+  for (;;) {
+    const uint64_t slice = std::min(deadline.ns(), monotonic_now_ns() + kDialLookNs);
+    try {
+      return rendezvous::open_store(bootstrap, rank, config, Deadline::at(slice));
+    } catch (const Error& error) {
+      if (error.code() != Status::kTimedOut || deadline.passed(monotonic_now_ns())) throw;
+      if (collectives::Interrupt::asked())
+        fail(Status::kCancelled, "rank {} was interrupted while it waited for the place where ranks meet: {}",
+             rank, error.message());
+    }
+  }
+}
+
 std::shared_ptr<Communicator> create(const towline_communicator_options_t& given) {
   std::shared_ptr<rendezvous::Store> store = take_store(given.store);
   auto config = std::make_shared<Config>(Config::from_process());
@@ -100,6 +122,8 @@ std::shared_ptr<Communicator> create(const towline_communicator_options_t& given
   if (given.flight_records != 0) options.flight_records = given.flight_records;
   options.flags = given.flags;
   options.hints = take_hints(given.hints);
+  options.interrupted = given.interrupted;
+  options.interrupt_context = given.interrupt_context;
   if (given.size > 0) {
     options.rank = given.rank;
     options.size = given.size;
@@ -118,7 +142,7 @@ std::shared_ptr<Communicator> create(const towline_communicator_options_t& given
     capi::need(given.agent, "agent (to open a directory with)");
     store = capi::open_directory_store(given.agent, bootstrap);
   } else {
-    store = rendezvous::open_store(bootstrap, options.rank, *config, deadline);
+    store = open_store(given, bootstrap, options.rank, *config, deadline);
   }
   return Communicator::create(std::move(options), std::move(store), std::move(config));
 }

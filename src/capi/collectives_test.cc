@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "support/ports.h"
+
 namespace towline {
 namespace {
 
@@ -107,6 +109,27 @@ TEST(CollectivesInCpp, SettingsThatAreUnknownAreRefusedWithTheNearest) {
       << refused;
   options.config = "[tuning.collectives]\nchunk_bytes = \"1MiB\"\n";
   const Communicator world{options};
+}
+
+TEST(CollectivesInC, AnApplicationEndsTheWaitForRanksThatDoNotCome) {
+  const std::string folder =
+      "file:" + ::testing::TempDir() + "towline-interrupted-" + std::to_string(getpid());
+  const std::string nobody = "tcp://127.0.0.1:" + std::to_string(support::free_port());
+  for (const std::string& place : {folder, nobody}) {
+    int asked = 0;
+    auto options = detail::defaults<towline_communicator_options_t>();
+    options.rank = 1;
+    options.size = 2;
+    options.bootstrap = place.c_str();
+    options.timeout_ns = 60'000'000'000;
+    options.interrupted = [](void* context) -> int32_t { return ++*static_cast<int*>(context) == 2 ? 1 : 0; };
+    options.interrupt_context = &asked;
+    towline_communicator_t* made = nullptr;
+    EXPECT_EQ(towline_communicator_create(&options, &made), TOWLINE_CANCELLED) << towline_last_error();
+    EXPECT_NE(std::string(towline_last_error()).find("rank 1 was interrupted"), std::string::npos)
+        << towline_last_error();
+    EXPECT_EQ(asked, 2);
+  }
 }
 
 TEST(CollectivesInC, AStoreIsReleasedWhateverBecomesOfTheCommunicator) {

@@ -71,8 +71,11 @@ std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options,
       fmt::format("towline/{}/{}/{}/", options.name, options.size, count_of(options, *store));
   std::shared_ptr<rendezvous::Store> meeting =
       std::make_shared<rendezvous::PrefixStore>(std::move(store), std::move(prefix));
+  if (options.interrupted != nullptr)
+    meeting = std::make_shared<AskingStore>(std::move(meeting), options.rank);
   if (options.backend != "fake") {
     const Deadline deadline = Deadline::after(monotonic_now_ns(), options.timeout_ns);
+    const Interrupt interrupt(options.interrupted, options.interrupt_context);
     try {
       meeting = rendezvous::meet(std::move(meeting), options.rank, options.size, deadline);
     } catch (const Error& error) {
@@ -86,6 +89,7 @@ std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options,
 std::shared_ptr<Communicator> Communicator::make(CommunicatorOptions options,
                                                  std::shared_ptr<rendezvous::Store> store,
                                                  std::shared_ptr<Config> config) {
+  const Interrupt interrupt(options.interrupted, options.interrupt_context);
   constexpr const char* kSetting = "collectives.on_gpu";
   const auto hint = options.hints.find("on_gpu");
   std::string way = "gpu";

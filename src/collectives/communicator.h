@@ -53,6 +53,8 @@ struct CommunicatorOptions {
   uint32_t flags = 0;
   uint32_t flight_records = 2000;
   std::map<std::string, std::string> hints;
+  int32_t (*interrupted)(void* context) = nullptr;  // while it forms
+  void* interrupt_context = nullptr;
 };
 
 class CpuBackend;

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <thread>
 
+#include "collectives/interrupt.h"
+
 namespace towline::collectives {
 namespace {
 
@@ -43,6 +45,20 @@ rendezvous::Bytes FormingStore::get(const std::string& key, Deadline deadline) {
     } catch (const Error& error) {
       if (error.code() != Status::kTimedOut) throw;
       look();
+      if (deadline.passed(monotonic_now_ns())) throw;
+    }
+  }
+}
+
+rendezvous::Bytes AskingStore::get(const std::string& key, Deadline deadline) {
+  for (;;) {
+    const uint64_t slice = std::min(deadline.ns(), monotonic_now_ns() + kFormingLookNs);
+    try {
+      return store_->get(key, Deadline::at(slice));
+    } catch (const Error& error) {
+      if (error.code() != Status::kTimedOut) throw;
+      if (Interrupt::asked())
+        fail(Status::kCancelled, "rank {} was interrupted while it waited for other ranks", rank_);
       if (deadline.passed(monotonic_now_ns())) throw;
     }
   }

@@ -17,6 +17,21 @@ namespace towline::collectives {
 
 inline constexpr const char* kFailedKey = "failed";  // where a rank leaves its reason
 
+// A store whose waits the application can end (interrupt.h): Error(kCancelled).
+class AskingStore final : public rendezvous::Store {
+ public:
+  AskingStore(std::shared_ptr<rendezvous::Store> store, int rank) : store_(std::move(store)), rank_(rank) {}
+
+  void set(const std::string& key, std::span<const uint8_t> value) override { store_->set(key, value); }
+  rendezvous::Bytes get(const std::string& key, Deadline deadline) override;
+  [[nodiscard]] std::string describe() const override { return store_->describe(); }
+  [[nodiscard]] std::string local_host() const override { return store_->local_host(); }
+
+ private:
+  const std::shared_ptr<rendezvous::Store> store_;
+  const int rank_;
+};
+
 class FormingStore final : public rendezvous::Store {
  public:
   FormingStore(std::shared_ptr<rendezvous::Store> store, int rank) : store_(std::move(store)), rank_(rank) {}

@@ -6,17 +6,22 @@
 
 namespace towline::collectives {
 
-// Lives during a blocking operation. Waits inside it poll Interrupt::asked() on the same thread.
+// Lives during a blocking operation, or while a communicator forms. Waits inside it poll Interrupt::asked() on the same thread.
 class Interrupt {
  public:
-  explicit Interrupt(const towline_collective_options_t* options) noexcept {
-    if (options == nullptr || options->interrupted == nullptr) return;
-    options_ = options;
+  using Function = int32_t (*)(void* context);
+
+  // Null: the application is not asked.
+  Interrupt(Function function, void* context) noexcept : function_(function), context_(context) {
+    if (function_ == nullptr) return;
     outer_ = current;
     current = this;
   }
+  explicit Interrupt(const towline_collective_options_t* options) noexcept
+      : Interrupt(options == nullptr ? nullptr : options->interrupted,
+                  options == nullptr ? nullptr : options->interrupt_context) {}
   ~Interrupt() {
-    if (options_ != nullptr) current = outer_;
+    if (function_ != nullptr) current = outer_;
   }
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
@@ -28,13 +33,14 @@ class Interrupt {
     if (current->next_ns_ == 0) current->next_ns_ = now + kIntervalNs;
     if (now < current->next_ns_) return false;
     current->next_ns_ = now + kIntervalNs;
-    return current->options_->interrupted(current->options_->interrupt_context) != 0;
+    return current->function_(current->context_) != 0;
   }
 
  private:
   static constexpr uint64_t kIntervalNs = 50 * kMillisecondNs;
   static inline thread_local Interrupt* current = nullptr;
-  const towline_collective_options_t* options_ = nullptr;
+  const Function function_;
+  void* const context_;
   Interrupt* outer_ = nullptr;
   uint64_t next_ns_ = 0;
 };

@@ -154,6 +154,34 @@ stopped.close()
     assert done.stdout == "interrupted True\n"
 
 
+@pytest.mark.parametrize("place", ["bootstrap='file:' + folder", "bootstrap='tcp://127.0.0.1:1'", "store=Store()"])
+def test_signals_end_the_wait_for_ranks_that_do_not_come(place, tmp_path):
+    done = run_script(
+        f"""
+import signal, threading, time, towline
+from towline.collectives import Communicator
+folder = {str(tmp_path)!r}
+nobody_came = threading.Event()
+class Store:
+    def set(self, key, value): pass
+    def get(self, key, timeout):
+        nobody_came.wait(timeout)
+        raise TimeoutError(key)
+class Interrupted(BaseException): pass
+def interrupt(*_): raise Interrupted
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+started = time.monotonic()
+try:
+    Communicator(rank=1, size=2, timeout=25, {place})
+except Interrupted:
+    print("interrupted", time.monotonic() - started < 20)
+"""
+    )
+    assert_clean(done)
+    assert done.stdout == "interrupted True\n"
+
+
 def test_forked_child_is_told_and_disturbs_nothing():
     done = run_script(
         MAKE_AGENT

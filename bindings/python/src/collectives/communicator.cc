@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 namespace towline::python {
 
@@ -43,18 +44,22 @@ struct Store {
   std::shared_ptr<nb::object> raised;  // the last exception that it raised
 };
 
+// The exception that is set, with its traceback; null without one. None is set then.
+nb::object take_exception() {
+  if (PyErr_Occurred() == nullptr) return {};
+  PyObject* type = nullptr;
+  PyObject* value = nullptr;
+  PyObject* trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  if (trace != nullptr) PyException_SetTraceback(value, trace);
+  Py_XDECREF(type);
+  Py_XDECREF(trace);
+  return nb::steal(value);
+}
+
 int32_t failed(Store& store) {
-  nb::object error = nb::steal(PyErr_Occurred() != nullptr ? [] {
-    PyObject* type = nullptr;
-    PyObject* value = nullptr;
-    PyObject* trace = nullptr;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    if (trace != nullptr) PyException_SetTraceback(value, trace);
-    Py_XDECREF(type);
-    Py_XDECREF(trace);
-    return value;
-  }() : nullptr);
+  nb::object error = take_exception();
   if (!error.is_valid()) return TOWLINE_INTERNAL;
   const bool late = PyObject_IsInstance(error.ptr(), PyExc_TimeoutError) == 1;
   *store.raised = std::move(error);
@@ -91,6 +96,31 @@ void store_release(void* context) {
   const WithGil gil;
   if (!gil) return;
   delete static_cast<Store*>(context);
+}
+
+// What a signal handler raised while this thread's communicator forms. Kept here, since the store is told of it in Python.
+thread_local PyObject* raised_by_signal = nullptr;
+
+int32_t interrupts_forming(void*) {
+  const WithGil gil;
+  if (!gil || PyErr_CheckSignals() == 0) return 0;
+  Py_XDECREF(std::exchange(raised_by_signal, take_exception().release().ptr()));
+  return 1;
+}
+
+[[noreturn]] void raise_again(const nb::object& error) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  throw nb::python_error();
+}
+
+// Throws what a signal handler raised, if one did: `formed` is of no use then.
+void check_forming_signals(towline_communicator_t* formed) {
+  if (raised_by_signal == nullptr) return;
+  if (formed != nullptr) {
+    const WithoutGil without_gil;
+    (void)towline_communicator_destroy(formed);
+  }
+  raise_again(nb::steal(std::exchange(raised_by_signal, nullptr)));
 }
 
 // Of a communicator itself: 0 would mean the library's default to C, and nothing can end in no time.
@@ -138,12 +168,17 @@ void create(Communicator* self, nb::handle rank, nb::handle size, nb::handle nam
     callbacks.release = &store_release;
     options.store = &callbacks;
   }
+  options.interrupted = &interrupts_forming;
   towline_communicator_t* native = nullptr;
   int32_t status = 0;
   {
     const WithoutGil without_gil;
     status = towline_communicator_create(&options, &native);
   }
+  check_forming_signals(native);
+  // KeyboardInterrupt and the like, out of the store's own code.
+  if (status < 0 && raised->is_valid() && PyObject_IsInstance(raised->ptr(), PyExc_Exception) == 0)
+    raise_again(nb::steal(raised->release()));
   try {
     check(status, "towline_communicator_create");
   } catch (nb::python_error& error) {
@@ -212,6 +247,7 @@ nb::object split(nb::handle self, nb::handle ranks, nb::handle name, nb::handle 
     status =
         towline_communicator_split(call.native(), list.data(), list.size(), its_name, nanoseconds, &native);
   }
+  check_forming_signals(native);
   check(status, "towline_communicator_split");
   return native == nullptr ? nb::none() : own(native, communicator_of(self).agent);
 }
