@@ -32,6 +32,16 @@ char code_of_format(const char* format, uint64_t item_bytes) {
   return 0;
 }
 
+// Whether items of this format hold references to Python objects. Names of fields lie between colons.
+bool holds_objects(const char* format) {
+  bool in_name = false;
+  for (; format != nullptr && *format != 0; ++format) {
+    if (*format == ':') in_name = !in_name;
+    if (*format == 'O' && !in_name) return true;
+  }
+  return false;
+}
+
 int64_t integer(nb::handle object) {
   const long long value = PyLong_AsLongLong(object.ptr());
   if (value == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
@@ -69,6 +79,14 @@ uint64_t gpu_of(uint64_t address) {
 bool Array::take(nb::handle object) {
   if (PyUnicode_Check(object.ptr())) return false;
   owner = nb::borrow(object);
+  if (!take_any(object)) return false;
+  if (objects)
+    raise(TOWLINE_INVALID_ARGUMENT,
+          "an array of Python objects holds references to them, which can't be moved: use numbers or bytes");
+  return true;
+}
+
+bool Array::take_any(nb::handle object) {
   return take_buffer(object) || take_torch(object) || take_interface(object) || take_dlpack(object) ||
          take_cuda_interface(object);
 }
@@ -86,6 +104,7 @@ bool Array::take_buffer(nb::handle object) {
   shape.assign(buffer.shape, buffer.shape + buffer.ndim);
   strides.assign(buffer.strides, buffer.strides + buffer.ndim);
   code = code_of_format(buffer.format, item_bytes);
+  objects = holds_objects(buffer.format);
   read_only = buffer.readonly != 0;
   return true;
 }
@@ -135,6 +154,7 @@ bool Array::read_interface(const nb::dict& interface) {
   if (type.size() < 3) return false;
   item_bytes = std::strtoull(type.c_str() + 2, nullptr, 10);
   code = code_of_format(type.c_str(), item_bytes);
+  objects = holds_objects(type.c_str());
   for (nb::handle extent : interface["shape"]) shape.push_back(integer(extent));
   if (interface.contains("strides") && !nb::object(interface["strides"]).is_none()) {
     for (nb::handle stride : interface["strides"]) strides.push_back(integer(stride));

@@ -20,6 +20,7 @@ struct Array {
   std::vector<int64_t> strides;  // in bytes
   char code = 0;                 // 'i' and 'u' integers, 'b' booleans, 0 anything else
   bool read_only = false;
+  bool objects = false;  // it holds references to Python objects
   uint32_t kind = TOWLINE_MEMORY_DRAM;
   uint64_t device = 0;
 
@@ -37,6 +38,7 @@ struct Array {
   [[nodiscard]] bool dense() const;
 
  private:
+  bool take_any(nb::handle object);
   bool take_buffer(nb::handle object);
   bool take_torch(nb::handle object);
   bool take_interface(nb::handle object);

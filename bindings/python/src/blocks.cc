@@ -117,6 +117,8 @@ class Maker {
     if (!peer_.is_none()) native_peer_ = nb::cast<Peer&>(peer_).use();
   }
 
+  void note(const Array& array) noexcept { read_only_ |= array.read_only; }
+
   nb::object from_blocks(const std::vector<Blocks>& blocks) {
     uint64_t count = 0;
     for (const Blocks& entry : blocks) count += entry.dimensions == 0 ? 1 : 0;
@@ -178,6 +180,7 @@ class Maker {
     list->agent = agent_;
     list->peer = peer_;
     list->gpu = gpu;
+    list->read_only = read_only_;
     Agent& agent = agent_of(agent_);
     int32_t status = 0;
     if (count < kManyBlocks) {
@@ -197,14 +200,18 @@ class Maker {
   nb::object agent_;
   nb::object peer_;
   towline_peer_t* native_peer_ = nullptr;
+  bool read_only_ = false;
 };
 
 // One entry of a list: Blocks, (address, length[, device]) or, if `ours`, an array.
-Blocks entry_of(nb::handle item, bool ours, nb::handle page_dim, uint32_t kind) {
+Blocks entry_of(Maker& maker, nb::handle item, bool ours, nb::handle page_dim, uint32_t kind) {
   if (nb::isinstance<Blocks>(item)) return nb::cast<Blocks&>(item);
   if (PyTuple_Check(item.ptr())) return blocks_of_tuple(item, kind);
   Array array;
-  if (ours && array.take(item)) return blocks_of_array(array, page_dim);
+  if (ours && array.take(item)) {
+    maker.note(array);
+    return blocks_of_array(array, page_dim);
+  }
   raise(TOWLINE_INVALID_ARGUMENT, std::string("a list of blocks holds Blocks, (address, length[, device])") +
                                       (ours ? " or arrays, not " : ", not ") + Py_TYPE(item.ptr())->tp_name);
 }
@@ -213,6 +220,12 @@ Blocks entry_of(nb::handle item, bool ours, nb::handle page_dim, uint32_t kind) 
 
 towline_blocks_t pages_of(const Array& array, nb::handle page_dim) {
   return blocks_of_array(array, page_dim);
+}
+
+void check_writable(const BlockList& to) {
+  if (to.peer.is_none() && to.read_only)
+    raise(TOWLINE_PERMISSION_DENIED,
+          "bytes would go to an array that is read-only: name a writable one as `to`");
 }
 
 nb::object make_block_list(nb::object agent, nb::object peer, nb::handle source, nb::handle page_dim,
@@ -228,7 +241,8 @@ nb::object make_block_list(nb::object agent, nb::object peer, nb::handle source,
   if (tuple || PyList_Check(source.ptr())) {
     std::vector<Blocks> blocks;
     blocks.reserve(static_cast<size_t>(PyObject_Size(source.ptr())));
-    for (nb::handle item : nb::borrow(source)) blocks.push_back(entry_of(item, ours, page_dim, its_kind));
+    for (nb::handle item : nb::borrow(source))
+      blocks.push_back(entry_of(maker, item, ours, page_dim, its_kind));
     return maker.from_blocks(blocks);
   }
   Array array;
@@ -243,6 +257,7 @@ nb::object make_block_list(nb::object agent, nb::object peer, nb::handle source,
           "a peer's blocks are Blocks, (address, length[, device]) or an N x 2 or N x 3 array of 8-byte "
           "integers");
   }
+  maker.note(array);
   return maker.from_blocks({blocks_of_array(array, page_dim)});
 }
 

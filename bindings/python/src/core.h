@@ -266,6 +266,7 @@ struct Region {
   uint64_t bytes = 0;
   uint32_t kind = TOWLINE_MEMORY_DRAM;
   uint64_t device = 0;
+  bool read_only = false;      // says the object that was registered
   nb::object view;             // its elements, once somebody asked
   bool deregistering = false;  // by a thread that waits, or, without a handle, by the library
   const uint64_t number = next_number();
@@ -295,6 +296,7 @@ struct BlockList {
   towline_block_list_t* native = nullptr;
   uint64_t region_key = 0;  // of the region that all of it was made from; 0: none
   int64_t gpu = -1;         // the ordinal of the first one whose memory is in it; -1: none
+  bool read_only = false;   // an array in it, or its region, is
 
   BlockList() = default;
   BlockList(const BlockList&) = delete;
@@ -306,6 +308,8 @@ struct BlockList {
     return 0;
   }
 };
+// Throws PermissionDenied if bytes would go to an array that is read-only.
+void check_writable(const BlockList& to);
 nb::object make_block_list(nb::object agent, nb::object peer, nb::handle source, nb::handle page_dim,
                            nb::handle kind);
 // All elements of a region of the agent, or of the peer's with this name (layout.cc).

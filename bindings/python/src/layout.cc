@@ -79,6 +79,7 @@ nb::object region_list(const Region& region) {
   towline_block_list_t* list = nullptr;
   check(towline_region_list(region.use(), &list), "towline_region_list");
   nb::object made = own(region.agent, nb::none(), list, towline_region_key(region.native));
+  nb::cast<BlockList&>(made).read_only = region.read_only;
   towline_region_info_t info = {};
   if (towline_region_info(region.native, &info, sizeof info) == TOWLINE_OK &&
       info.kind == TOWLINE_MEMORY_VRAM)

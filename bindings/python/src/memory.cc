@@ -116,6 +116,7 @@ void take_memory(nb::handle object, Region& region, towline_region_options_t& op
   region.bytes = array.items() * array.item_bytes;
   options.kind = array.kind;
   options.device = array.device;
+  region.read_only = array.read_only;
   region.owner = array.owner;
   region.exported = std::move(array.exported);
   std::swap(region.buffer, array.buffer);

@@ -156,6 +156,7 @@ nb::object make_plan(nb::handle agent, nb::handle from, nb::handle to, nb::handl
   towline_block_list_t* const target = nb::cast<BlockList&>(to).native;
   plan->from_blocks = towline_block_list_blocks(source);
   plan->to_blocks = towline_block_list_blocks(target);
+  check_writable(nb::cast<BlockList&>(to));
   TOWLINE_INIT(towline_plan_options_t, options);
   options.timeout_ns = plan->timeout;
   options.usual_bytes = unsigned_integer(usual_bytes, "usual_bytes");

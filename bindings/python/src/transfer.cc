@@ -261,6 +261,7 @@ void set_counter(towline_transfer_options_t& options, nb::handle counter) {
 nb::object create(nb::handle_t<Agent> agent, const BlockList& from, nb::handle from_picks,
                   const BlockList& to, nb::handle to_picks, nb::handle notice, nb::handle counter,
                   nb::handle timeout, nb::handle backend, nb::handle workers) {
+  check_writable(to);
   auto* transfer = new Transfer;
   nb::object made = nb::cast(transfer, nb::rv_policy::take_ownership);
   transfer->agent = nb::borrow(agent);

@@ -164,6 +164,35 @@ def test_read_only_memory_is_for_reading(make_agent):
     assert agent.register(anonymous, guarded=True, access="rw").nbytes == 8192
 
 
+def test_no_bytes_go_to_arrays_that_are_read_only(pair, tmp_path):
+    frozen = np.zeros(8192, np.uint8)
+    frozen.flags.writeable = False
+    (tmp_path / "file").write_bytes(bytes(8192))
+    mapped = np.memmap(tmp_path / "file", np.uint8, "r")
+    theirs = pair.their_blocks[[0, 1]]
+    for name, memory in {"bytes": np.frombuffer(bytes(8192), np.uint8), "frozen": frozen, "mapped": mapped}.items():
+        pages = memory.reshape(2, 4096)
+        region = pair.near.register(pages, name=name, page_dim=0)
+        for mine in (pair.near.block_list(pages), pair.near.block_list([pages]), region.view()):
+            with pytest.raises(towline.PermissionDenied, match="read-only"):
+                pair.near.copy(theirs, mine)
+            with pytest.raises(towline.PermissionDenied, match="read-only"):
+                pair.near.plan(pair.their_blocks, mine)
+            pair.near.copy(mine, theirs).result(timeout=TIMEOUT)  # from there they may
+        with pytest.raises(towline.PermissionDenied, match="read-only"):
+            pair.near.transfer(theirs, pair.near.block_list(pages))
+        assert not memory.any()
+
+
+def test_arrays_of_python_objects_are_refused(make_agent):
+    agent = make_agent()
+    fields = np.zeros(4, [("Origin", np.int32), ("value", np.float64)])
+    assert agent.register(fields).nbytes == fields.nbytes
+    for array in (np.array([None, "text"]), np.zeros(4, [("number", np.int32), ("any", object)])):
+        with pytest.raises(ValueError, match="Python objects"):
+            agent.register(array)
+
+
 def test_memory_with_holes_is_refused(make_agent):
     agent = make_agent()
     array = np.zeros((8, 8))
