@@ -247,6 +247,7 @@ void set_limit(const Agent& agent, uint64_t bytes_per_s, std::string_view priori
 
 void bind_agent(nb::module_& module) {
   Class<Counter>(module, "Counter", nb::type_slots(collected<Counter>))
+      .def("__reduce__", &refuse_pickling)
       .def_prop_ro("key", [](const Counter& counter) { return towline_counter_key(counter.native); })
       .def_prop_ro("value", [](const Counter& counter) { return towline_counter_value(counter.native); })
       .def("wait", &wait_counter, nb::arg("threshold"), nb::arg("timeout") = nb::none())
@@ -277,6 +278,7 @@ void bind_agent(nb::module_& module) {
       .def("__init__", &open, nb::arg("name"), nb::arg("hosted"), nb::arg("workers"),
            nb::arg("listen").none(), nb::arg("advertise").none(), nb::arg("backends").none(),
            nb::arg("config").none(), nb::arg("timeout").none())
+      .def("__reduce__", &refuse_pickling)
       .def("_close", &Agent::close)
       .def_prop_ro("closed", [](const Agent& agent) { return agent.closing || agent.native == nullptr; })
       .def_prop_ro("hosted", [](const Agent& agent) { return agent.hosted; })

@@ -294,6 +294,7 @@ void bind_blocks(nb::module_& module) {
   Class<BlockList> list(module, "BlockList", nb::type_slots(collected<BlockList>));
   bind_layout(module, list);
   list.def("__len__", [](const BlockList& list) { return towline_block_list_blocks(list.native); })
+      .def("__reduce__", &refuse_pickling)
       .def_prop_ro("blocks", [](const BlockList& list) { return towline_block_list_blocks(list.native); })
       .def_prop_ro("nbytes", [](const BlockList& list) { return towline_block_list_bytes(list.native); })
       .def_prop_ro("peer", [](const BlockList& list) { return list.peer; })

@@ -40,6 +40,8 @@ nb::object make_exception(int32_t status, const std::string& message);
 void check(int32_t status, const char* function, const std::string& otherwise = {});
 // The member of towline.Status; a new reference.
 nb::object status_object(int32_t status);
+// __reduce__ of what belongs to a process: throws TypeError that says what to send instead.
+nb::object refuse_pickling(nb::handle self);
 void bind_errors(nb::module_& module);
 
 // An integer, NumPy's too, from 0 to 2^64 - 1. Throws for anything else; `what` names the argument in errors.

@@ -118,6 +118,15 @@ void back_off(uint32_t& turns) noexcept {
   nanosleep(&pause, nullptr);
 }
 
+nb::object refuse_pickling(nb::handle self) {
+  const std::string type = nb::str(nb::handle(Py_TYPE(self.ptr())).attr("__name__")).c_str();
+  throw nb::type_error(
+      (type +
+       " objects belong to their process and can't be pickled: send agent.address or agent.metadata(), and "
+       "let an Agent of the other process connect and find the regions")
+          .c_str());
+}
+
 void bind_errors(nb::module_& module) {
   define(module, "_install", &install);
   define(module, "_status_list", [] {

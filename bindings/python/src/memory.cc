@@ -323,7 +323,8 @@ void bind_memory(nb::module_& module) {
       .def("__exit__", [](Memory& memory, nb::args) { free_memory(memory); })
       .def("free", &free_memory);
   Class<Region> region(module, "Region", nb::type_slots(collected<Region>));
-  region.def_prop_ro("key", [](const Region& one) { return towline_region_key(one.use()); })
+  region.def("__reduce__", &refuse_pickling)
+      .def_prop_ro("key", [](const Region& one) { return towline_region_key(one.use()); })
       .def_ro("address", &Region::address)
       .def_ro("device", &Region::device)
       .def_prop_ro("kind", [](const Region& one) { return kind_name(one.kind); })

@@ -178,6 +178,7 @@ void bind_peer(nb::module_& module) {
                     region.key, region.address, region.bytes, access_name(region.access));
       });
   Class<Peer>(module, "Peer", nb::type_slots(collected<Peer>), nb::is_weak_referenceable())
+      .def("__reduce__", &refuse_pickling)
       .def_prop_ro("name", [](const Peer& peer) { return text(towline_peer_name(peer.use())); })
       .def_prop_ro("incarnation", [](const Peer& peer) { return text(towline_peer_incarnation(peer.use())); })
       .def_prop_ro("health", &health)

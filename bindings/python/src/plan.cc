@@ -526,6 +526,7 @@ uint32_t fences_of(nb::handle name) {
 
 void bind_plan(nb::module_& module) {
   Class<Plan>(module, "Plan", nb::type_slots(collected<Plan>), nb::is_weak_referenceable())
+      .def("__reduce__", &refuse_pickling)
       .def("post", &post, nb::arg("from_picks").none() = nb::none(), nb::arg("to_picks").none() = nb::none(),
            nb::kw_only(), nb::arg("notice").none() = nb::none(), nb::arg("counter").none() = nb::none(),
            nb::arg("timeout").none() = nb::none(), nb::arg("priority") = "bulk",
