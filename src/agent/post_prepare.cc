@@ -198,8 +198,8 @@ Status Post::prepare_part(Part& part) {
     // A list may be older than the deregistration of its region, which still exists while it is being deregistered.
     bool usable = false;
     (void)agent().regions().look_at(key, [&](const Region& region) {
-      usable = !region.retired;
-      registrations.add(registration_of(region, *backend_));
+      usable = !region.retired;  // else its registrations are being emptied, without the table's lock
+      if (usable) registrations.add(registration_of(region, *backend_));
     });
     if (!usable) {
       set_failure_text(fmt::format("this agent has deregistered the region with key {}", key));

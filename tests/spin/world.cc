@@ -25,7 +25,12 @@ std::string draw_settings(Random& random) {
   if (random.chance(0.5)) text += "tuning.tcp.sockets = 4\n";
   if (random.chance(0.3)) text += "peer.heartbeat = \"5ms\"\npeer.suspect = \"50ms\"\n";
   if (random.chance(0.2)) text += "tuning.connection.wait = \"1ms\"\n";
+#if defined(__SANITIZE_THREAD__)
+  // liburing opens and closes a ring's descriptor unseen by ThreadSanitizer, which takes the next file of that number for it.
+  static constexpr std::array<const char*, 3> kEngines = {"aio", "threads", "pread"};
+#else
   static constexpr std::array<const char*, 5> kEngines = {"auto", "uring", "aio", "threads", "pread"};
+#endif
   text += std::string("tuning.posix.engine = \"") + kEngines[random.below(kEngines.size())] + "\"\n";
   if (random.chance(0.2))
     text +=
