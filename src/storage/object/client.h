@@ -66,11 +66,13 @@ class Call : private http::Receiver {
   std::string payload_hash{};                                  // of the large one; empty: it goes unsigned
   uint64_t cost = 0;  // bytes of the window that it takes up while it is under way
   uint64_t deadline_ns = UINT64_MAX;
-  bool urgent = false;     // goes before calls that are not
-  bool effective = false;  // what it does to an object takes effect when the server has all of it
-
-  // ---- callbacks An attempt begins: time to set headers anew.
+  bool urgent = false;        // goes before calls that are not
+  bool effective = false;     // what it does to an object takes effect when the server has all of it
   bool last_attempt = false;  // there is no attempt after this one
+
+  // ---- callbacks
+
+  // An attempt begins: time to set headers anew.
   std::function<void()> before{};
   // Whether before() would set other headers now: of a request that was made and not sent yet.
   std::function<bool()> outdated{};

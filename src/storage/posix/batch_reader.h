@@ -27,8 +27,10 @@ class BatchReader {
   void lock() noexcept;
   void unlock() noexcept { locked_.store(false, std::memory_order_release); }
 
-  // ---- under the worker's lock Registers a descriptor for cheaper reads and returns its number; -1: not
-  // registered. Each call is undone by one of detach_file. Throws std::bad_alloc.
+  // ---- under the worker's lock
+
+  // Registers a descriptor for cheaper reads and returns its number; -1: not registered. Each call is undone by one of
+  // detach_file. Throws std::bad_alloc.
   [[nodiscard]] virtual int attach_file(int fd) = 0;
   virtual void detach_file(int fd) noexcept = 0;
 

@@ -11,8 +11,7 @@
 //   kQueue  operations go to the kernel queue as it has room: direct I/O, and what is not cached. Where that
 //           is io_uring, direct I/O goes to a second one first, kernel AIO, which is quicker and may not
 //           wait; what would have to goes to io_uring with all that is left of its job.
-//   kPool   threads make blocking calls: where the kernel has no queue for us, and for waiting for the
-//   device.
+//   kPool   threads make blocking calls: where the kernel has no queue for us, and for waiting for the device.
 //
 // Urgent jobs go first in all three, and a thread of the pool does them between two slices of another job; one turn
 // in eight is left to the others. Nothing overtakes operations that the kernel already has.
@@ -52,8 +51,10 @@ class JobQueue {
   // A thread of the pool gave the job's last share back. Any thread.
   void finished(Job& job) noexcept;
 
-  // ---- the worker, under its lock Opens the kernel queue if a plan needs it. Throws plugin::Failure if a
-  // forced engine is not available. let_go() follows even after an exception.
+  // ---- the worker, under its lock
+
+  // Opens the kernel queue if a plan needs it. Throws plugin::Failure if a forced engine is not available. let_go() follows
+  // even after an exception.
   void get_ready(Prepared& prepared);
   void let_go(Prepared& prepared) noexcept;
   // For a plan that is tried inside post: tries its many small reads together, where that is to be had.

@@ -34,9 +34,8 @@ class Pool {
     kBegun,  // a thread begins at once
     kLater,  // when one has ended another job; the caller may work on it meanwhile
   };
-  // One thread works on the job, with its own share, instead of the worker. SmallArray threads do this, so that they
-  // do not take the worker's processor, and at most one per written file, since others would wait for the
-  // file's lock. Any thread.
+  // One thread works on the job, with its own share, instead of the worker. Few threads do this, so that they do not take
+  // the worker's processor, and at most one per written file, since others would wait for the file's lock. Any thread.
   [[nodiscard]] Handed hand_over(Job& job) noexcept;
   // Takes back entries that no thread has begun; returns the number of shares that the caller must give back.
   [[nodiscard]] uint32_t take_back(Job& job) noexcept;
