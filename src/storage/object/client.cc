@@ -14,6 +14,7 @@ namespace towline::object {
 
 namespace {
 
+constexpr const char* kNoMemory = "out of memory";  // a string of it needs none
 constexpr uint32_t kBufferBytes = 256 << 10;
 constexpr size_t kMostAnswerBytes = 16 << 20;
 constexpr uint32_t kMostRedirects = 4;
@@ -294,21 +295,26 @@ void Client::start(Call& call) {
   call.answer_ = {};
   call.attempts_ = call.redirects_ = 0;
   call.clock_set_ = false;
-  if (call.deadline_ns != UINT64_MAX) {
-    call.deadline_timer_ = timers().at(call.deadline_ns, [this, &call] {
-      call.deadline_timer_ = 0;
-      call.answer_.uncertain = call.answer_.uncertain || all_sent(call);
-      finish(call, Status::kTimedOut,
-             call.answer_.text.empty() ? "no answer in time"
-                                       : "the deadline passed; before that: " + call.answer_.text);
-    });
-  }
+  const bool at_once = room() && fits(call);
   call.state_ = Call::State::kReady;
-  if (room() && fits(call)) {
-    attempt(call, [&] { begin(call); });
-  } else {
-    ready_.push_back(&call);
+  try {
+    if (call.deadline_ns != UINT64_MAX) {
+      call.deadline_timer_ = timers().at(call.deadline_ns, [this, &call] {
+        call.deadline_timer_ = 0;
+        call.answer_.uncertain = call.answer_.uncertain || all_sent(call);
+        std::string text = std::move(call.answer_.text);
+        try {
+          text = text.empty() ? "no answer in time" : "the deadline passed; before that: " + text;
+        } catch (const std::bad_alloc&) {  // what was before will do
+        }
+        finish(call, Status::kTimedOut, std::move(text));
+      });
+    }
+    if (!at_once) ready_.push_back(&call);
+  } catch (const std::bad_alloc&) {
+    return finish(call, Status::kOutOfMemory, kNoMemory);
   }
+  if (at_once) attempt(call, [&] { begin(call); });
 }
 
 template <class Action>
@@ -417,7 +423,12 @@ void Client::ended(Call& call) {
   if (lost || again || may_be_done(call.exchange_.status))
     call.answer_.uncertain = call.answer_.uncertain || again || all_sent(call);
   release(call);
-  judge(call);
+  try {
+    judge(call);
+  } catch (const std::bad_alloc&) {  // before its end was told: finish() throws nothing
+    call.answer_.uncertain = call.answer_.uncertain || call.effective;
+    finish(call, Status::kOutOfMemory, kNoMemory);
+  }
 }
 
 void Client::judge(Call& call) {
@@ -529,21 +540,31 @@ void Client::again(Call& call, Status status, std::string text, uint64_t delay_n
   call.timer_ = timers().after(delay_ns, [this, &call] {
     call.timer_ = 0;
     call.state_ = Call::State::kReady;
-    ready_.push_back(&call);  // pump() follows
+    try {
+      ready_.push_back(&call);  // pump() follows
+    } catch (const std::bad_alloc&) {
+      finish(call, Status::kOutOfMemory, kNoMemory);
+    }
   });
 }
 
-void Client::finish(Call& call, Status status, std::string text) {
+void Client::finish(Call& call, Status status, std::string text) noexcept {
   stop(call);
   Answer answer = std::move(call.answer_);
   answer.status = status;
   answer.text.clear();
-  if (status != Status::kOk) {
-    answer.text = fmt::format("{} {}{}{}: {}", call.method, shown(call.name.text()),
-                              call.where_.empty() ? "" : " at ", call.where_, text);
+  try {
+    if (status != Status::kOk)
+      answer.text = fmt::format("{} {}{}{}: {}", call.method, shown(call.name.text()),
+                                call.where_.empty() ? "" : " at ", call.where_, text);
+  } catch (const std::bad_alloc&) {  // without words
   }
   const auto done = std::move(call.done);
-  done(answer);
+  try {
+    done(answer);
+  } catch (const std::exception& error) {
+    service_.host.log(1, error.what());
+  }
 }
 
 }  // namespace towline::object

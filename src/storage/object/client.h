@@ -180,6 +180,8 @@ class Client {
   [[nodiscard]] Answer ask(Call& call);
 
   // ---- on the client's thread
+
+  // Throws nothing: without memory the call ends so.
   void start(Call& call);
   // Nothing of it is called any more.
   void stop(Call& call) noexcept;
@@ -226,7 +228,7 @@ class Client {
   enum class Trouble { kWrong, kPasses };
   void retry(Call& call, Status status, std::string text, Trouble trouble = Trouble::kWrong);
   [[nodiscard]] bool has_attempts(const Call& call, Trouble trouble) const noexcept;
-  void finish(Call& call, Status status, std::string text);
+  void finish(Call& call, Status status, std::string text) noexcept;
   [[nodiscard]] uint64_t backoff_ns(const Call& call);
 
   Service& service_;

@@ -98,17 +98,24 @@ void Reader::take(Fetch& fetch) {
 }
 
 bool Reader::feed() {
-  if (!stopped_ && position_ < job_.failed_from() && fill()) {
-    if (free_.empty()) {
-      fetches_.emplace_back();
-      free_.push_back(&fetches_.back());
+  const uint64_t begin = position_;
+  Fetch* fetch = nullptr;
+  try {
+    if (!stopped_ && position_ < job_.failed_from() && fill()) {
+      if (free_.empty()) {
+        free_.reserve(fetches_.size() + 1);
+        free_.push_back(&fetches_.emplace_back());
+      }
+      fetch = free_.back();
+      free_.pop_back();
+      take(*fetch);
+      fetch->under_way = true;
+      ++under_way_;
+      ask(*fetch);
     }
-    Fetch& fetch = *free_.back();
-    free_.pop_back();
-    take(fetch);
-    fetch.under_way = true;
-    ++under_way_;
-    ask(fetch);
+  } catch (const std::bad_alloc&) {
+    if (fetch != nullptr && std::exchange(fetch->under_way, false)) --under_way_;
+    job_.failed(Status::kOutOfMemory, 0, begin, end_);
   }
   end_if_over();
   return has_more();

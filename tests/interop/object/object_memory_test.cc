@@ -52,5 +52,30 @@ TEST_F(ObjectsWithoutMemory, PostsAreRefusedAndTheAgentEnds) {
   std::abort();
 }
 
+// Whichever allocation fails, on this thread or a client's: the call ends.
+TEST_F(ObjectsWithoutMemory, CallsThatAskTheServerEnd) {
+  make_object("asked", 100, 1);
+  EXPECT_EQ(agent_->query_storage("s3://bucket/asked").bytes, 100u);  // the clients have begun
+  std::future<int> ended = std::async(std::launch::async, [&] {
+    bool failed = true;
+    int after = 0;
+    for (; failed && after < 2000; ++after) {
+      support::fail_allocations_anywhere(after, 1);
+      try {
+        (void)agent_->query_storage("s3://bucket/asked");
+      } catch (const std::exception&) {  // Error, or the test's own allocation
+      }
+      failed = support::stop_failing_anywhere();
+    }
+    return after;
+  });
+  if (ended.wait_for(120s) != std::future_status::ready) {
+    std::fprintf(stderr, "a call does not end\n");  // nor would this process
+    std::abort();
+  }
+  EXPECT_GT(ended.get(), 20);
+  EXPECT_EQ(agent_->query_storage("s3://bucket/asked").bytes, 100u);
+}
+
 }  // namespace
 }  // namespace towline::interop
