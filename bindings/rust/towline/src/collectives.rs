@@ -61,11 +61,32 @@ pub struct Communicator {
 unsafe impl Send for Communicator {}
 unsafe impl Sync for Communicator {}
 
+/// A communicator that is to end on another thread.
+struct Leaving {
+    native: NonNull<sys::towline_communicator_t>,
+    _agent: Option<AgentHandle>,
+}
+
+// SAFETY: any thread may call any function of the C API.
+unsafe impl Send for Leaving {}
+
+impl Leaving {
+    fn finish(self) {
+        // SAFETY: freed once, here.
+        unsafe { sys::towline_communicator_destroy(self.native.as_ptr()) };
+    }
+}
+
 impl Drop for Communicator {
     /// Tells the other ranks that this one leaves.
     fn drop(&mut self) {
-        // SAFETY: destroyed once; no hook of it is running, as this crate sets none.
-        unsafe { sys::towline_communicator_destroy(self.native()) };
+        // SAFETY: freed once: `BUSY` frees nothing.
+        if unsafe { sys::towline_communicator_destroy(self.native()) } != Status::BUSY.0 {
+            return;
+        }
+        // A waker that runs its task at once is a function of a work, in which it can't end: another thread ends it.
+        let leaving = Leaving { native: self.native, _agent: self._agent.take() };
+        let _ = std::thread::Builder::new().name("towline-leave".into()).spawn(move || leaving.finish());
     }
 }
 

@@ -1,5 +1,9 @@
 //! Ranks that are threads of one process, and meet in a folder.
 
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{mpsc, Arc, Mutex};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use futures_lite::future::block_on;
@@ -114,5 +118,38 @@ fn an_abort_reaches_every_rank_with_its_reason() {
         let error = world.barrier().unwrap_err();
         assert_eq!(error.status(), Status::CANCELLED);
         assert!(error.message().contains("enough"), "{error}");
+    });
+}
+
+/// A task that the thread that wakes it runs at once.
+struct Inline(Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>);
+
+impl Wake for Inline {
+    fn wake(self: Arc<Self>) {
+        let Some(mut task) = self.0.lock().unwrap().take() else { return };
+        if task.as_mut().poll(&mut Context::from_waker(&Waker::from(self.clone()))).is_pending() {
+            *self.0.lock().unwrap() = Some(task);
+        }
+    }
+}
+
+#[test]
+fn a_communicator_that_ends_in_the_function_of_a_work_leaves() {
+    ranks("leaves", |world| {
+        if world.rank() != 0 {
+            // The last rank to come ends the operation of the first one, which leaves then.
+            world.all_reduce(&mut [1i32], Reduction::SUM).unwrap();
+            let left = world.barrier().unwrap_err();
+            assert_eq!(left.status(), Status::PEER_LOST, "{left}");
+            return;
+        }
+        let (told, ended) = mpsc::channel();
+        let task = async move {
+            let sum = world.start_all_reduce(vec![1i32], Reduction::SUM).unwrap().done().await;
+            drop(world);
+            told.send(sum).unwrap();
+        };
+        Arc::new(Inline(Mutex::new(Some(Box::pin(task))))).wake();
+        assert_eq!(ended.recv().unwrap().unwrap(), [RANKS]);
     });
 }
