@@ -14,9 +14,8 @@ void Listener::begin(Place& place) {
   options.user_data = this;
   if (!events_.open(place.agent, options)) return;
   agent_name_ = towline_agent_name(place.agent);
-  // Nobody listens there: calls end by their deadline, or are cancelled before.
-  if (random_.chance(0.3) &&
-      call(towline_directory_open(place.agent, "etcd://127.0.0.1:1/spin", &directory_)) != TOWLINE_OK)
+  if (random_.chance(0.3) && call(towline_directory_open(place.agent, world_.options().directory.c_str(),
+                                                         &directory_)) != TOWLINE_OK)
     directory_ = nullptr;
 }
 
@@ -144,6 +143,7 @@ void Listener::look(Call& slot) {
     case 2: {
       const int32_t status = call(towline_directory_call_wait(slot.call, random_.below(kPauseNs)));
       if (status == TOWLINE_OK) {
+        if (world_.options().directory != kNoDirectory) return check(*slot.call);
         if (slot.unpublishes) return;
         give_up("a directory without servers did something");
       }
@@ -158,6 +158,23 @@ void Listener::look(Call& slot) {
     default:
       call(towline_directory_call_poll(slot.call));
   }
+}
+
+// Values are as their keys; an agent's metadata is not.
+void Listener::check_entry(const towline_directory_entry_t& entry) {
+  const std::string key = entry.key;
+  if (key.ends_with("/metadata")) return;
+  if (std::string(static_cast<const char*>(entry.value), entry.bytes) != key)
+    give_up("the directory has another value of " + key);
+}
+
+void Listener::check(const towline_directory_call_t& of) {
+  std::array<towline_directory_entry_t, 16> entries;
+  std::size_t count = entries.size();
+  if (call(towline_directory_call_entries(&of, entries.data(), sizeof entries.front(), &count)) == TOWLINE_OK)
+    for (std::size_t i = 0; i < std::min(count, entries.size()); ++i) check_entry(entries[i]);
+  towline_peer_t* peer = nullptr;
+  if (call(towline_directory_call_peer(&of, &peer)) == TOWLINE_OK) towline_peer_release(peer);
 }
 
 void Listener::watch_call() {
@@ -178,7 +195,9 @@ void Listener::watch_call() {
         events_.ask(watched_, [&] { return towline_watch_wait_async(watch_, events_.queue(), &watched_); });
       break;
     case 2:
-      call(towline_watch_next(watch_, random_.below(kPauseNs), &event));
+      if (call(towline_watch_next(watch_, random_.below(kPauseNs), &event)) == TOWLINE_OK &&
+          event.kind == TOWLINE_WATCH_PUT)
+        check_entry(event.entry);
       break;
     default:
       call(towline_watch_status(watch_));

@@ -1,4 +1,4 @@
-// A thread's queue of notices with tags, of peers' credit and health, and its directory, which no server serves. Each
+// A thread's queue of notices with tags, of peers' credit and health, and its directory. Each
 // event that was asked for has to come once, and a notice only where its tag was subscribed to.
 #pragma once
 
@@ -52,6 +52,8 @@ class Listener {
   void directory_call();
   void start(Call& slot);
   void look(Call& slot);
+  void check(const towline_directory_call_t& of);
+  static void check_entry(const towline_directory_entry_t& entry);
   void watch_call();
   void close_directory();
   void end();

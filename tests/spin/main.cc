@@ -48,6 +48,7 @@ int main(int argc, char** argv) {
   app.add_option("--agents", options.agents, "There at a time")->check(CLI::Range(1, 16));
   app.add_option("--backends", options.backends,
                  "Of every agent, such as shm,tcp; by default drawn for each");
+  app.add_option("--directory", options.directory, "Of every agent; by default no server is there");
   app.add_flag("--forks,!--no-forks", options.forks, "Fork now and then");
   CLI11_PARSE(app, argc, argv);
   towline::spin::spin(options);

@@ -25,12 +25,15 @@ inline constexpr uint32_t kAreasOfThread =
     kMovesOfThread + 2;                                  // the last two are its planner's and its storer's
 inline constexpr uint64_t kPatienceNs = 60'000'000'000;  // beyond which something hangs
 
+inline constexpr const char* kNoDirectory = "etcd://127.0.0.1:1/spin";  // nobody listens there
+
 struct Options {
   uint64_t seed = 1;
   uint64_t seconds = 3;
   uint32_t threads = 6;
   uint32_t agents = 3;
   std::string backends;  // of every agent; empty: drawn for each
+  std::string directory = kNoDirectory;
   bool forks = true;
 };
 
