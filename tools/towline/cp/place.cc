@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
+#include <fstream>
 
 #include "failure.h"
 #include "storage_schemes.h"
@@ -17,6 +18,12 @@ constexpr std::string_view kPeer = "peer:";
 
 std::string version_of(const towline::StorageInfo& info) {
   return fmt::format("{} {}", info.bytes, info.modified_ns);
+}
+
+// Whether a file can be read, whatever it says of its size.
+bool has_content(const Place& place) {
+  std::ifstream file(place.path, std::ios::binary);
+  return !place.path.empty() && file.get() != std::ifstream::traits_type::eof();
 }
 
 }  // namespace
@@ -99,6 +106,11 @@ OpenPlace OpenPlace::source(const towline::Agent& agent, const Place& place, tow
   }
   const towline::StorageInfo info = agent.query_storage(place.uri);
   if (info.exists == 0) throw Failure{fmt::format("{}: no such file or object", place.uri)};
+  if (info.bytes == 0 && has_content(place))
+    throw Failure{
+        fmt::format("{} says that it has 0 bytes, but has content, as files below /proc do: copy it to a "
+                    "plain file first",
+                    place.uri)};
   if (info.bytes != 0) open.region_ = agent.register_storage(place.uri);
   open.bytes_ = info.bytes;
   open.version_ = version_of(info);
