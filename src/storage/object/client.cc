@@ -172,7 +172,15 @@ Client::Client(Service& service, uint32_t count)
       most_under_way_(service.settings.concurrency / count),
       most_bytes_(service.settings.window / count),
       random_(monotonic_now_ns() ^ reinterpret_cast<uint64_t>(this)) {
-  thread_.start({[this] { pump(); },
+  thread_.start({[this] {
+                   try {
+                     pump();
+                   } catch (...) {
+                     tell_endings();
+                     throw;
+                   }
+                   tell_endings();
+                 },
                  [this](const char* why) {
                    service_.note_failure(fmt::format("a request was not dealt with: {}", why));
                  }});
@@ -181,6 +189,16 @@ Client::Client(Service& service, uint32_t count)
 Client::~Client() {
   thread_.end();
   thread_.join();
+  tell_endings();
+}
+
+void Client::end_soon(Ending& ending) noexcept { ending.next_ = std::exchange(endings_, &ending); }
+
+void Client::tell_endings() noexcept {
+  while (Ending* const ending = endings_) {
+    endings_ = ending->next_;
+    ending->end();
+  }
 }
 
 void Client::run(std::function<void()> command) { thread_.run(std::move(command)); }

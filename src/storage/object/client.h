@@ -162,6 +162,19 @@ class Feeder {
   [[nodiscard]] virtual bool urgent() const noexcept = 0;
 };
 
+// What is told its end from the client's loop, when nothing of it is on the stack any more.
+class Ending {
+ public:
+  virtual void end() noexcept = 0;  // it may go
+
+ protected:
+  ~Ending() = default;
+
+ private:
+  friend class Client;
+  Ending* next_ = nullptr;
+};
+
 class Client {
  public:
   // One of `count`, which share the requests that may be under way.
@@ -185,6 +198,8 @@ class Client {
   void start(Call& call);
   // Nothing of it is called any more.
   void stop(Call& call) noexcept;
+  // Once. Needs no memory.
+  void end_soon(Ending& ending) noexcept;
   void add_feeder(Feeder& feeder);
   void remove_feeder(Feeder& feeder) noexcept;
   // How long a range to ask for, for a feeder that is being asked, has `own` requests that have not ended and reads some `objects`.
@@ -209,6 +224,7 @@ class Client {
   [[nodiscard]] bool room() const noexcept;
   [[nodiscard]] bool fits(const Call& call) const noexcept;
   void pump();
+  void tell_endings() noexcept;
   [[nodiscard]] bool begin_next();
   [[nodiscard]] bool begin_next(bool urgent);
   void compose_ahead();
@@ -235,6 +251,7 @@ class Client {
   http::Thread thread_;
   std::deque<Call*> ready_;
   std::deque<Feeder*> feeders_;
+  Ending* endings_ = nullptr;
   UrgentFirst turns_;
   const uint32_t most_under_way_;
   const uint64_t most_bytes_;

@@ -1,6 +1,7 @@
 #include "storage/object/job.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "storage/object/connection.h"
 #include "storage/object/job_queue.h"
@@ -41,14 +42,19 @@ void Job::stop(Status status) noexcept {
   for (const auto& task : tasks) task->stop_soon(status, false);
 }
 
-towline_part_result Job::result() {
+towline_part_result Job::result() noexcept {
   if (reading != nullptr && status_ == Status::kOk) {
-    status_ = reading->verify();
+    try {
+      status_ = reading->verify();
+      if (status_ != Status::kOk)
+        prepared.queue->service().note_failure(prepared.objects[0]->name().text() +
+                                               ": the checksum of what was read is not the object's");
+    } catch (const std::bad_alloc&) {  // not compared, or compared and not told
+      if (status_ == Status::kOk) status_ = Status::kOutOfMemory;
+    }
     if (status_ != Status::kOk) {
       failed_from_ = begin;
       failed_end_ = end;
-      prepared.queue->service().note_failure(prepared.objects[0]->name().text() +
-                                             ": the checksum of what was read is not the object's");
     }
   }
   auto result = plugin::sized<towline_part_result>();
@@ -83,11 +89,14 @@ void Task::over() {
   if (over_) return;
   over_ = true;
   client.remove_task();
-  client.run([self = shared_from_this()] {
-    const std::vector<Job*> told = std::move(self->jobs);
-    self->jobs.clear();
-    for (Job* job : told) job->task_over();
-  });
+  ending_ = shared_from_this();
+  client.end_soon(*this);
+}
+
+void Task::end() noexcept {
+  const std::shared_ptr<Task> self = std::move(ending_);
+  const std::vector<Job*> told = std::exchange(jobs, {});
+  for (Job* job : told) job->task_over();
 }
 
 }  // namespace towline::object

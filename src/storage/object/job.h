@@ -54,7 +54,7 @@ class Job {
   void task_over() noexcept;
 
   // ---- the worker
-  [[nodiscard]] towline_part_result result();
+  [[nodiscard]] towline_part_result result() noexcept;
   void stop(Status status) noexcept;  // hurries it
 
   Prepared& prepared;
@@ -79,7 +79,7 @@ class Job {
   uint64_t failed_end_ = 0;
 };
 
-class Task : public std::enable_shared_from_this<Task> {
+class Task : public std::enable_shared_from_this<Task>, private Ending {
  public:
   explicit Task(Client& task_client) : client(task_client) { client.add_task(); }
   Task(const Task&) = delete;
@@ -105,7 +105,10 @@ class Task : public std::enable_shared_from_this<Task> {
   void over();
 
  private:
+  void end() noexcept override;
+
   bool over_ = false;
+  std::shared_ptr<Task> ending_;  // itself, until its jobs are told
 };
 
 }  // namespace towline::object

@@ -227,9 +227,13 @@ void Reader::done(Fetch& fetch, const Answer& answer) {
   --under_way_;
   job_.moved(fetch.done);
   if (answer.ok()) {
-    if (job_.reading->checks())
-      job_.reading->read_stretch(object_of(fetch), fetch.offset, fetch.bytes, fetch.crc);
-    free_.push_back(&fetch);
+    try {
+      if (job_.reading->checks())
+        job_.reading->read_stretch(object_of(fetch), fetch.offset, fetch.bytes, fetch.crc);
+    } catch (const std::bad_alloc&) {  // its checksum would say nothing
+      job_.failed(Status::kOutOfMemory, 0, fetch.plan_begin, fetch.plan_begin + fetch.bytes);
+    }
+    free_.push_back(&fetch);  // there is room for all
   } else {
     const bool replaced = answer.http_status == kPreconditionFailed;
     if (answer.status != Status::kShort)

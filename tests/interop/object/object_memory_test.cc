@@ -77,5 +77,25 @@ TEST_F(ObjectsWithoutMemory, CallsThatAskTheServerEnd) {
   EXPECT_EQ(agent_->query_storage("s3://bucket/asked").bytes, 100u);
 }
 
+// The same of what the clients do for a READ: its outcome comes long before its deadline.
+TEST_F(ObjectsWithoutMemory, ReadsEnd) {
+  make_object("read", kMib, 1);
+  const Region object = open("read");
+  const Transfer read = transfer(Op::read, 0, object, 0, kMib, {.timeout = 30s});
+  ASSERT_EQ(run(read), Status::kOk);
+  bool failed = true;
+  int after = 0;
+  for (; failed && after < 2000; ++after) {
+    support::fail_allocations_anywhere(after, 1);
+    Status status = read.post();
+    if (status == Status::kInProgress) status = read.wait(60s);
+    failed = support::stop_failing_anywhere();
+    ASSERT_NE(status, Status::kTimedOut) << "allocation " << after;
+    EXPECT_EQ(read.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+  }
+  EXPECT_GT(after, 20);
+  ASSERT_EQ(run(read), Status::kOk);
+}
+
 }  // namespace
 }  // namespace towline::interop
