@@ -90,8 +90,11 @@ TEST_F(Waiting, ForAnotherBlockOfARowEnds) {
   job.timeout_ns = 1'000'000;
   give_in_memory(job, row_blocks(job, 0), 0);
   bool failed = false;
-  (void)take_in_memory(job, 0, failed);
+  Stopped stopped;
+  (void)take_in_memory(job, 0, failed, stopped);
   EXPECT_TRUE(failed);
+  EXPECT_EQ(report_.state, 0u);
+  report(job, {0, 2, 0}, stopped);
   EXPECT_EQ(report_.failure, static_cast<uint32_t>(Failure::kTimedOut));
 }
 

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/sync/spin.h"
 #include "collectives/calls/types.h"
+#include "collectives/gpu/clusters.h"
 #include "collectives/gpu/marks.h"
 #include "collectives/gpu/operations.h"
 #include "gpu/reserve_wish.h"
@@ -79,16 +80,6 @@ void GpuBackend::reserve() {
   if (reserved_sms_ != 0) wish_ = wish;
 }
 
-// How many clusters of so many blocks all ranks of a GPU may use, where half of it has room for `blocks`. They begin together, on multiprocessors
-// that are neighbours, and kernels wait for one another: so the last must have room beside the others and half a GPU of another communicator's,
-// wherever these are. A GPU has up to eight neighbourhoods, of which each may lack room for one block of a cluster.
-uint32_t GpuBackend::clusters_beside(uint32_t blocks, uint32_t parts) {
-  constexpr uint32_t kNeighbourhoods = 8;
-  const uint32_t mine = blocks + parts;
-  const uint32_t spare = kNeighbourhoods * (parts - 1) + 1;
-  return mine <= spare ? 0 : (mine - spare) / parts;
-}
-
 void GpuBackend::compare(const char* name, std::span<const uint8_t> mine, Deadline deadline,
                          const std::function<void(uint32_t, std::span<const uint8_t>)>& heard) const {
   const cuda::Noticeboard all = board();
@@ -100,17 +91,19 @@ void GpuBackend::compare(const char* name, std::span<const uint8_t> mine, Deadli
 // GPUs may differ, and ranks may be spread unevenly over them.
 GpuBackend::GpuShare GpuBackend::least_share(Deadline deadline) const {
   const cuda::Gpu& mine = device_.gpus()[gpu_];
-  const uint32_t usable = reserved_sms_ != 0 ? reserved_sms_ : mine.multiprocessors;
+  const uint32_t usable = reserved_sms_ != 0 ? reserved_sms_ : usable_multiprocessors(mine.multiprocessors);
   const bool alone = memory_->ranks_on_gpu() == 1;
   GpuShare least{std::max(1u, usable / memory_->ranks_on_gpu()),
                  alone ? 1u : 0u,
                  alone && mine.whole_lines ? 1u : 0u,
                  {}};
-  // Clusters that multiprocessors of their own would hold are not known.
-  for (uint32_t i = 0; i < kClusters && reserved_sms_ == 0; ++i)
-    if (const uint32_t parts = 2 + i;
-        kernels_->clusters(marked_norm_kernel(std::min(size_, kMarkedRanks), 0), parts))
-      least.clusters[i] = clusters_beside(alone ? usable / 2 : usable, parts) / memory_->ranks_on_gpu();
+  // Another communicator has as many blocks as there are usable multiprocessors, and each takes half of one. A rank that is alone has half as
+  // many, which take a whole one each. Clusters that multiprocessors of their own would hold are not known.
+  const uint32_t places = alone ? mine.multiprocessors / 2 : 2 * mine.multiprocessors - usable;
+  for (uint32_t parts = 2; parts <= kMostParts && reserved_sms_ == 0; ++parts)
+    if (kernels_->clusters(marked_row_kernel(std::min(size_, kMarkedRanks), 0), parts))
+      for (uint32_t i = 0; i < least.clusters.size(); ++i)
+        least.clusters[i][parts - 2] = clusters_beside(places, 1 << i, parts) / memory_->ranks_on_gpu();
   std::array<uint8_t, sizeof least> said;
   std::memcpy(said.data(), &least, said.size());
   compare("share", said, deadline, [&](uint32_t rank, std::span<const uint8_t> heard) {
@@ -121,8 +114,9 @@ GpuBackend::GpuShare GpuBackend::least_share(Deadline deadline) const {
     least.multiprocessors = std::min(least.multiprocessors, share.multiprocessors);
     least.alone = std::min(least.alone, share.alone);
     least.whole_lines = std::min(least.whole_lines, share.whole_lines);
-    for (uint32_t i = 0; i < kClusters; ++i)
-      least.clusters[i] = std::min(least.clusters[i], share.clusters[i]);
+    for (uint32_t i = 0; i < least.clusters.size(); ++i)
+      for (uint32_t k = 0; k < kMostParts - 1; ++k)
+        least.clusters[i][k] = std::min(least.clusters[i][k], share.clusters[i][k]);
   });
   return least;
 }

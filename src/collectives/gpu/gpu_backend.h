@@ -90,30 +90,33 @@ class GpuBackend final : public StreamBackend {
   [[nodiscard]] Channel& channel_of(std::span<const towline_collective_step_t> steps);
   void launch_steps(std::span<const towline_collective_step_t> steps, const std::vector<Launch>& launches,
                     void* stream, uint64_t graph, cuda::Moment* ended);
+  // How many clusters there is room for: of 2, 3, .. kMostParts blocks of kThreads threads, then of half, and of a quarter as many.
+  using Clusters = std::array<std::array<uint32_t, kMostParts - 1>, 3>;
   // The means that a rank has on its GPU. least_share() gives the least of any rank.
-  static constexpr uint32_t kClusters = kMostParts - 1;
   struct GpuShare {
     uint32_t multiprocessors;
-    uint32_t alone;                            // no other rank is on its GPU
-    uint32_t whole_lines;                      // lines that it stores arrive whole (Gpu::whole_lines)
-    std::array<uint32_t, kClusters> clusters;  // of 2, 3, .. kMostParts blocks
+    uint32_t alone;        // no other rank is on its GPU
+    uint32_t whole_lines;  // lines that it stores arrive whole (Gpu::whole_lines)
+    Clusters clusters;
   };
   // Tells all ranks `mine`, and gives heard(rank, bytes) what each other one tells under the same name. Collective.
   void compare(const char* name, std::span<const uint8_t> mine, Deadline deadline,
                const std::function<void(uint32_t, std::span<const uint8_t>)>& heard) const;
   [[nodiscard]] GpuShare least_share(Deadline deadline) const;
-  static uint32_t clusters_beside(uint32_t blocks, uint32_t parts);
   void settle_ways(const towline_collective_open_args& args);
   void check_ways(Deadline deadline) const;
   void reserve();
   [[nodiscard]] uint32_t marking_blocks() const noexcept;
   struct RowParts {
-    uint32_t count;
+    uint32_t count;    // blocks of a row
+    uint32_t threads;  // of each
     bool clustered;
   };
-  [[nodiscard]] RowParts parts_of_rows(uint64_t rows, uint64_t units, uint64_t least,
-                                       uint64_t of_block) const noexcept;
-  bool mark_rows(Launch& launch, uint64_t rows) const;
+  [[nodiscard]] RowParts parts_in_slots(uint64_t rows, uint64_t units) const noexcept;
+  [[nodiscard]] RowParts parts_in_lines(uint64_t rows, uint64_t lines) const noexcept;
+  bool mark_rows(const towline_collective_norm_t& norm, Launch& launch) const;
+  bool mark_in_slots(const towline_collective_norm_t& norm, uint64_t units, Launch& launch) const;
+  bool mark_in_lines(const towline_collective_norm_t& norm, uint64_t lines, Launch& launch) const;
   [[nodiscard]] MarkedLimits limited(const MarkedLimits& usual, uint64_t most) const;
   [[nodiscard]] uint32_t marking_kernel(const Launch& launch, bool lines) const;
   void mark(Launch& launch, uint64_t bytes, bool lines) const;
@@ -157,10 +160,10 @@ class GpuBackend final : public StreamBackend {
   bool direct_ = false;
   bool push_ = false;
   uint32_t max_blocks_ = 0;
-  uint32_t share_ = 0;                             // multiprocessors for a rank
-  std::array<uint32_t, kClusters> clusters_ = {};  // for a rank, of 2, 3, .. kMostParts blocks
-  uint64_t slots_per_block_ = 0;                   // before another block pays
-  uint32_t marking_threads_ = kThreads;            // of a block of a kernel with marks
+  uint32_t share_ = 0;                   // multiprocessors for a rank
+  Clusters clusters_ = {};               // for a rank
+  uint64_t slots_per_block_ = 0;         // before another block pays
+  uint32_t marking_threads_ = kThreads;  // of a block of a kernel with marks
   uint32_t reserved_sms_ = 0;
   std::string none_reserved_;  // why, where some were asked for
   std::unique_ptr<cuda::LoadedKernels> kernels_;

@@ -16,14 +16,6 @@ constexpr uint64_t kNormBlocks = 1024;
 constexpr uint64_t kLeastUnitsOfPart = 128;
 constexpr uint64_t kLeastLinesOfPart = 16;
 
-// In slots, the bytes of all rows. On one GPU (`together`: how many ranks) what counts is how much each thread waits for: beside a row for each
-// rank (kDirectNorm) 16 rows of 4 ranks, two units a thread, take 7.1 and 7.6 us, 32 rows 10.0 and 7.7; 4 rows of 8 ranks, one unit, 6.9 and
-// 9.8, 8 rows 12.1 and 9.8 (H200, rows of 4096 bfloat16).
-uint64_t most_in_slots(const MarkedLimits& slots, uint32_t together, uint64_t units_of_thread) {
-  constexpr uint64_t kMostAwaited = 7;
-  if (together == 0 || slots.bytes == 0) return slots.bytes;
-  return units_of_thread * (together - 1) <= kMostAwaited ? 256 << 10 : 0;
-}
 // In lines, beside an all_reduce and a kernel after it (H200, rows of 8192 bfloat16): 16 rows of two GPUs 5.6 and 7.5 us, of four 7.6 and 10.1.
 uint64_t most_in_lines(const MarkedLimits& lines, uint32_t size) {
   constexpr uint64_t kOutOfGpu = 3 << 20;
@@ -54,51 +46,91 @@ void GpuBackend::build_rows(const towline_collective_norm_t& norm, Launch& launc
   launch.blocks = static_cast<uint32_t>(std::clamp<uint64_t>(norm.rows, 1, kNormBlocks));
 }
 
-// How rows are divided among blocks, whose threads can have `of_block` units or lines at once: as many blocks as pay and as there is room for.
-// A cluster's take 0.25 us less than those that tell one another through memory, but there can be room for fewer. Clusters of 5 to 7 blocks take
-// 0.3 us longer than those of 4, and so do those of 8 for more than two rows (H200).
-GpuBackend::RowParts GpuBackend::parts_of_rows(uint64_t rows, uint64_t units, uint64_t least,
-                                               uint64_t of_block) const noexcept {
-  const uint64_t most =
-      std::clamp<uint64_t>(marking_blocks() / rows, 1, std::clamp<uint64_t>(units / least, 1, kMostParts));
-  const auto turns = [&](uint64_t parts) { return (units_of_part(units, parts) + of_block - 1) / of_block; };
-  for (const uint32_t parts : {8u, 4u, 3u, 2u})
-    if (parts <= most && rows <= clusters_[parts - 2] && (parts < 8 || rows <= 2) &&
+// How rows are divided among blocks: as many as pay and as there is room for. A cluster's take 0.25 us less than those that tell one another
+// through memory, but there can be room for fewer. Those of 8 are no quicker for more than four rows. (H200.)
+GpuBackend::RowParts GpuBackend::parts_in_slots(uint64_t rows, uint64_t units) const noexcept {
+  const uint64_t most = std::clamp<uint64_t>(marking_blocks() / rows, 1,
+                                             std::clamp<uint64_t>(units / kLeastUnitsOfPart, 1, kMostParts));
+  // Of as many threads as there are units, and a quarter of kThreads at least: its warps are one in each quarter of a multiprocessor.
+  const auto threads_of = [&](uint64_t parts) {
+    uint32_t threads = kThreads;
+    while (threads > kThreads / 4 && units_of_part(units, parts) <= threads / 2) threads /= 2;
+    return threads;
+  };
+  const auto turns = [&](uint64_t parts) {
+    return (units_of_part(units, parts) + threads_of(parts) - 1) / threads_of(parts);
+  };
+  for (const uint32_t parts : {8u, 4u, 2u}) {
+    const uint32_t threads = threads_of(parts);
+    const uint32_t size = threads == kThreads ? 0 : threads == kThreads / 2 ? 1 : 2;
+    if (parts <= most && (parts < 8 || rows <= 4) && rows <= clusters_[size][parts - 2] &&
         turns(parts) <= turns(most))
-      return {parts, true};
-  return {static_cast<uint32_t>(most), false};
+      return {parts, threads, true};
+  }
+  return {static_cast<uint32_t>(most), threads_of(most), false};
+}
+
+// Clusters of 5 to 7 blocks take 0.3 us longer than those of 4, and so do those of 8 for more than two rows (H200).
+GpuBackend::RowParts GpuBackend::parts_in_lines(uint64_t rows, uint64_t lines) const noexcept {
+  const uint64_t most = std::clamp<uint64_t>(marking_blocks() / rows, 1,
+                                             std::clamp<uint64_t>(lines / kLeastLinesOfPart, 1, kMostParts));
+  const uint64_t of_block = marking_threads_ / kGpuLineThreads;
+  const auto turns = [&](uint64_t parts) { return (units_of_part(lines, parts) + of_block - 1) / of_block; };
+  for (const uint32_t parts : {8u, 4u, 3u, 2u})
+    if (parts <= most && rows <= clusters_[0][parts - 2] && (parts < 8 || rows <= 2) &&
+        turns(parts) <= turns(most))
+      return {parts, marking_threads_, true};
+  return {static_cast<uint32_t>(most), marking_threads_, false};
 }
 
 // Every rank normalises all rows, which go to others with marks, rather than some of them for all, or after an all_reduce. False: it doesn't.
-bool GpuBackend::mark_rows(Launch& launch, uint64_t rows) const {
-  Job& job = launch.job;
-  const uint64_t row_bytes = job.bytes / rows;
+bool GpuBackend::mark_rows(const towline_collective_norm_t& norm, Launch& launch) const {
+  const uint64_t row_bytes = launch.job.bytes / norm.rows;
   if (size_ == 1 || size_ > kMarkedRanks || row_bytes % 8 != 0) return false;
-  const uint64_t units = row_bytes / 8;
-  const uint64_t lines = (row_bytes + kLineBytes - 1) / kLineBytes;
-  const bool in_lines = lines_ && pay_in_lines(job.bytes, size_);
-  const RowParts parts =
-      in_lines ? parts_of_rows(rows, lines, kLeastLinesOfPart, marking_threads_ / kGpuLineThreads)
-               : parts_of_rows(rows, units, kLeastUnitsOfPart, marking_threads_);
-  const uint64_t of_part = units_of_part(in_lines ? lines : units, parts.count);
-  if (rows * parts.count > marking_blocks()) return false;
-  if (in_lines) {
-    if (job.bytes > most_in_lines(in_lines_, size_)) return false;
-    if (of_part > most_lines_of_part(size_, marking_threads_)) return false;
-  } else if (job.bytes > most_in_slots(in_slots_, direct_ ? size_ : 0,
-                                       (of_part + marking_threads_ - 1) / marking_threads_) ||
-             units > kMarkedRowUnits || of_part > uint64_t{kUnitsOfThread} * marking_threads_ ||
-             rows * parts.count * marked_blocks_of(of_part) > marked_blocks(size_)) {
+  if (lines_ && pay_in_lines(launch.job.bytes, size_))
+    return mark_in_lines(norm, (row_bytes + kLineBytes - 1) / kLineBytes, launch);
+  return mark_in_slots(norm, row_bytes / 8, launch);
+}
+
+bool GpuBackend::mark_in_slots(const towline_collective_norm_t& norm, uint64_t units, Launch& launch) const {
+  Job& job = launch.job;
+  const RowParts parts = parts_in_slots(norm.rows, units);
+  const uint64_t of_part = units_of_part(units, parts.count);
+  const uint64_t of_thread = (of_part + parts.threads - 1) / parts.threads;
+  if (norm.rows * parts.count > marking_blocks() || units > kMarkedRowUnits ||
+      of_part > uint64_t{kUnitsOfThread} * marking_threads_ || job.bytes > in_slots_.sums ||
+      norm.rows * parts.count * marked_blocks_of(of_part, size_) > marked_blocks(size_))
     return false;
-  }
   const uint32_t type = float_type(job.mark.datatype);
+  job.way = Way::kMarkedNorm;
+  job.parts = parts.count;
+  job.slot = of_part;
+  launch.blocks = static_cast<uint32_t>(norm.rows * parts.count);
+  // What ranks give one another is the same for both kernels, so each looks at its own memory only.
+  const uint64_t odd = (job.in[0] | job.out[0] | reinterpret_cast<uint64_t>(norm.residual) |
+                        reinterpret_cast<uint64_t>(norm.weight)) &
+                       7;
+  const bool held = odd == 0 && of_thread <= most_row_units(size_);
+  job.clustered = held && parts.clustered ? 1 : 0;
+  launch.kernel = held ? marked_row_kernel(size_, type) : marked_norm_kernel(size_, type);
+  launch.threads = held ? parts.threads : marking_threads_;
+  return true;
+}
+
+bool GpuBackend::mark_in_lines(const towline_collective_norm_t& norm, uint64_t lines, Launch& launch) const {
+  Job& job = launch.job;
+  const RowParts parts = parts_in_lines(norm.rows, lines);
+  const uint64_t of_part = units_of_part(lines, parts.count);
+  if (norm.rows * parts.count > marking_blocks() || job.bytes > most_in_lines(in_lines_, size_) ||
+      of_part > most_lines_of_part(size_, marking_threads_))
+    return false;
   job.way = Way::kMarkedNorm;
   job.parts = parts.count;
   job.clustered = parts.clustered ? 1 : 0;
   job.slot = of_part;
-  launch.kernel = in_lines ? line_norm_kernel(size_, type) : marked_norm_kernel(size_, type);
-  launch.blocks = static_cast<uint32_t>(rows * job.parts);
-  launch.threads = marking_threads_;
+  launch.kernel = line_norm_kernel(size_, float_type(job.mark.datatype));
+  launch.blocks = static_cast<uint32_t>(norm.rows * parts.count);
+  launch.threads = parts.threads;
   return true;
 }
 
@@ -113,7 +145,7 @@ bool GpuBackend::build_norm(const towline_collective_norm_t& norm, uint64_t numb
   job.mark.root = (norm.residual != nullptr ? 1 : 0) | (norm.weight != nullptr ? 2 : 0);
   job.digest = digest_of(job.mark);
   if (job.bytes == 0) return true;
-  if (!mark_rows(launch, norm.rows)) {
+  if (!mark_rows(norm, launch)) {
     if (!direct_) return false;
     job.way = Way::kDirectNorm;
   }

@@ -47,6 +47,12 @@ void marked_norm_model(const void* argument, uint32_t block, uint32_t blocks) {
 }
 
 template <class E, uint32_t kRanks>
+void marked_row_model(const void* argument, uint32_t block, uint32_t blocks) {
+  Scratch scratch;
+  run_marked_rows<E, kRanks>(*static_cast<const Job*>(argument), scratch, block, blocks);
+}
+
+template <class E, uint32_t kRanks>
 void marked_sum_model(const void* argument, uint32_t block, uint32_t blocks) {
   run_marked_sum<E, kRanks>(*static_cast<const Job*>(argument), block, blocks);
 }
@@ -67,6 +73,8 @@ void line_norm_model(const void* argument, uint32_t block, uint32_t blocks) {
 #define TOWLINE_MARKED_NORM_MODEL(name, element, ranks) marked_norm_model<element, ranks>,
 #define TOWLINE_MARKED_SUM_NAME(name, element, ranks) "towline_collective_marked_sum_" #name "_" #ranks,
 #define TOWLINE_MARKED_SUM_MODEL(name, element, ranks) marked_sum_model<element, ranks>,
+#define TOWLINE_MARKED_ROW_NAME(name, element, ranks) "towline_collective_marked_row_" #name "_" #ranks,
+#define TOWLINE_MARKED_ROW_MODEL(name, element, ranks) marked_row_model<element, ranks>,
 #define TOWLINE_LINE_NAME(name, element, ranks) "towline_collective_lines_" #name "_" #ranks,
 #define TOWLINE_LINE_MODEL(name, element, ranks) line_model<element, ranks>,
 #define TOWLINE_LINE_NORM_NAME(name, element, ranks) "towline_collective_line_norm_" #name "_" #ranks,
@@ -76,13 +84,15 @@ constexpr const char* kNames[] = {
     TOWLINE_COLLECTIVE_KERNELS(TOWLINE_SMALL_NAME) "towline_collective_small_moving",
     TOWLINE_FLOAT_KERNELS(TOWLINE_NORM_NAME) TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_NORM_NAME)
         TOWLINE_LINE_KERNELS(TOWLINE_LINE_NAME) TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_LINE_NORM_NAME)
-            TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_SUM_NAME)};
+            TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_SUM_NAME)
+                TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_ROW_NAME)};
 constexpr cuda::KernelModel kModels[] = {
     TOWLINE_COLLECTIVE_KERNELS(TOWLINE_KERNEL_MODEL) model<NoElement>,
     TOWLINE_COLLECTIVE_KERNELS(TOWLINE_SMALL_MODEL) small_model<NoElement>,
     TOWLINE_FLOAT_KERNELS(TOWLINE_NORM_MODEL) TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_NORM_MODEL)
         TOWLINE_LINE_KERNELS(TOWLINE_LINE_MODEL) TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_LINE_NORM_MODEL)
-            TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_SUM_MODEL)};
+            TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_SUM_MODEL)
+                TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_ROW_MODEL)};
 static_assert(std::size(kNames) == kKernels && std::size(kModels) == kKernels);
 
 std::unique_ptr<StreamBackend> make_backend(const towline_collective_open_args& args,

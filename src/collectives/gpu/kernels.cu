@@ -1,5 +1,5 @@
 // The kernels of collectives: one for each datatype that reduces, and one that moves; small ones of each; norms; those
-// in lines; and small sums of floats.
+// in lines; small sums of floats; and norms of a few rows.
 #include "collectives/gpu/operations.h"
 
 namespace towline::collectives::gpu {
@@ -51,3 +51,9 @@ TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_LINE_NORM_KERNEL)
   TOWLINE_KERNEL(towline_collective_marked_sum_##name##_##ranks, 1, \
                  run_marked_sum<element, ranks>(job, blockIdx.x, gridDim.x))
 TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_SUM_KERNEL)
+
+// In half a multiprocessor with any number of threads.
+#define TOWLINE_MARKED_ROW_KERNEL(name, element, ranks)             \
+  TOWLINE_KERNEL(towline_collective_marked_row_##name##_##ranks, 2, \
+                 run_marked_rows<element, ranks>(job, scratch(), blockIdx.x, gridDim.x))
+TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_ROW_KERNEL)

@@ -221,11 +221,11 @@ TOWLINE_DEVICE void give_lines(const Step<kRanks, kOdd>& step, uint32_t most, Pi
   }
 }
 
-// Waits for the lines of a round; `lines_from(peer)`: how many that rank gives. All threads of a warp. False: it failed.
+// Waits for the lines of a round; `lines_from(peer)`: how many that rank gives. All threads of a warp. False: one of them stopped.
 template <uint32_t kRanks, bool kOdd, uint32_t kAtOnce, class LinesFrom>
 TOWLINE_DEVICE bool take_lines(const Step<kRanks, kOdd, kAtOnce>& step, const Turn& turn,
                                const Rounds& rounds, uint32_t round, LinesFrom&& lines_from,
-                               typename Step<kRanks, kOdd, kAtOnce>::Cells& cells) {
+                               typename Step<kRanks, kOdd, kAtOnce>::Cells& cells, Stopped& stopped) {
   const Job& job = step.job;
   Waiter waiter;
   bool again = kOdd;
@@ -243,11 +243,10 @@ TOWLINE_DEVICE bool take_lines(const Step<kRanks, kOdd, kAtOnce>& step, const Tu
       device::fence();
       continue;
     }
-    // Only threads that wait give up, since they know for whom. Ranks at another operation are told by their signals.
-    const bool failed =
-        missing != job.size &&
-        give_up(job, waiter, missing, &control_of(job, job.rank).signal[missing][turn.block], turn.epoch);
-    if (!warp_all(!failed)) return false;
+    // Only threads that wait stop, since they know for whom. Ranks at another operation are told by their signals.
+    const bool stops_here = missing != job.size &&
+                            stops(job, waiter, missing, signal_of(job, turn, missing), turn.epoch, stopped);
+    if (!warp_all(!stops_here)) return false;
   }
 }
 
@@ -297,13 +296,14 @@ TOWLINE_DEVICE void run_lines(const Job& job, Turn& turn) {
   give_lines(step, lines, given);
   show_marked(job, turn);
   const Rounds rounds = rounds_of<S>(lines);
+  Stopped stopped;
   for (uint32_t round = 0; round < rounds.count; ++round) {
     typename S::Cells cells;
     Words own[S::kLines];
     each_line<S>(rounds, round,
                  [&](uint32_t index, uint32_t line) { load_data<kOdd>(given(job.rank), line, own[index]); });
     if (!take_lines(
-            step, turn, rounds, round, [&](uint32_t) { return lines; }, cells))
+            step, turn, rounds, round, [&](uint32_t) { return lines; }, cells, stopped))
       break;
     if constexpr (!std::is_same_v<E, NoElement>) {
       each_line<S>(rounds, round, [&](uint32_t index, uint32_t line) {
@@ -321,6 +321,7 @@ TOWLINE_DEVICE void run_lines(const Job& job, Turn& turn) {
   device::sync();
   let_next_begin();  // no thread waits any more
   if (device::thread() == 0) me.marked[turn.block] = step.count + 1;
+  report(job, turn, stopped);
 }
 
 template <class E, uint32_t kRanks, bool kOdd>
@@ -343,6 +344,7 @@ TOWLINE_DEVICE void run_lines_two(const Job& job, Turn& turn) {
 
   const uint32_t lines = lines_in(piece_in(0, job.rank));
   bool failed = false;
+  Stopped stopped;
   Rounds rounds = rounds_of<S>(lines);
   for (uint32_t round = 0; round < rounds.count && !failed; ++round) {
     typename S::Cells cells;
@@ -351,7 +353,7 @@ TOWLINE_DEVICE void run_lines_two(const Job& job, Turn& turn) {
       load_data<kOdd>(piece_in(job.in[0], job.rank), line, own[index]);
     });
     failed = !take_lines(
-        inputs, turn, rounds, round, [&](uint32_t) { return lines; }, cells);
+        inputs, turn, rounds, round, [&](uint32_t) { return lines; }, cells, stopped);
     if (failed) break;
     each_line<S>(rounds, round, [&](uint32_t index, uint32_t line) {
       const Words sum = add_line<E>(job, own[index], cells[index]);
@@ -368,7 +370,7 @@ TOWLINE_DEVICE void run_lines_two(const Job& job, Turn& turn) {
   const auto lines_from = [&](uint32_t peer) { return lines_in(piece_in(0, peer)); };
   for (uint32_t round = 0; round < rounds.count && !failed; ++round) {
     typename S::Cells cells;
-    failed = !take_lines(results, turn, rounds, round, lines_from, cells);
+    failed = !take_lines(results, turn, rounds, round, lines_from, cells, stopped);
     if (failed) break;
     each_cell(results, rounds, round, cells, [&](const Words& words, uint32_t peer, uint32_t line) {
       store_data<kOdd>(piece_in(job.out[0], peer), line, words);
@@ -377,6 +379,7 @@ TOWLINE_DEVICE void run_lines_two(const Job& job, Turn& turn) {
   device::sync();
   let_next_begin();  // no thread waits any more
   if (device::thread() == 0) me.marked[turn.block] = inputs.count + 2;
+  report(job, turn, stopped);
 }
 
 // Some of this rank's data does not start and end at multiples of 8.

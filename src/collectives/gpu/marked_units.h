@@ -33,9 +33,9 @@ struct MarkedUnits {
   using Part = UnitsPart<kUnits>;
   using Bits = typename E::Bits;
   static constexpr uint32_t kLanes = 8 / sizeof(Bits);
-  static constexpr uint32_t kOthers = kRanks - 1;
   // Units whose slots a thread asks for together: with many ranks one unit has enough of them.
   static constexpr uint32_t kTogether = kUnits == 1 || kRanks > 4 ? 1 : kRanks > 2 ? 2 : 4;
+  static constexpr uint32_t kSlots = marked_slots(kRanks);
 
   const Job& job;
   const Turn& turn;
@@ -43,7 +43,6 @@ struct MarkedUnits {
   const uint64_t begin;        // theirs, in bytes
   const uint64_t weight;       // theirs
   const uint32_t first_block;  // their slots are those of this block, and of the ones behind it
-  const uint32_t block_slots;  // of each
 
   TOWLINE_DEVICE static uint64_t unit_of(uint32_t k) { return device::thread() + k * device::threads(); }
   TOWLINE_DEVICE static uint64_t load(uint64_t address) {
@@ -58,90 +57,10 @@ struct MarkedUnits {
     else
       device::store_unit<uint64_t>(address, value);
   }
-  // The others are numbered in the order of their ranks.
-  TOWLINE_DEVICE uint32_t other(uint32_t index) const { return index < job.rank ? index : index + 1; }
-  TOWLINE_DEVICE bool is_there(uint32_t index) const { return index + 1 < job.size; }
-  TOWLINE_DEVICE void give(Part& part) const {
-    const Control& me = control_of(job, job.rank);
-    TOWLINE_UNROLL
-    for (uint32_t k = 0; k < kUnits; ++k) {
-      const uint64_t unit = unit_of(k);
-      if (unit >= units) break;
-      part.data[k] = load(job.in[0] + begin + unit * 8);
-      const auto block = first_block + static_cast<uint32_t>(unit / block_slots);
-      const auto in_block = static_cast<uint32_t>(unit % block_slots);
-      part.slot[k] = slot_offset(job, me.marked[block], block, in_block);
-      if (job.residual != 0) part.residual[k] = load(job.residual + begin + unit * 8);
-      if (job.weight != 0) part.weight[k] = load(weight + unit * 8);
-    }
-    TOWLINE_UNROLL
-    for (uint32_t k = 0; k < kUnits; ++k) {
-      const uint64_t unit = unit_of(k);
-      if (unit >= units) break;
-      TOWLINE_UNROLL
-      for (uint32_t i = 0; i < kOthers; ++i)
-        if (is_there(i))
-          store_marked(slot_address(job, other(i), job.rank, part.slot[k]), part.data[k], job.digest);
-    }
+  TOWLINE_DEVICE bool is_other(uint32_t rank) const { return rank != job.rank && rank < job.size; }
+  TOWLINE_DEVICE uint64_t slot_at(uint32_t at, uint32_t from, uint32_t offset) const {
+    return job.segment[at] + kMarkedAt + offset + from * (kSlots * 16);
   }
-
-  // What the others gave of kTogether units from `first` on. False: failed.
-  TOWLINE_DEVICE bool take(const Part& part, uint32_t first, uint64_t (&values)[kTogether][kOthers]) const {
-    Waiter waiter;
-    const auto each = [&](auto&& does) {
-      TOWLINE_UNROLL
-      for (uint32_t k = 0; k < kTogether; ++k) {
-        if (first + k >= kUnits || unit_of(first + k) >= units) break;
-        TOWLINE_UNROLL
-        for (uint32_t i = 0; i < kOthers; ++i)
-          if (is_there(i))
-            does(values[k][i], other(i), slot_address(job, job.rank, other(i), part.slot[first + k]));
-      }
-    };
-    for (;;) {
-      uint32_t missing = job.size;
-      uint32_t wrong = job.size;
-      each([&](uint64_t& value, uint32_t peer, uint64_t from) {
-        uint32_t marks[2];
-        load_marked(from, value, marks);
-        if (marks[0] != job.digest || marks[1] != job.digest) missing = peer;
-        if (other_digest(marks, job.digest) != 0) wrong = peer;
-      });
-      if (missing == job.size) break;
-      if (wrong != job.size) {
-        uint32_t other = 0;  // looked for again, since a thread that waits has no register to spare
-        each([&](uint64_t, uint32_t peer, uint64_t from) {
-          if (peer != wrong || other != 0) return;
-          uint64_t value;
-          uint32_t marks[2];
-          load_marked(from, value, marks);
-          other = other_digest(marks, job.digest);
-        });
-        disagree_with(job, wrong, other);
-        return false;
-      }
-      if (give_up(job, waiter, missing, &control_of(job, job.rank).signal[missing][turn.block], turn.epoch))
-        return false;
-    }
-    return true;
-  }
-
-  // Makes the inputs the sums, and adds to `squares`. False: failed.
-  TOWLINE_DEVICE bool take_all(Part& part, float& squares) const {
-    TOWLINE_UNROLL
-    for (uint32_t first = 0; first < kUnits; first += kTogether) {
-      if (unit_of(first) >= units) break;
-      uint64_t values[kTogether][kOthers];
-      if (!take(part, first, values)) return false;
-      TOWLINE_UNROLL
-      for (uint32_t k = 0; k < kTogether; ++k) {
-        if (first + k >= kUnits || unit_of(first + k) >= units) break;
-        part.data[first + k] = add(part.data[first + k], part.residual[first + k], values[k], squares);
-      }
-    }
-    return true;
-  }
-
   // does(k, unit) with each unit that this thread has.
   template <class Does>
   TOWLINE_DEVICE void each(Does&& does) const {
@@ -152,6 +71,88 @@ struct MarkedUnits {
       does(k, unit);
     }
   }
+
+  TOWLINE_DEVICE void load(Part& part) const {
+    const Control& me = control_of(job, job.rank);
+    each([&](uint32_t k, uint64_t unit) {
+      part.data[k] = load(job.in[0] + begin + unit * 8);
+      const auto block = first_block + static_cast<uint32_t>(unit / kSlots);
+      const auto in_block = static_cast<uint32_t>(unit % kSlots);
+      part.slot[k] = slot_offset(job, me.marked[block], block, in_block);
+    });
+  }
+  TOWLINE_DEVICE void give(const Part& part) const {
+    each([&](uint32_t k, uint64_t) {
+      TOWLINE_UNROLL
+      for (uint32_t rank = 0; rank < kRanks; ++rank)
+        if (is_other(rank)) store_marked(slot_at(rank, job.rank, part.slot[k]), part.data[k], job.digest);
+    });
+  }
+  // While what was given is on its way.
+  TOWLINE_DEVICE void load_beside(Part& part) const {
+    each([&](uint32_t k, uint64_t unit) {
+      if (job.residual != 0) part.residual[k] = load(job.residual + begin + unit * 8);
+      if (job.weight != 0) part.weight[k] = load(weight + unit * 8);
+    });
+  }
+
+  // What the others gave of kTogether units from `first` on. What there is not counts as come, so that no load is behind a branch, and all are
+  // under way together. False: it stopped.
+  TOWLINE_DEVICE bool take(const Part& part, uint32_t first, uint64_t (&values)[kTogether][kRanks],
+                           Stopped& stopped) const {
+    uint32_t marks[kTogether][kRanks][2];
+    const auto each_slot = [](auto&& does) {
+      TOWLINE_UNROLL
+      for (uint32_t k = 0; k < kTogether; ++k) {
+        TOWLINE_UNROLL
+        for (uint32_t rank = 0; rank < kRanks; ++rank) does(k, rank);
+      }
+    };
+    each_slot([&](uint32_t k, uint32_t rank) { marks[k][rank][0] = marks[k][rank][1] = job.digest; });
+    Waiter waiter;
+    for (;;) {
+      each_slot([&](uint32_t k, uint32_t rank) {
+        const bool has = first + k < kUnits && unit_of(first + k) < units;
+        const uint32_t slot = first + k < kUnits ? part.slot[first + k] : 0;
+        load_marked_if(has && is_other(rank), slot_at(job.rank, rank, slot), values[k][rank], marks[k][rank]);
+      });
+      bool came = true;
+      each_slot([&](uint32_t k, uint32_t rank) {
+        came &= (marks[k][rank][0] == job.digest) & (marks[k][rank][1] == job.digest);
+      });
+      if (came) return true;
+      device::pause();
+      if ((++waiter.turns & 63) != 0) continue;
+      uint32_t missing = 0;
+      each_slot([&](uint32_t k, uint32_t rank) {
+        const uint32_t(&found)[2] = marks[k][rank];
+        if (stopped.digest != 0 || (found[0] == job.digest && found[1] == job.digest)) return;
+        missing = rank;
+        stopped.digest = other_digest(found, job.digest);
+      });
+      if (stopped.digest == 0 && !must_stop(job, waiter, missing, signal_of(job, turn, missing), turn.epoch))
+        continue;
+      stopped.peer = missing;
+      return false;
+    }
+  }
+
+  // Makes the inputs the sums, and adds to `squares`. False: it stopped.
+  TOWLINE_DEVICE bool take_all(Part& part, float& squares, Stopped& stopped) const {
+    TOWLINE_UNROLL
+    for (uint32_t first = 0; first < kUnits; first += kTogether) {
+      if (unit_of(first) >= units) break;
+      uint64_t values[kTogether][kRanks] = {};
+      if (!take(part, first, values, stopped)) return false;
+      TOWLINE_UNROLL
+      for (uint32_t k = 0; k < kTogether; ++k) {
+        if (first + k >= kUnits || unit_of(first + k) >= units) break;
+        part.data[first + k] = add(part.data[first + k], part.residual[first + k], values[k], squares);
+      }
+    }
+    return true;
+  }
+
   TOWLINE_DEVICE void store_sums(const Part& part, uint64_t to) const {
     each([&](uint32_t k, uint64_t unit) { store(to + begin + unit * 8, part.data[k]); });
   }
@@ -159,22 +160,20 @@ struct MarkedUnits {
   TOWLINE_DEVICE void empty(const Part& part) const {
     each([&](uint32_t k, uint64_t) {
       TOWLINE_UNROLL
-      for (uint32_t i = 0; i < kOthers; ++i)
-        if (is_there(i)) store_marked(slot_address(job, job.rank, other(i), part.slot[k]), 0, 0);
+      for (uint32_t rank = 0; rank < kRanks; ++rank)
+        if (is_other(rank)) store_marked(slot_at(job.rank, rank, part.slot[k]), 0, 0);
     });
   }
 
   // The ranks' sum, in their order, and the residual. Adds to `squares`.
-  TOWLINE_DEVICE uint64_t add(uint64_t mine, uint64_t residual, const uint64_t (&others)[kOthers],
+  TOWLINE_DEVICE uint64_t add(uint64_t mine, uint64_t residual, const uint64_t (&others)[kRanks],
                               float& squares) const {
     typename E::Sum sums[kLanes] = {};  // rank 0 sets them, which not every compiler sees
     Bits lanes[kLanes];
     TOWLINE_UNROLL
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
       if (rank >= job.size) break;
-      const uint64_t after = rank == 0 ? 0 : others[rank == 0 ? 0 : rank - 1];
-      const uint64_t before = rank == kOthers ? 0 : others[rank == kOthers ? 0 : rank];
-      const uint64_t value = rank == job.rank ? mine : rank < job.rank ? before : after;
+      const uint64_t value = rank == job.rank ? mine : others[rank];
       memcpy(lanes, &value, 8);
       TOWLINE_UNROLL
       for (uint32_t i = 0; i < kLanes; ++i)
@@ -200,15 +199,16 @@ template <class E, uint32_t kRanks, uint32_t kUnits>
 TOWLINE_DEVICE void run_marked_units(const Job& job, Turn& turn) {
   using Units = MarkedUnits<E, kRanks, false, kUnits>;
   const uint64_t begin = turn.block * job.slot;
-  const Units units{job,        turn,           rest(job.bytes / 8, begin, job.slot), begin * 8, 0,
-                    turn.block, kMarkedRowUnits};
+  const Units units{job, turn, rest(job.bytes / 8, begin, job.slot), begin * 8, 0, turn.block};
   Control& me = control_of(job, job.rank);
   const uint32_t marked = me.marked[turn.block];
   typename Units::Part part = {};
+  units.load(part);
   units.give(part);
   show_marked(job, turn);
   float squares = 0;
-  const bool came = units.take_all(part, squares);
+  Stopped stopped;
+  const bool came = units.take_all(part, squares, stopped);
   device::sync();
   let_next_begin();  // no thread waits any more
   if (came) {
@@ -216,6 +216,7 @@ TOWLINE_DEVICE void run_marked_units(const Job& job, Turn& turn) {
     units.empty(part);
   }
   if (device::thread() == 0) me.marked[turn.block] = marked + 1;
+  report(job, turn, stopped);
 }
 #if defined(__CUDA_ARCH__)
 template <uint32_t kRanks>

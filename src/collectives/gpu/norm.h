@@ -14,7 +14,9 @@ namespace towline::collectives::gpu {
 
 // A row's units of 8 bytes that each of its blocks has at most, and how many blocks' slots those take.
 constexpr uint64_t units_of_part(uint64_t units, uint32_t parts) { return (units + parts - 1) / parts; }
-constexpr uint64_t marked_blocks_of(uint64_t units) { return (units + kMarkedSlots - 1) / kMarkedSlots; }
+constexpr uint64_t marked_blocks_of(uint64_t units, uint32_t ranks) {
+  return (units + marked_slots(ranks) - 1) / marked_slots(ranks);
+}
 
 // The arithmetic of a row, whichever way it goes: a sum with its residual, the scale from the sum of a row's squares, and an element of the
 // output.

@@ -83,7 +83,7 @@ struct LineRow {
   }
 
   // Adds what the others gave, in the order of their ranks, and the residual. Adds to `squares`. All threads of a warp. False: failed.
-  TOWLINE_DEVICE bool take(const Turn& turn, Held& held, float& squares) const {
+  TOWLINE_DEVICE bool take(const Turn& turn, Held& held, float& squares, Stopped& stopped) const {
     const Job& job = step.job;
     const uint32_t lines = lines_in(input);
     TOWLINE_UNROLL
@@ -91,7 +91,7 @@ struct LineRow {
       if (round >= rounds.count) break;
       typename S::Cells cells;
       if (!take_lines(
-              step, turn, rounds, round, [&](uint32_t) { return lines; }, cells))
+              step, turn, rounds, round, [&](uint32_t) { return lines; }, cells, stopped))
         return false;
       each_line<S>(rounds, round, [&](uint32_t index, uint32_t line) {
         const uint32_t k = round * S::kLines + index;
@@ -156,13 +156,15 @@ TOWLINE_DEVICE void run_line_row(const Job& job, Turn& turn, Scratch& scratch) {
   show_marked(job, turn);
   await_cluster(job);
   float squares = 0;
-  bool failed = !row.take(turn, held, squares);
+  Stopped stopped;
+  bool failed = !row.take(turn, held, squares, stopped);
   const bool gave_up = failed;
-  const float scale = scale_of(job, sum_of_row(job, turn, blocks, squares, failed, scratch, [&] {
+  const float scale = scale_of(job, sum_of_row(job, turn, blocks, squares, failed, stopped, scratch, [&] {
                                  if (!gave_up) row.keep(held);
                                }));
   if (!failed) row.normalize(held, scale);
   if (device::thread() == 0) me.marked[turn.block] = row.step.count + 1;
+  report(job, turn, stopped);
 }
 
 template <class E, uint32_t kRanks>

@@ -16,29 +16,31 @@ TOWLINE_DEVICE void run_marked_row(const Job& job, Turn& turn, Scratch& scratch)
   using Bits = typename E::Bits;
   const uint64_t row_bytes = row_bytes_of(job, sizeof(Bits));
   const RowBlocks blocks = row_blocks(job, turn.block);
-  const auto of_part = static_cast<uint32_t>(marked_blocks_of(job.slot));
+  const auto of_part = static_cast<uint32_t>(marked_blocks_of(job.slot, kRanks));
   const uint64_t begin = blocks.part * job.slot;
   const Units row{job,
                   turn,
                   rest(row_bytes / 8, begin, job.slot),
                   blocks.first / job.parts * row_bytes + begin * 8,
                   job.weight + begin * 8,
-                  turn.block * of_part,
-                  kMarkedSlots};
+                  turn.block * of_part};
   Control& me = control_of(job, job.rank);
   const bool counts = device::thread() < of_part;
   const uint32_t marked = counts ? me.marked[row.first_block + device::thread()] : 0;
   typename Units::Part part = {};
+  row.load(part);
   row.give(part);
+  row.load_beside(part);
   show_marked(job, turn);
   await_cluster(job);
   float squares = 0;
-  const bool came = row.take_all(part, squares);
+  Stopped stopped;
+  const bool came = row.take_all(part, squares, stopped);
   bool failed = !came;
-  const float scale = scale_of(job, sum_of_row(job, turn, blocks, squares, failed, scratch, [&] {
+  const float scale = scale_of(job, sum_of_row(job, turn, blocks, squares, failed, stopped, scratch, [&] {
                                  if (!came) return;
                                  if (job.residual != 0) row.store_sums(part, job.residual);
-                                 if (kRanks <= 4) row.empty(part);
+                                 row.empty(part);
                                }));
   if (!failed)
     row.each([&](uint32_t k, uint64_t unit) {
@@ -52,21 +54,38 @@ TOWLINE_DEVICE void run_marked_row(const Job& job, Turn& turn, Scratch& scratch)
       memcpy(&result, lanes, 8);
       Units::store(job.out[0] + row.begin + unit * 8, result);
     });
-  if (kRanks > 4 && came) row.empty(part);  // so many stores would keep the row's sums waiting
   if (counts) me.marked[row.first_block + device::thread()] = marked + 1;
   for (uint32_t block = device::thread() + device::threads(); block < of_part; block += device::threads())
     ++me.marked[row.first_block + block];  // of the model's one thread
+  report(job, turn, stopped);
 }
 
 template <class E, uint32_t kRanks>
 TOWLINE_DEVICE void run_marked_norm(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
   run_norm_row(job, scratch, block, blocks, [&](auto odd, Turn& turn) {
     constexpr bool kOdd = decltype(odd)::value;
-    if (!kOdd && job.slot <= device::threads())
-      run_marked_row<E, kRanks, false, 1>(job, turn, scratch);
-    else
-      run_marked_row<E, kRanks, kOdd, kRowUnits>(job, turn, scratch);
+    run_marked_row<E, kRanks, kOdd, kRowUnits>(job, turn, scratch);
   });
+}
+
+// The same of rows that start at multiples of 8, and give each thread so few units that 64 registers do: its blocks can have 512 threads in
+// half a multiprocessor, and those that are smaller leave more room to clusters.
+constexpr uint32_t most_row_units(uint32_t ranks) { return ranks <= 2 ? 2 : 1; }
+template <class E, uint32_t kRanks>
+TOWLINE_DEVICE void run_marked_rows(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
+#if defined(__CUDA_ARCH__)
+  constexpr uint32_t kMost = most_row_units(kRanks);
+#else
+  constexpr uint32_t kMost = kRowUnits;
+#endif
+  begin_cluster(job, scratch);
+  Turn turn = begin_turn(job, block, blocks);
+  if (kMost == 1 || job.slot <= device::threads())
+    run_marked_row<E, kRanks, false, 1>(job, turn, scratch);
+  else
+    run_marked_row<E, kRanks, false, kMost>(job, turn, scratch);
+  end_turn(job, turn);
+  empty_row_sums(job, block);
 }
 
 }  // namespace towline::collectives::gpu

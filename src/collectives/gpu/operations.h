@@ -294,12 +294,14 @@ inline constexpr uint32_t kMovingKernel = TOWLINE_BOOL + 1;
 inline constexpr uint32_t kSmallKernels = kMovingKernel + 1;
 inline constexpr uint32_t kNormKernels = 2 * kSmallKernels;
 inline constexpr uint32_t kFloatTypes = 3;  // that models use: TOWLINE_FLOAT_KERNELS
-// Norms; then, for 2, 4 and 8 ranks each, those with marks; then those in lines, and the one that moves; then norms in lines; then small sums.
+// Norms; then, for 2, 4 and 8 ranks each, those with marks; then those in lines, and the one that moves; then norms in lines; then small sums;
+// then norms of rows that start at multiples of 8.
 inline constexpr uint32_t kMarkedNormKernels = kNormKernels + kFloatTypes;
 inline constexpr uint32_t kLineKernels = kMarkedNormKernels + 3 * kFloatTypes;
 inline constexpr uint32_t kLineNormKernels = kLineKernels + 3 * (kFloatTypes + 1);
 inline constexpr uint32_t kMarkedSumKernels = kLineNormKernels + 3 * kFloatTypes;
-inline constexpr uint32_t kKernels = kMarkedSumKernels + 3 * kFloatTypes;
+inline constexpr uint32_t kMarkedRowKernels = kMarkedSumKernels + 3 * kFloatTypes;
+inline constexpr uint32_t kKernels = kMarkedRowKernels + 3 * kFloatTypes;
 constexpr uint32_t ranks_row(uint32_t size) { return size <= 2 ? 0 : size <= 4 ? 1 : 2; }
 constexpr uint32_t marked_norm_kernel(uint32_t size, uint32_t type) {
   return kMarkedNormKernels + ranks_row(size) * kFloatTypes + type;
@@ -312,6 +314,9 @@ constexpr uint32_t line_norm_kernel(uint32_t size, uint32_t type) {
 }
 constexpr uint32_t marked_sum_kernel(uint32_t size, uint32_t type) {
   return kMarkedSumKernels + ranks_row(size) * kFloatTypes + type;
+}
+constexpr uint32_t marked_row_kernel(uint32_t size, uint32_t type) {
+  return kMarkedRowKernels + ranks_row(size) * kFloatTypes + type;
 }
 // kFloatTypes: not one of them.
 constexpr uint32_t float_type(uint32_t datatype) {

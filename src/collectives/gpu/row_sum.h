@@ -2,7 +2,7 @@
 // blocks that tell one another through memory.
 //
 // A cluster is the fastest way, but its blocks begin together on neighbouring multiprocessors, and there must be room for it whatever else
-// runs (GpuBackend::clusters_beside). Through memory it takes 0.25 us more, and any blocks do. (H200.)
+// runs (clusters.h). Through memory it takes 0.25 us more, and any blocks do. (H200.)
 #pragma once
 
 #include "collectives/gpu/shares.h"
@@ -56,10 +56,19 @@ inline constexpr uint64_t kSumCame = uint64_t{1} << 33;
 // A cluster's store them in one another's shared memory. What arrives there counts itself, so that no block waits for its other stores, as
 // it would at the cluster's barrier.
 //
+// A model's tell one another through memory.
+TOWLINE_DEVICE bool in_cluster([[maybe_unused]] const Job& job) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  return job.clustered != 0;
+#else
+  return false;
+#endif
+}
+
 // First each block gets ready for that. All threads, which call await_cluster once they have something else to wait for.
 TOWLINE_DEVICE void begin_cluster([[maybe_unused]] const Job& job, [[maybe_unused]] Scratch& scratch) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if (job.clustered == 0) return;
+  if (!in_cluster(job)) return;
   if (threadIdx.x == 0) {
     const auto counter = static_cast<uint32_t>(__cvta_generic_to_shared(&scratch.arrivals));
     asm volatile(
@@ -69,12 +78,12 @@ TOWLINE_DEVICE void begin_cluster([[maybe_unused]] const Job& job, [[maybe_unuse
         "r"(job.parts * (blockDim.x / 32) * 8)
         : "memory");
   }
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 #endif
 }
 TOWLINE_DEVICE void await_cluster([[maybe_unused]] const Job& job) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if (job.clustered != 0) asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+  if (in_cluster(job)) asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 #endif
 }
 
@@ -138,7 +147,7 @@ TOWLINE_DEVICE void give_in_memory(const Job& job, const RowBlocks& row, uint64_
 // The blocks of a row are all there when this waits for them, since the kernel had to have room for all its blocks: so this ends as they
 // do, with what they got from other ranks. Where there was no room after all it ends as other waits do, and this block makes some; then the
 // communicator is broken, and what its words are does not matter any more. Each warp for itself, so that none waits for another one.
-TOWLINE_DEVICE float take_in_memory(const Job& job, uint32_t block, bool& failed) {
+TOWLINE_DEVICE float take_in_memory(const Job& job, uint32_t block, bool& failed, Stopped& stopped) {
   const uint64_t* const sums = control_of(job, job.rank).row_sums[block];
 #if defined(__CUDA_ARCH__)
   const uint32_t all = job.parts * warps();
@@ -156,7 +165,7 @@ TOWLINE_DEVICE float take_in_memory(const Job& job, uint32_t block, bool& failed
     }
     TOWLINE_UNROLL
     for (uint32_t k = 0; k < kRowSums / 32; ++k) came = came && (one[k] & kSumCame) != 0;
-    if (!came && !gone) gone = give_up(job, waiter, job.rank, nullptr, 0);
+    if (!came && !gone) gone = stops(job, waiter, job.rank, nullptr, 0, stopped);
     came = came || gone;
   }
   float sum = 0;
@@ -174,7 +183,7 @@ TOWLINE_DEVICE float take_in_memory(const Job& job, uint32_t block, bool& failed
   for (uint32_t other = 0; other < job.parts; ++other) {
     uint64_t one;
     while (((one = device::load_relaxed(&sums[other])) & kSumCame) == 0)
-      if (give_up(job, waiter, job.rank, nullptr, 0)) {
+      if (stops(job, waiter, job.rank, nullptr, 0, stopped)) {
         failed = true;
         return sum;
       }
@@ -188,7 +197,7 @@ TOWLINE_DEVICE float take_in_memory(const Job& job, uint32_t block, bool& failed
 #endif
 }
 TOWLINE_DEVICE void empty_row_sums(const Job& job, uint32_t block) {
-  if (job.parts == 1 || job.clustered != 0) return;
+  if (job.parts == 1 || in_cluster(job)) return;
   uint64_t* const sums = control_of(job, job.rank).row_sums[block];
   const uint32_t all = job.parts * warps();
   for (uint32_t at = device::thread(); at < all; at += device::threads()) device::store_relaxed(&sums[at], 0);
@@ -199,7 +208,7 @@ TOWLINE_DEVICE void empty_row_sums(const Job& job, uint32_t block) {
 // sums waiting otherwise.
 template <class Meanwhile>
 TOWLINE_DEVICE float sum_of_row(const Job& job, const Turn& turn, const RowBlocks& row, float mine,
-                                bool& failed, Scratch& scratch, Meanwhile&& meanwhile) {
+                                bool& failed, Stopped& stopped, Scratch& scratch, Meanwhile&& meanwhile) {
   if (job.parts == 1) {
     const float sum = sum_of_block(mine, failed, scratch.partial);
     let_next_begin();
@@ -214,7 +223,7 @@ TOWLINE_DEVICE float sum_of_row(const Job& job, const Turn& turn, const RowBlock
   memcpy(&bits, &mine, sizeof bits);
   const uint64_t said = bits | (failed ? kSumFailed : 0);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if (job.clustered != 0)
+  if (in_cluster(job))
     give_in_cluster(job, row.part, said, scratch);
   else
 #endif
@@ -223,9 +232,9 @@ TOWLINE_DEVICE float sum_of_row(const Job& job, const Turn& turn, const RowBlock
   let_next_begin();
   meanwhile();
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if (job.clustered != 0) return take_in_cluster(job, failed, scratch);
+  if (in_cluster(job)) return take_in_cluster(job, failed, scratch);
 #endif
-  return take_in_memory(job, turn.block, failed);
+  return take_in_memory(job, turn.block, failed, stopped);
 }
 
 // A block's turn: run_row(odd, turn), where `odd` tells as a type whether some of this rank's data does not start at a multiple of 8.

@@ -108,46 +108,75 @@ struct Waiter {
   uint64_t began = 0;
 };
 
-// Called now and then while a thread waits. True: give up. `signal`: the peer's word, whose digest must be that of
-// this operation if its epoch is; null: none.
-TOWLINE_DEVICE_CALL bool look_around(const Job& job, Waiter& waiter, uint32_t peer, const uint64_t* signal,
-                                     uint32_t epoch) {
-  if (check_broken(job)) return true;
+// Whether a wait must end, asked now and then. `signal`: the peer's word, whose digest must be that of this operation if its epoch is;
+// null: none.
+TOWLINE_DEVICE bool must_stop(const Job& job, Waiter& waiter, uint32_t peer, const uint64_t* signal,
+                              uint32_t epoch) {
+  const Control& me = control_of(job, job.rank);
+  if (device::load_relaxed(&me.broken) != 0) return true;
   if (signal != nullptr) {
     const uint64_t word = device::load_relaxed(signal);
-    const auto digest = static_cast<uint32_t>(word);
-    if (static_cast<uint32_t>(word >> 32) == epoch && digest != job.digest) {
-      disagree_with(job, peer, digest);
-      return true;
-    }
+    if (static_cast<uint32_t>(word >> 32) == epoch && static_cast<uint32_t>(word) != job.digest) return true;
   }
-  Failure failure = Failure::kNone;
   const uint64_t now = device::now_ns();
   if (waiter.began == 0) waiter.began = now;
-  if (now - waiter.began >= job.timeout_ns) failure = Failure::kTimedOut;
-  if (failure == Failure::kNone && ((waiter.turns & 1023) == 0 || waiter.gone != 0)) {
-    if (device::load_acquire(&control_of(job, job.rank).left[peer]) != 0) failure = Failure::kLeft;
-    const auto* const orders = reinterpret_cast<const Orders*>(job.orders);
-    if (const uint64_t stop = device::load_acquire(&orders->stop); stop != 0) {
-      failure = static_cast<Failure>(stop);
-      peer = static_cast<uint32_t>(device::load_relaxed(&orders->peer));
-    }
-    // It may have given all that is waited for, after the caller's last look, and then gone.
-    if ((failure == Failure::kLeft || failure == Failure::kLost) && waiter.gone != peer + 1) {
-      waiter.gone = peer + 1;
-      return false;
-    }
+  if (now - waiter.began >= job.timeout_ns) return true;
+  if ((waiter.turns & 1023) != 0 && waiter.gone == 0) return false;
+  const auto* const orders = reinterpret_cast<const Orders*>(job.orders);
+  const uint64_t stop = device::load_acquire(&orders->stop);
+  if (stop != 0 && static_cast<Failure>(stop) != Failure::kLost) return true;
+  if (stop == 0 && device::load_acquire(&me.left[peer]) == 0) return false;
+  // It may have given all that is waited for, after the caller's last look, and then gone.
+  if (waiter.gone == peer + 1) return true;
+  waiter.gone = peer + 1;
+  return false;
+}
+
+// Why it must. `digest`: of another operation, which the peer's data has shown; 0: none. One thread.
+TOWLINE_DEVICE_CALL void report_stop(const Job& job, uint32_t peer, const uint64_t* signal, uint32_t epoch,
+                                     uint32_t digest) {
+  if (check_broken(job)) return;
+  if (signal != nullptr && digest == 0) {
+    const uint64_t word = device::load_relaxed(signal);
+    if (static_cast<uint32_t>(word >> 32) == epoch && static_cast<uint32_t>(word) != job.digest)
+      digest = static_cast<uint32_t>(word);
   }
-  if (failure == Failure::kNone) return false;
+  if (digest != 0) return disagree_with(job, peer, digest);
+  Failure failure =
+      device::load_acquire(&control_of(job, job.rank).left[peer]) != 0 ? Failure::kLeft : Failure::kTimedOut;
+  const auto* const orders = reinterpret_cast<const Orders*>(job.orders);
+  if (const uint64_t stop = device::load_acquire(&orders->stop); stop != 0) {
+    failure = static_cast<Failure>(stop);
+    peer = static_cast<uint32_t>(device::load_relaxed(&orders->peer));
+  }
   fail_with(job, failure, peer, 0, 0);
+}
+
+TOWLINE_DEVICE_CALL bool look_around(const Job& job, Waiter& waiter, uint32_t peer, const uint64_t* signal,
+                                     uint32_t epoch) {
+  if (!must_stop(job, waiter, peer, signal, epoch)) return false;
+  report_stop(job, peer, signal, epoch, 0);
   return true;
 }
 
-// After each look that was too early.
+// After each look that was too early. True: the wait is at its end, and the reason has been reported.
 TOWLINE_DEVICE bool give_up(const Job& job, Waiter& waiter, uint32_t peer, const uint64_t* signal,
                             uint32_t epoch) {
   device::pause();
   return (++waiter.turns & 63) == 0 && look_around(job, waiter, peer, signal, epoch);
+}
+
+// The same for a thread that reports it at its kernel's end: what it calls would take half of the registers from it.
+struct Stopped {
+  uint32_t peer = ~0u;  // that was waited for; ~0: it did not stop
+  uint32_t digest = 0;  // report_stop's
+};
+TOWLINE_DEVICE bool stops(const Job& job, Waiter& waiter, uint32_t peer, const uint64_t* signal,
+                          uint32_t epoch, Stopped& stopped) {
+  device::pause();
+  if ((++waiter.turns & 63) != 0 || !must_stop(job, waiter, peer, signal, epoch)) return false;
+  stopped.peer = peer;
+  return true;
 }
 
 // Waits until what is ahead of this kernel in its stream has ended and its stores are seen: the kernel may have been started
@@ -171,6 +200,16 @@ struct Turn {
   uint32_t blocks;
   uint32_t epoch;
 };
+
+TOWLINE_DEVICE const uint64_t* signal_of(const Job& job, const Turn& turn, uint32_t peer) {
+  return &control_of(job, job.rank).signal[peer][turn.block];
+}
+// Says what the thread has kept to itself.
+TOWLINE_DEVICE void report(const Job& job, const Turn& turn, const Stopped& stopped) {
+  if (stopped.peer == ~0u) return;
+  report_stop(job, stopped.peer, stopped.peer == job.rank ? nullptr : signal_of(job, turn, stopped.peer),
+              turn.epoch, stopped.digest);
+}
 
 // What a rank's memory held when its operation began is seen by the ranks that see a store of the operation. On a GPU this needs nothing of
 // the rank that stores, and a fence of those that see; on processors one of both. ThreadSanitizer knows no fences.
@@ -211,6 +250,19 @@ TOWLINE_DEVICE void load_marked(uint64_t address, uint64_t& data, uint32_t (&mar
                : "memory");
   data = static_cast<uint64_t>(high) << 32 | low;
 }
+// Without a branch. Not `asked`: the data and the marks stay as they are.
+TOWLINE_DEVICE void load_marked_if(bool asked, uint64_t address, uint64_t& data, uint32_t (&marks)[2]) {
+  auto low = static_cast<uint32_t>(data);
+  auto high = static_cast<uint32_t>(data >> 32);
+  asm volatile(
+      "{\n\t.reg .pred asked;\n\t"
+      "setp.ne.u32 asked, %5, 0;\n\t"
+      "@asked ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];\n\t}"
+      : "+r"(low), "+r"(marks[0]), "+r"(high), "+r"(marks[1])
+      : "l"(address), "r"(static_cast<uint32_t>(asked))
+      : "memory");
+  data = static_cast<uint64_t>(high) << 32 | low;
+}
 #else
 inline void store_marked(uint64_t address, uint64_t data, uint32_t mark) {
   if ((address & 15) != 0) abort();  // the kernel would fault
@@ -225,6 +277,9 @@ inline void load_marked(uint64_t address, uint64_t& data, uint32_t (&marks)[2]) 
   marks[0] = static_cast<uint32_t>(low >> 32);
   marks[1] = static_cast<uint32_t>(high >> 32);
   data = high << 32 | static_cast<uint32_t>(low);
+}
+inline void load_marked_if(bool asked, uint64_t address, uint64_t& data, uint32_t (&marks)[2]) {
+  if (asked) load_marked(address, data, marks);
 }
 #endif
 

@@ -167,7 +167,7 @@ class ThreadStream final : public OwnStream {
 class Models final : public LoadedKernels {
  public:
   explicit Models(const KernelSet& set) : set_(set) {}
-  [[nodiscard]] bool clusters(uint32_t, uint32_t) const noexcept override { return false; }
+  [[nodiscard]] bool clusters(uint32_t, uint32_t) const noexcept override { return true; }
   Code launch(uint32_t kernel, const void* argument, const Grid& grid, void* stream) noexcept override {
     if (const Code refusal = faults().take_refusal(); refusal != 0) return refusal;
     std::vector<uint64_t> copy(set_.argument_bytes / 8 + 1);
