@@ -98,6 +98,29 @@ TEST_F(Waiting, ForAnotherBlockOfARowEnds) {
   EXPECT_EQ(report_.failure, static_cast<uint32_t>(Failure::kTimedOut));
 }
 
+// It stopped for a rank that is at another operation, and then its row's other block did not come either.
+TEST_F(Waiting, EndsWithItsFirstReason) {
+  Job job = job_of(0, TOWLINE_COLLECTIVE_ALL_REDUCE, 3);
+  job.parts = 2;
+  job.timeout_ns = 1'000'000;
+  const Job theirs = job_of(1, TOWLINE_COLLECTIVE_ALL_REDUCE, 7);
+  (void)begin_turn(theirs, 0, 1);
+  const uint64_t signal = uint64_t{1} << 32 | theirs.digest;
+  for (const bool by_data : {true, false}) {
+    Stopped stopped{.peer = 1, .digest = by_data ? theirs.digest : 0};
+    if (!by_data) controls_[0].signal[1][0] = signal;
+    give_in_memory(job, row_blocks(job, 0), kSumFailed);
+    bool failed = true;
+    (void)take_in_memory(job, 0, failed, stopped);
+    report(job, {0, 2, 1}, stopped);
+    EXPECT_EQ(report_.failure, static_cast<uint32_t>(Failure::kMismatch));
+    EXPECT_EQ(report_.peer, 1u);
+    EXPECT_EQ(report_.theirs.count, 7u);
+    controls_[0] = {};
+    report_ = {};
+  }
+}
+
 // The sender has gone on since.
 TEST_F(Waiting, AMessageThatDisagreesIsNamedAndNotTheOneAfterIt) {
   for (const uint64_t count : {1, 2}) run_send(job_of(1, TOWLINE_COLLECTIVE_SEND, count));

@@ -175,7 +175,8 @@ TOWLINE_DEVICE bool stops(const Job& job, Waiter& waiter, uint32_t peer, const u
                           uint32_t epoch, Stopped& stopped) {
   device::pause();
   if ((++waiter.turns & 63) != 0 || !must_stop(job, waiter, peer, signal, epoch)) return false;
-  stopped.peer = peer;
+  // A thread that has stopped waits for its row's other blocks as well. Its first reason counts.
+  if (stopped.peer == ~0u) stopped.peer = peer;
   return true;
 }
 
