@@ -120,7 +120,7 @@ class LoadedKernels {
   LoadedKernels& operator=(const LoadedKernels&) = delete;
   virtual ~LoadedKernels() = default;
   // Whether the GPU runs the kernel in clusters of so many blocks (up to 8), which begin together and near one another, and this
-  // image has code for them.
+  // image has code for them. Not on GPUs with more than 8 groups of multiprocessors that are near one another.
   [[nodiscard]] virtual bool clusters(uint32_t kernel, uint32_t blocks) const noexcept = 0;
   // The argument is copied.
   virtual Code launch(uint32_t kernel, const void* argument, const Grid& grid, void* stream) noexcept = 0;

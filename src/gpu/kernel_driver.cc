@@ -210,8 +210,13 @@ class DriverKernels final : public LoadedKernels {
     int made_for = 0;
     if (!functions_.empty() && api_.function_get_attribute(&made_for, driver::kFunctionPtxVersion,
                                                            functions_[0]) == driver::kSuccess)
-      clusters_ = made_for >= 90;
-    may_begin_early_ = clusters_ && set.wait_themselves;
+      may_begin_early_ = made_for >= 90 && set.wait_themselves;
+    // GPUs of compute capability 12 have up to 12 groups of multiprocessors, and room for clusters is counted for 8.
+    driver::Device gpu = 0;
+    int major = 0;
+    clusters_ = made_for >= 90 && api_.context_get_device(&gpu) == driver::kSuccess &&
+                api_.device_get_attribute(&major, driver::kAttributeMajor, gpu) == driver::kSuccess &&
+                major < 12;
   }
   [[nodiscard]] bool clusters(uint32_t kernel, uint32_t blocks) const noexcept override {
     if (!clusters_ || api_.occupancy_clusters == nullptr) return false;

@@ -9,7 +9,7 @@
 
 namespace towline::collectives::gpu {
 
-// Of a GPU's multiprocessors, at most.
+// Of a GPU's multiprocessors, at most: GPUs that have more do not run clusters (LoadedKernels::clusters).
 inline constexpr uint32_t kNeighbourhoods = 8;
 
 // The multiprocessors that ranks of a GPU share, with a block in each: a large one lacks as many as make room for clusters of two.
