@@ -314,6 +314,32 @@ TEST(CollectivesNormInParts, IsTheStepsOneByOne) {
   gpus->enlarge(false);
 }
 
+// Rows whose parts have as many units as a block can have threads. Their squares are added in the same order on every rank.
+TEST(CollectivesNormInParts, GivesTheSameBitsWhateverARanksMemory) {
+  std::string why_not;
+  Platform* const gpus = platform(why_not);
+  if (gpus == nullptr) GTEST_SKIP() << why_not;
+  gpus->enlarge(true);
+  for (const auto& [size, rows] : std::initializer_list<std::pair<int, uint64_t>>{{2, 32}, {4, 16}}) {
+    std::mutex mutex;
+    std::vector<std::vector<uint8_t>> seen;
+    run_on_gpus({size, ""}, true, [&, rows = rows](Rank& rank) {
+      void* const stream = rank.gpu.make_stream();
+      const uint64_t shift = rank.rank % 2 == 0 ? 0 : 4;
+      const Tried tried(rank, {.datatype = TOWLINE_FLOAT32, .rows = rows, .width = 2048, .shift = shift});
+      meet(rank);
+      tried.issue(stream);
+      rank.gpu.drain(stream);
+      tried.check();
+      const std::lock_guard lock(mutex);
+      seen.push_back(tried.result());
+      rank.gpu.free_stream(stream);
+    });
+    for (const auto& one : seen) EXPECT_TRUE(one == seen[0]) << size << " ranks";
+  }
+  gpus->enlarge(false);
+}
+
 // By rows, with marked stores, with a kernel of its own, and in lines.
 INSTANTIATE_TEST_SUITE_P(
     Ranks, CollectivesNorm,

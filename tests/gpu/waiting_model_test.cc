@@ -121,6 +121,31 @@ TEST_F(Waiting, EndsWithItsFirstReason) {
   }
 }
 
+// The others may wait for a rank that comes late, and what has stopped the first one is told at the kernel's end.
+TEST_F(Waiting, EndsForAllThreadsOfARankWithOne) {
+  const Job job = job_of(0, TOWLINE_COLLECTIVE_ALL_REDUCE, 3);
+  const Job theirs = job_of(1, TOWLINE_COLLECTIVE_ALL_REDUCE, 7);
+  (void)begin_turn(theirs, 0, 1);
+  const uint64_t signal = uint64_t{1} << 32 | theirs.digest;
+  Stopped first, second;
+  const auto waits = [&](uint32_t peer, const uint64_t* word, Stopped& stopped) {
+    Waiter waiter;
+    for (int i = 0; i < 64; ++i)
+      if (stops(job, waiter, peer, word, 1, stopped)) return false;
+    return true;
+  };
+  EXPECT_TRUE(waits(2, nullptr, second));
+  EXPECT_FALSE(waits(1, &signal, first));
+  EXPECT_FALSE(waits(2, nullptr, second));
+  const Turn turn{0, 1, 1};
+  report(job, turn, second);
+  EXPECT_EQ(report_.state, 0u);
+  controls_[0].signal[1][0] = signal;
+  report(job, turn, first);
+  EXPECT_EQ(report_.failure, static_cast<uint32_t>(Failure::kMismatch));
+  EXPECT_EQ(report_.peer, 1u);
+}
+
 // The sender has gone on since.
 TEST_F(Waiting, AMessageThatDisagreesIsNamedAndNotTheOneAfterIt) {
   for (const uint64_t count : {1, 2}) run_send(job_of(1, TOWLINE_COLLECTIVE_SEND, count));

@@ -97,23 +97,23 @@ bool GpuBackend::mark_in_slots(const towline_collective_norm_t& norm, uint64_t u
   const RowParts parts = parts_in_slots(norm.rows, units);
   const uint64_t of_part = units_of_part(units, parts.count);
   const uint64_t of_thread = (of_part + parts.threads - 1) / parts.threads;
-  if (norm.rows * parts.count > marking_blocks() || units > kMarkedRowUnits ||
-      of_part > uint64_t{kUnitsOfThread} * marking_threads_ || job.bytes > in_slots_.sums ||
+  if (norm.rows * parts.count > marking_blocks() || of_thread > kUnitsOfThread ||
+      job.bytes > in_slots_.sums ||
       norm.rows * parts.count * marked_blocks_of(of_part, size_) > marked_blocks(size_))
     return false;
   const uint32_t type = float_type(job.mark.datatype);
   job.way = Way::kMarkedNorm;
   job.parts = parts.count;
+  job.clustered = parts.clustered ? 1 : 0;
   job.slot = of_part;
   launch.blocks = static_cast<uint32_t>(norm.rows * parts.count);
+  launch.threads = parts.threads;  // of every rank: they say in which order a row's squares are added
   // What ranks give one another is the same for both kernels, so each looks at its own memory only.
   const uint64_t odd = (job.in[0] | job.out[0] | reinterpret_cast<uint64_t>(norm.residual) |
                         reinterpret_cast<uint64_t>(norm.weight)) &
                        7;
   const bool held = odd == 0 && of_thread <= most_row_units(size_);
-  job.clustered = held && parts.clustered ? 1 : 0;
   launch.kernel = held ? marked_row_kernel(size_, type) : marked_norm_kernel(size_, type);
-  launch.threads = held ? parts.threads : marking_threads_;
   return true;
 }
 

@@ -138,10 +138,11 @@ struct Orders {
 
 // A rank's segment. Words are this rank's own unless they say who writes them.
 struct Control {
-  uint64_t broken;   // any rank, after `told`
-  uint64_t claimed;  // the first to report here
-  uint64_t telling;  // the first to write `told`
-  uint64_t reserved[5];
+  uint64_t broken;    // any rank, after `told`
+  uint64_t claimed;   // the first to report here
+  uint64_t telling;   // the first to write `told`
+  uint64_t stopping;  // a thread that waited has stopped, and will say why
+  uint64_t reserved[4];
   Report told;
   uint64_t current[kMarkWords];  // the mark of the collective in progress; others read it at any time
   uint64_t left[kMaxRanks];      // by the rank that left

@@ -33,7 +33,7 @@ TOWLINE_KERNEL(towline_collective_small_moving, 1, run_small<NoElement>(job, blo
 TOWLINE_FLOAT_KERNELS(TOWLINE_NORM_KERNEL)
 
 #define TOWLINE_MARKED_NORM_KERNEL(name, element, ranks)             \
-  TOWLINE_KERNEL(towline_collective_marked_norm_##name##_##ranks, 1, \
+  TOWLINE_KERNEL(towline_collective_marked_norm_##name##_##ranks, 2, \
                  run_marked_norm<element, ranks>(job, scratch(), blockIdx.x, gridDim.x))
 TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_NORM_KERNEL)
 

@@ -124,15 +124,17 @@ struct MarkedUnits {
       device::pause();
       if ((++waiter.turns & 63) != 0) continue;
       uint32_t missing = 0;
+      uint32_t digest = 0;
       each_slot([&](uint32_t k, uint32_t rank) {
         const uint32_t(&found)[2] = marks[k][rank];
-        if (stopped.digest != 0 || (found[0] == job.digest && found[1] == job.digest)) return;
+        if (digest != 0 || (found[0] == job.digest && found[1] == job.digest)) return;
         missing = rank;
-        stopped.digest = other_digest(found, job.digest);
+        digest = other_digest(found, job.digest);
       });
-      if (stopped.digest == 0 && !must_stop(job, waiter, missing, signal_of(job, turn, missing), turn.epoch))
+      if (digest != 0)
+        stop(job, missing, digest, stopped);
+      else if (!stops_now(job, waiter, missing, signal_of(job, turn, missing), turn.epoch, stopped))
         continue;
-      stopped.peer = missing;
       return false;
     }
   }

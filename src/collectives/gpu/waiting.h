@@ -171,13 +171,25 @@ struct Stopped {
   uint32_t peer = ~0u;  // that was waited for; ~0: it did not stop
   uint32_t digest = 0;  // report_stop's
 };
+// `digest`: as above. The others of this rank stop as well, and have nothing to report.
+TOWLINE_DEVICE void stop(const Job& job, uint32_t peer, uint32_t digest, Stopped& stopped) {
+  // A thread that has stopped waits for its row's other blocks as well. Its first reason counts.
+  if (stopped.peer == ~0u) stopped = {peer, digest};
+  device::store_relaxed(&control_of(job, job.rank).stopping, 1);
+}
+// Asked now and then.
+TOWLINE_DEVICE bool stops_now(const Job& job, Waiter& waiter, uint32_t peer, const uint64_t* signal,
+                              uint32_t epoch, Stopped& stopped) {
+  if (device::load_relaxed(&control_of(job, job.rank).stopping) != 0) return true;
+  if (!must_stop(job, waiter, peer, signal, epoch)) return false;
+  stop(job, peer, 0, stopped);
+  return true;
+}
+// After each look that was too early.
 TOWLINE_DEVICE bool stops(const Job& job, Waiter& waiter, uint32_t peer, const uint64_t* signal,
                           uint32_t epoch, Stopped& stopped) {
   device::pause();
-  if ((++waiter.turns & 63) != 0 || !must_stop(job, waiter, peer, signal, epoch)) return false;
-  // A thread that has stopped waits for its row's other blocks as well. Its first reason counts.
-  if (stopped.peer == ~0u) stopped.peer = peer;
-  return true;
+  return (++waiter.turns & 63) == 0 && stops_now(job, waiter, peer, signal, epoch, stopped);
 }
 
 // Waits until what is ahead of this kernel in its stream has ended and its stores are seen: the kernel may have been started
