@@ -35,6 +35,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -122,7 +123,12 @@ class AgentHandle {
   }
   ~AgentHandle() { close(); }
   void close() noexcept {
-    if (shared_ != nullptr) (void)towline_agent_close(shared_.get());
+    if (shared_ == nullptr || towline_agent_close(shared_.get()) != TOWLINE_BUSY) return;
+    // In a callback on one of the agent's own threads, which can't join itself.
+    try {
+      std::thread([agent = shared_] { (void)towline_agent_close(agent.get()); }).detach();
+    } catch (const std::exception&) {  // the last one that shares the handle ends it
+    }
   }
   [[nodiscard]] towline_agent_t* get() const noexcept { return shared_.get(); }
   [[nodiscard]] const SharedAgent& shared() const noexcept { return shared_; }
@@ -562,7 +568,7 @@ class Agent {
     plans_ = detail::keep_plans(handle_.shared());
   }
   // Does the destructor's work early: calls of any thread that use the agent or what was made from it answer kClosed
-  // from then on.
+  // from then on. In a callback on one of the agent's own threads another thread does it, soon after.
   void close() noexcept { handle_.close(); }
 
   [[nodiscard]] std::string_view name() const noexcept { return towline_agent_name(handle_.get()); }

@@ -50,6 +50,15 @@ class OwnThreadTest : public ::testing::Test {
     EXPECT_NE(caller_, std::this_thread::get_id());
     return answer_;
   }
+  // What the events of an agent that is ended elsewhere end with.
+  static int32_t end_of(towline_queue_t* events) {
+    towline_event_t event = {};
+    int32_t told = TOWLINE_OK;
+    const auto until = std::chrono::steady_clock::now() + 20s;
+    while (told != TOWLINE_CLOSED && std::chrono::steady_clock::now() < until)
+      told = towline_queue_next(events, &event, 1, sizeof event);
+    return told;
+  }
   void release_all() {
     towline_plan_release(plan_);
     (void)towline_block_list_destroy(mine_);
@@ -87,14 +96,26 @@ TEST_F(OwnThreadTest, ACallbackThatDestroysItsAgentLeavesItToAnotherThread) {
   towline_queue_t* events = nullptr;
   ASSERT_EQ(towline_agent_queue(agent_, &events), TOWLINE_OK);
   EXPECT_EQ(answer_to(towline_agent_destroy), TOWLINE_IN_PROGRESS);
-  towline_event_t event = {};
-  int32_t told = TOWLINE_OK;
-  const auto until = std::chrono::steady_clock::now() + 20s;
-  while (told != TOWLINE_CLOSED && std::chrono::steady_clock::now() < until)
-    told = towline_queue_next(events, &event, 1, sizeof event);
-  EXPECT_EQ(told, TOWLINE_CLOSED) << "it has ended";
+  EXPECT_EQ(end_of(events), TOWLINE_CLOSED) << "it has ended";
   towline_queue_release(events);
   release_all();
+}
+
+// As Peer and Queue do in C++.
+TEST_F(OwnThreadTest, AnAgentThatEndsInACallbackIsClosedWhileOthersShareItsHandle) {
+  static detail::SharedAgent others;
+  towline_queue_t* events = nullptr;
+  ASSERT_EQ(towline_agent_queue(agent_, &events), TOWLINE_OK);
+  const auto end_handle = [](towline_agent_t* agent) -> int32_t {
+    const detail::AgentHandle handle{agent};
+    others = handle.shared();
+    return TOWLINE_OK;
+  };
+  EXPECT_EQ(answer_to(end_handle), TOWLINE_OK);
+  EXPECT_EQ(end_of(events), TOWLINE_CLOSED) << "it is closed";
+  towline_queue_release(events);
+  release_all();
+  others.reset();
 }
 
 }  // namespace
