@@ -26,14 +26,17 @@ class Interrupt {
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
 
-  // Asks the application at most once every 50 ms, since its function may take a lock.
+  // Asks the application at most once every 50 ms, since its function may take a lock. Once it has said yes it is not asked
+  // again: the wait that heard it may have ignored the error, as a look for other ranks' failures does.
   static bool asked() noexcept {
     if (current == nullptr) return false;
+    if (current->said_yes_) return true;
     const uint64_t now = monotonic_now_ns();
     if (current->next_ns_ == 0) current->next_ns_ = now + kIntervalNs;
     if (now < current->next_ns_) return false;
     current->next_ns_ = now + kIntervalNs;
-    return current->function_(current->context_) != 0;
+    current->said_yes_ = current->function_(current->context_) != 0;
+    return current->said_yes_;
   }
 
  private:
@@ -43,6 +46,7 @@ class Interrupt {
   void* const context_;
   Interrupt* outer_ = nullptr;
   uint64_t next_ns_ = 0;
+  bool said_yes_ = false;
 };
 
 }  // namespace towline::collectives

@@ -1,10 +1,14 @@
 // Communicators form where ranks meet, and refuse ranks that do not fit together.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <utility>
 
 #include "collectives/backend.h"
+#include "collectives/forming.h"
+#include "collectives/interrupt.h"
 #include "collectives/test_support.h"
 #include "rendezvous/tcp_store.h"
 #include "support/ports.h"
@@ -43,6 +47,38 @@ TEST(Meeting, RanksMeetAtMasterAddrAndTheServingRankMayCloseAtOnce) {
       });
     }
   }
+}
+
+// In which a look for another rank's failure takes longer than the application is left alone.
+class SlowStore final : public rendezvous::Store {
+ public:
+  void set(const std::string& key, std::span<const uint8_t> value) override { values_.set(key, value); }
+  rendezvous::Bytes get(const std::string& key, Deadline deadline) override {
+    looked = key == kFailedKey;
+    const uint64_t least = monotonic_now_ns() + 100 * kMillisecondNs;
+    return values_.get(key, looked ? Deadline::at(std::max(deadline.ns(), least)) : deadline);
+  }
+  std::string describe() const override { return "slow"; }
+
+  bool looked = false;  // the last time
+  bool interrupted = false;
+
+ private:
+  rendezvous::MemoryStore values_;
+};
+
+TEST(Meeting, AnApplicationThatEndsTheWaitDuringALookForFailuresIsHeard) {
+  const auto slow = std::make_shared<SlowStore>();
+  FormingStore store(std::make_shared<AskingStore>(slow, 0), 0);
+  const auto once = [](void* context) -> int32_t {
+    auto& asking = *static_cast<SlowStore*>(context);
+    return asking.looked && !std::exchange(asking.interrupted, true) ? 1 : 0;
+  };
+  const Interrupt interrupt(once, slow.get());
+  EXPECT_EQ(failure_of([&] { store.get("never", Deadline::after(monotonic_now_ns(), 20 * kSecondNs)); },
+                       "rank 0 was interrupted"),
+            Status::kCancelled);
+  EXPECT_TRUE(slow->interrupted);
 }
 
 TEST(Meeting, RanksWithOtherSettingsOrSizesAreToldSo) {
