@@ -84,25 +84,16 @@ std::shared_ptr<rendezvous::Store> take_store(const towline_collective_store_t* 
   return std::make_shared<capi::ApplicationStore>(*given);
 }
 
-constexpr uint64_t kDialLookNs = 500 * kMillisecondNs;
-
-// In slices, so that the application can end it: rank 0, which serves the others, may not be there yet.
+// The application can end the wait: rank 0, which serves the others, may not be there yet.
 std::shared_ptr<rendezvous::Store> open_store(const towline_communicator_options_t& given,
                                               const std::string& bootstrap, int rank, const Config& config,
                                               Deadline deadline) {
-  if (given.interrupted == nullptr) return rendezvous::open_store(bootstrap, rank, config, deadline);
   const collectives::Interrupt interrupt(given.interrupted, given.interrupt_context);
-  for (;;) {
-    const uint64_t slice = std::min(deadline.ns(), monotonic_now_ns() + kDialLookNs);
-    try {
-      return rendezvous::open_store(bootstrap, rank, config, Deadline::at(slice));
-    } catch (const Error& error) {
-      if (error.code() != Status::kTimedOut || deadline.passed(monotonic_now_ns())) throw;
-      if (collectives::Interrupt::asked())
-        fail(Status::kCancelled, "rank {} was interrupted while it waited for the place where ranks meet: {}",
-             rank, error.message());
-    }
-  }
+  return rendezvous::open_store(bootstrap, rank, config, deadline, [&] {
+    if (collectives::Interrupt::asked())
+      fail(Status::kCancelled, "rank {} was interrupted while it waited for the place where ranks meet ({})",
+           rank, bootstrap);
+  });
 }
 
 std::shared_ptr<Communicator> create(const towline_communicator_options_t& given) {

@@ -85,9 +85,9 @@ Bytes FileStore::get(const std::string& key, Deadline deadline) {
 // ---- By address
 
 std::shared_ptr<Store> open_store(const std::string& address, int rank, const Config& config,
-                                  Deadline deadline) {
+                                  Deadline deadline, const std::function<void()>& meanwhile) {
   if (address.starts_with("file:")) return std::make_shared<FileStore>(address.substr(5));
-  if (address.starts_with("tcp://")) return open_tcp_store(address.substr(6), rank == 0, deadline);
+  if (address.starts_with("tcp://")) return open_tcp_store(address.substr(6), rank == 0, deadline, meanwhile);
   if (!address.empty() && address != "env")
     fail(Status::kInvalidArgument,
          "\"{}\" is not a place where ranks can meet: use tcp://host:port, file:/folder, a directory's "
@@ -102,7 +102,7 @@ std::shared_ptr<Store> open_store(const std::string& address, int rank, const Co
          "file:/folder) or "
          "a store");
   const bool elsewhere = config.environment("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
-  return open_tcp_store(*host + ":" + *port, rank == 0 && !elsewhere, deadline);
+  return open_tcp_store(*host + ":" + *port, rank == 0 && !elsewhere, deadline, meanwhile);
 }
 
 }  // namespace towline::rendezvous

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -77,9 +78,9 @@ class PrefixStore final : public Store {
   const std::string prefix_;
 };
 
-// Opens a store by address, as described at towline_communicator_options_t.bootstrap; not directories. Throws
-// Error.
+// Opens a store by address, as described at towline_communicator_options_t.bootstrap; not directories. `meanwhile` is called
+// now and then while no rank serves it yet, and may throw. Throws Error.
 std::shared_ptr<Store> open_store(const std::string& address, int rank, const Config& config,
-                                  Deadline deadline);
+                                  Deadline deadline, const std::function<void()>& meanwhile = {});
 
 }  // namespace towline::rendezvous

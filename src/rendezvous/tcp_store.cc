@@ -33,9 +33,10 @@ Bytes request_of(StoreQuery query) { return {static_cast<uint8_t>(query)}; }
 
 class TcpStore final : public Store {
  public:
-  TcpStore(std::string endpoint, std::shared_ptr<TcpStoreServer> server, Deadline deadline)
+  TcpStore(std::string endpoint, std::shared_ptr<TcpStoreServer> server, Deadline deadline,
+           const Stream::Meanwhile& meanwhile)
       : endpoint_(std::move(endpoint)), server_(std::move(server)) {
-    Stream stream = connect(deadline, Stream::Patience::kUntilDeadline);
+    Stream stream = connect(deadline, Stream::Patience::kUntilDeadline, meanwhile);
     local_host_ = SocketAddress::local_of(stream.fd()).endpoint().host;
     idle_.push_back({std::move(stream), false});
   }
@@ -84,8 +85,8 @@ class TcpStore final : public Store {
     bool ends_wait;  // the answer to the end of a wait is still to come
   };
 
-  Stream connect(Deadline deadline, Stream::Patience patience) {
-    Stream stream = Stream::dial(parse_endpoint(endpoint_), deadline, patience);
+  Stream connect(Deadline deadline, Stream::Patience patience, const Stream::Meanwhile& meanwhile = {}) {
+    Stream stream = Stream::dial(parse_endpoint(endpoint_), deadline, patience, meanwhile);
     Bytes hello = request_of(StoreQuery::kValidate);
     put(hello, kStoreMagic);
     send(stream, hello, deadline);
@@ -187,8 +188,10 @@ std::shared_ptr<TcpStoreServer> server_of_process(const std::string& endpoint) {
 
 }  // namespace
 
-std::shared_ptr<Store> open_tcp_store(const std::string& endpoint, bool serve, Deadline deadline) {
-  return std::make_shared<TcpStore>(endpoint, serve ? server_of_process(endpoint) : nullptr, deadline);
+std::shared_ptr<Store> open_tcp_store(const std::string& endpoint, bool serve, Deadline deadline,
+                                      const std::function<void()>& meanwhile) {
+  return std::make_shared<TcpStore>(endpoint, serve ? server_of_process(endpoint) : nullptr, deadline,
+                                    meanwhile);
 }
 
 }  // namespace towline::rendezvous

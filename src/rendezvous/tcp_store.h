@@ -3,6 +3,7 @@
 // this one.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -12,9 +13,10 @@ namespace towline::rendezvous {
 
 // endpoint: "host:port". `serve`: this rank serves, unless there is already a server (of another communicator
 // of this process, or torchrun's). It listens at that address only if the host is a number or "localhost",
-// and at every address of this host if it is a name, since others may know it by another address. Throws
-// Error.
-std::shared_ptr<Store> open_tcp_store(const std::string& endpoint, bool serve, Deadline deadline);
+// and at every address of this host if it is a name, since others may know it by another address. `meanwhile` as for
+// open_store(). Throws Error.
+std::shared_ptr<Store> open_tcp_store(const std::string& endpoint, bool serve, Deadline deadline,
+                                      const std::function<void()>& meanwhile = {});
 
 // A server that listens at exactly that address. Its destructor stops it.
 class TcpStoreServer {

@@ -15,8 +15,9 @@
 namespace towline {
 namespace {
 
-constexpr uint64_t kLongestAttemptNs = 3 * kSecondNs;  // of dial(), at one address of several
-constexpr uint64_t kLongestWaitNs = 3600 * kSecondNs;  // of one system call
+constexpr uint64_t kLongestAttemptNs = 3 * kSecondNs;       // of dial(), at one address of several
+constexpr uint64_t kLongestPauseNs = 100 * kMillisecondNs;  // of dial(), between attempts
+constexpr uint64_t kLongestWaitNs = 3600 * kSecondNs;       // of one system call
 
 void set(int fd, int level, int option, int value) noexcept {
   ::setsockopt(fd, level, option, &value, sizeof value);
@@ -40,21 +41,32 @@ StreamResult Stream::not_moved(ssize_t n) noexcept {
 
 // ---- connecting
 
-int Stream::connect(const SocketAddress& address, Deadline deadline, Stream& out) {
+int Stream::connect(const SocketAddress& address, Deadline deadline, Stream& out,
+                    const Meanwhile& meanwhile) {
   Stream stream = open(address.family());
   int error = stream.start_connect(address);
-  if (error == EINPROGRESS) error = stream.wait(POLLOUT, deadline) != 0 ? stream.finish_connect() : ETIMEDOUT;
+  if (error == EINPROGRESS) {
+    const auto slice = [&] {
+      return meanwhile ? Deadline::at(std::min(deadline.ns(), monotonic_now_ns() + kLongestPauseNs))
+                       : deadline;
+    };
+    short found = 0;
+    while ((found = stream.wait(POLLOUT, slice())) == 0 && !deadline.passed(monotonic_now_ns()))
+      if (meanwhile) meanwhile();
+    error = found != 0 ? stream.finish_connect() : ETIMEDOUT;
+  }
   if (error == 0) out = std::move(stream);
   return error;
 }
 
-Stream Stream::dial(const Endpoint& endpoint, Deadline deadline, Patience patience) {
-  for (uint64_t pause_ns = kMillisecondNs;; pause_ns = std::min(pause_ns * 2, 100 * kMillisecondNs)) {
+Stream Stream::dial(const Endpoint& endpoint, Deadline deadline, Patience patience,
+                    const Meanwhile& meanwhile) {
+  for (uint64_t pause_ns = kMillisecondNs;; pause_ns = std::min(pause_ns * 2, kLongestPauseNs)) {
     int error = 0;
     for (const SocketAddress& address : resolve(endpoint, deadline)) {
       Stream stream;
       const Deadline attempt = Deadline::after(monotonic_now_ns(), kLongestAttemptNs);
-      error = connect(address, Deadline::at(std::min(attempt.ns(), deadline.ns())), stream);
+      error = connect(address, Deadline::at(std::min(attempt.ns(), deadline.ns())), stream, meanwhile);
       if (error != 0) continue;
       stream.tune({});
       return stream;
@@ -65,6 +77,7 @@ Stream Stream::dial(const Endpoint& endpoint, Deadline deadline, Patience patien
     const bool again =
         patience == Patience::kUntilDeadline || (patience == Patience::kForPort && error == EADDRNOTAVAIL);
     if (!again) fail_errno(error, "cannot connect to {}", endpoint.text());
+    if (meanwhile) meanwhile();
     std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(pause_ns, left)));
   }
 }

@@ -17,6 +17,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -64,10 +65,14 @@ class Stream {
 
   // ---- making one. These throw Error.
 
+  // Called at least every 100 ms while one of these waits for an answer, but not while it looks up a name. May throw.
+  using Meanwhile = std::function<void()>;
   // Connects to the first address of the endpoint that answers. Small writes go out at once.
-  static Stream dial(const Endpoint& endpoint, Deadline deadline, Patience patience);
+  static Stream dial(const Endpoint& endpoint, Deadline deadline, Patience patience,
+                     const Meanwhile& meanwhile = {});
   // Connects to one address: 0, or an errno; ETIMEDOUT at the deadline as well.
-  static int connect(const SocketAddress& address, Deadline deadline, Stream& out);
+  static int connect(const SocketAddress& address, Deadline deadline, Stream& out,
+                     const Meanwhile& meanwhile = {});
   // For connecting without waiting: an unconnected one, then start_connect().
   static Stream open(int family) { return Stream(open_stream_socket(family)); }
   // One that a ListeningSocket accepted: non-blocking.

@@ -112,6 +112,24 @@ TEST(Stream, DialsWhoListensAndCanWaitForIt) {
   }
 }
 
+TEST(Stream, AWaitForAListenerCanBeEnded) {
+  Endpoint gone;
+  {
+    const ListeningSocket listening(parse_endpoint("127.0.0.1:0"));
+    gone = listening.address().endpoint();
+  }
+  int asked = 0;
+  try {
+    (void)Stream::dial(gone, in_time(), Stream::Patience::kUntilDeadline, [&] {
+      if (++asked == 3) fail(Status::kCancelled, "enough");
+    });
+    ADD_FAILURE() << "nobody listens there";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Status::kCancelled) << error.what();
+  }
+  EXPECT_EQ(asked, 3);
+}
+
 // In a child with a network of its own, in which this host has one port for connections. 0, or the line that failed.
 int with_one_port() {
   if (::unshare(CLONE_NEWNET) != 0) return __LINE__;
