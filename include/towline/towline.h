@@ -85,10 +85,10 @@ TOWLINE_API int32_t towline_agent_create(const char* name, const towline_agent_o
                                          towline_agent_t** agent);
 // Ends every transfer with TOWLINE_CLOSED, waits for local fences, says goodbye to peers, waits at most half
 // a second until one-sided peers detach from its memory, and joins threads. Any thread; closing again does nothing.
-// TOWLINE_BUSY in a callback on one of the agent's own threads, which can't join itself.
+// TOWLINE_BUSY in a callback on one of the agent's own threads, which can't join itself, or on the one that closes it already.
 TOWLINE_API int32_t towline_agent_close(towline_agent_t* agent);
 // Closes it, and frees the handle. Until then the handle of a closed agent may be used by any thread, and every call
-// answers TOWLINE_CLOSED. In a callback on one of the agent's own threads: TOWLINE_IN_PROGRESS, and another thread closes it
+// answers TOWLINE_CLOSED. In a callback on one of these threads: TOWLINE_IN_PROGRESS, and another thread closes it
 // once the callback has returned. The handle is gone, but memory stays in use until the region is deregistered.
 TOWLINE_API int32_t towline_agent_destroy(towline_agent_t* agent);
 TOWLINE_API const char* towline_agent_name(const towline_agent_t* agent);

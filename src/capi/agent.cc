@@ -116,10 +116,11 @@ int32_t towline_agent_close(towline_agent_t* agent) {
     }
     if (OwnThread::is_of(agent->agent.get()))
       fail(Status::kBusy,
-           "agent '{}' can't be closed by a callback on a thread of its own: close it on another thread, or "
-           "destroy it",
+           "agent '{}' can't be closed in a callback on a thread of its own, or on the one that closes it: "
+           "destroy it, or close it on another thread",
            agent->agent->name());
     const std::lock_guard lock(agent->closing);
+    const OwnThread mark(agent->agent.get());
     agent->exporter.reset();
     agent->directories->close();
     agent->agent->close();

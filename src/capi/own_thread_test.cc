@@ -34,8 +34,8 @@ class OwnThreadTest : public ::testing::Test {
     EXPECT_EQ(towline_plan_create(agent_, mine_, theirs_, &options, &plan_), TOWLINE_OK) << last_error();
   }
 
-  // What the action answered on one of the agent's own threads. The post's end is found by an own thread, since nobody polls.
-  int32_t answer_to(Action action) {
+  // A post at whose end the action is done.
+  void post(Action action) {
     action_ = action;
     auto options = towline_post_options_t{};
     options.struct_size = sizeof options;
@@ -46,6 +46,10 @@ class OwnThreadTest : public ::testing::Test {
       test.answer_ = test.action_(test.agent_);
     };
     EXPECT_EQ(towline_plan_post(plan_, &options, nullptr), TOWLINE_IN_PROGRESS) << last_error();
+  }
+  // What the action answered on one of the agent's own threads. The post's end is found by an own thread, since nobody polls.
+  int32_t answer_to(Action action) {
+    post(action);
     while (answer_ == kNoAnswer) std::this_thread::yield();
     EXPECT_NE(caller_, std::this_thread::get_id());
     return answer_;
@@ -88,6 +92,14 @@ class OwnThreadTest : public ::testing::Test {
 TEST_F(OwnThreadTest, ACallbackThatClosesItsAgentIsRefused) {
   EXPECT_EQ(answer_to(towline_agent_close), TOWLINE_BUSY);
   EXPECT_NE(towline_agent_incarnation(agent_)[0], 0);
+  release_all();
+  EXPECT_EQ(towline_agent_destroy(agent_), TOWLINE_OK);
+}
+
+TEST_F(OwnThreadTest, ACallbackOfAPostThatClosingEndsCannotCloseAsWell) {
+  post(towline_agent_close);
+  EXPECT_EQ(towline_agent_close(agent_), TOWLINE_OK);
+  EXPECT_EQ(answer_.load(), TOWLINE_BUSY);
   release_all();
   EXPECT_EQ(towline_agent_destroy(agent_), TOWLINE_OK);
 }
