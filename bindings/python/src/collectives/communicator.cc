@@ -58,9 +58,29 @@ nb::object take_exception() {
   return nb::steal(value);
 }
 
+// While this thread's communicator forms: what ends that. A signal handler raised it, or, like KeyboardInterrupt, it came out of
+// the store's own code. Kept here, since the store is told of it in Python, and the library ignores some of its errors.
+thread_local bool forms = false;
+thread_local PyObject* interruption = nullptr;
+
+class Forming {
+ public:
+  Forming() = default;
+  ~Forming() { forms = outer_; }
+  Forming(const Forming&) = delete;
+  Forming& operator=(const Forming&) = delete;
+
+ private:
+  const bool outer_ = std::exchange(forms, true);
+};
+
 int32_t failed(Store& store) {
   nb::object error = take_exception();
   if (!error.is_valid()) return TOWLINE_INTERNAL;
+  if (forms && PyObject_IsInstance(error.ptr(), PyExc_Exception) == 0) {
+    Py_XDECREF(std::exchange(interruption, error.release().ptr()));
+    return TOWLINE_CANCELLED;
+  }
   const bool late = PyObject_IsInstance(error.ptr(), PyExc_TimeoutError) == 1;
   *store.raised = std::move(error);
   return late ? TOWLINE_TIMED_OUT : TOWLINE_IO;
@@ -98,14 +118,11 @@ void store_release(void* context) {
   delete static_cast<Store*>(context);
 }
 
-// What a signal handler raised while this thread's communicator forms. Kept here, since the store is told of it in Python.
-thread_local PyObject* raised_by_signal = nullptr;
-
 int32_t interrupts_forming(void*) {
   const WithGil gil;
-  if (!gil || PyErr_CheckSignals() == 0) return 0;
-  Py_XDECREF(std::exchange(raised_by_signal, take_exception().release().ptr()));
-  return 1;
+  if (!gil) return 0;
+  if (interruption == nullptr && PyErr_CheckSignals() != 0) interruption = take_exception().release().ptr();
+  return interruption != nullptr ? 1 : 0;
 }
 
 [[noreturn]] void raise_again(const nb::object& error) {
@@ -113,14 +130,14 @@ int32_t interrupts_forming(void*) {
   throw nb::python_error();
 }
 
-// Throws what a signal handler raised, if one did: `formed` is of no use then.
-void check_forming_signals(towline_communicator_t* formed) {
-  if (raised_by_signal == nullptr) return;
+// Throws what interrupted the forming, if anything did: `formed` is of no use then.
+void check_interruption(towline_communicator_t* formed) {
+  if (interruption == nullptr) return;
   if (formed != nullptr) {
     const WithoutGil without_gil;
     (void)towline_communicator_destroy(formed);
   }
-  raise_again(nb::steal(std::exchange(raised_by_signal, nullptr)));
+  raise_again(nb::steal(std::exchange(interruption, nullptr)));
 }
 
 // Of a communicator itself: 0 would mean the library's default to C, and nothing can end in no time.
@@ -172,13 +189,11 @@ void create(Communicator* self, nb::handle rank, nb::handle size, nb::handle nam
   towline_communicator_t* native = nullptr;
   int32_t status = 0;
   {
+    const Forming forming;
     const WithoutGil without_gil;
     status = towline_communicator_create(&options, &native);
   }
-  check_forming_signals(native);
-  // KeyboardInterrupt and the like, out of the store's own code.
-  if (status < 0 && raised->is_valid() && PyObject_IsInstance(raised->ptr(), PyExc_Exception) == 0)
-    raise_again(nb::steal(raised->release()));
+  check_interruption(native);
   try {
     check(status, "towline_communicator_create");
   } catch (nb::python_error& error) {
@@ -243,11 +258,12 @@ nb::object split(nb::handle self, nb::handle ranks, nb::handle name, nb::handle 
   towline_communicator_t* native = nullptr;
   int32_t status = 0;
   {
+    const Forming forming;
     const CommunicatorCall call(communicator_of(self));
     status =
         towline_communicator_split(call.native(), list.data(), list.size(), its_name, nanoseconds, &native);
   }
-  check_forming_signals(native);
+  check_interruption(native);
   check(status, "towline_communicator_split");
   return native == nullptr ? nb::none() : own(native, communicator_of(self).agent);
 }
