@@ -32,6 +32,8 @@ class OpenedStorage {
   [[nodiscard]] std::unique_lock<std::mutex> begin_replacing() {
     return std::unique_lock(replacing_, std::try_to_lock);
   }
+  // From here on no commit begins. False: one is under way, and close() would wait for its end.
+  [[nodiscard]] bool end_commits() noexcept;
   // Idempotent; call before the backend closes. Drops an uncommitted replacement.
   void close() noexcept;
 
@@ -41,6 +43,7 @@ class OpenedStorage {
   std::atomic<bool> committed_{false};
   std::mutex replacing_;
   std::mutex mutex_;
+  bool ended_ = false;  // no commit begins any more
   towline_storage* handle_ = nullptr;
   towline_storage_attributes attributes_ = {};
 };

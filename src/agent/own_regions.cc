@@ -235,6 +235,7 @@ Status OwnRegions::remove(const std::shared_ptr<Region>& region, uint64_t timeou
         if (!release_transfers_of(key)) why = "a transfer of this agent is still in flight";
         if (why.empty()) why = peer_holding(key);
         if (why.empty() && table_.pinned(key) != 0) why = "a peer's access is under way";
+        if (why.empty() && !end_commits(*region)) why = "a commit is under way";
         return why.empty();
       },
       deadline_ns);

@@ -69,6 +69,8 @@ class OwnRegions {
   [[nodiscard]] std::string peer_holding(uint64_t key);
   [[nodiscard]] bool release_transfers_of(uint64_t key);
   [[nodiscard]] Backend& storage_backend(const char* uri);
+  // False: a commit is under way.
+  [[nodiscard]] static bool end_commits(Region& region) noexcept;
   static void close_storage(Region& region) noexcept;
   // Null without a name. Throws Error for what is wrong with them; check_layout also for a region of so many bytes.
   static std::shared_ptr<const RegionLabel> label_from(const char* name, const towline_layout_t* layout);

@@ -75,11 +75,17 @@ OpenedStorage::OpenedStorage(Backend& backend, const towline_storage_args& args)
 
 void OpenedStorage::commit() {
   std::lock_guard lock(mutex_);
-  if (handle_ == nullptr) fail(Status::kStale, "the region has been deregistered");
+  if (handle_ == nullptr || ended_) fail(Status::kStale, "the region has been deregistered");
   take_failure_text();
   const int32_t status = backend_.storage->commit(backend_.handle, handle_);
   if (status != TOWLINE_OK) fail_as(status, backend_);
   if (replaces_) committed_.store(true, std::memory_order_release);
+}
+
+bool OpenedStorage::end_commits() noexcept {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock.owns_lock()) ended_ = true;
+  return lock.owns_lock();
 }
 
 void OpenedStorage::close() noexcept {
@@ -229,6 +235,11 @@ void OwnRegions::commit_storage(const std::shared_ptr<Region>& region, uint64_t 
   }
   for_each_user([](Post& post) { post.close_gate(static_cast<int32_t>(Status::kStale)); });
   opened->commit();
+}
+
+bool OwnRegions::end_commits(Region& region) noexcept {
+  auto* opened = static_cast<OpenedStorage*>(region.storage.get());
+  return opened == nullptr || opened->end_commits();
 }
 
 void OwnRegions::close_storage(Region& region) noexcept {

@@ -286,6 +286,36 @@ TEST_F(ObjectBounds, ACommitHoldsUpNoOtherCallOfItsAgent) {
   EXPECT_NO_THROW(committed.get());
 }
 
+// Deregistering the object waits for the commit, and nothing else does.
+TEST_F(ObjectBounds, DeregisteringWhatIsBeingCommittedHoldsUpNoRegistering) {
+  Proxy proxy(server_->port());
+  connect(proxy.url());
+  Region object = open("committed late", {.replace = true, .bytes = 6 * kMib});
+  ASSERT_EQ(move(Op::write, 0, object, 0, 6 * kMib), Status::kOk);
+  std::atomic<bool> asked{false};
+  std::atomic<bool> goes_on{false};
+  proxy.judge([&](const Request& request) -> Fault {
+    if (request.method == "POST" && request.has("uploadId")) {
+      asked = true;
+      (void)eventually([&] { return goes_on.load(); });
+    }
+    return {};
+  });
+  auto committed = std::async(std::launch::async, [&] { object.commit(60s); });
+  ASSERT_TRUE(eventually([&] { return asked.load(); }));
+  auto meanwhile = std::async(std::launch::async, [&] {
+    EXPECT_EQ(object.deregister(1ms), Status::kNotYet);
+    EXPECT_NE(std::string{last_error()}.find("a commit is under way"), std::string::npos) << last_error();
+    std::vector<std::byte> more(4096);
+    (void)agent_->register_memory(dram(more.data(), more.size()));
+  });
+  EXPECT_EQ(meanwhile.wait_for(10s), std::future_status::ready);
+  goes_on = true;
+  meanwhile.get();
+  EXPECT_NO_THROW(committed.get());
+  EXPECT_EQ(object.deregister(60s), Status::kOk) << last_error();
+}
+
 // Some servers do not know the token that they gave.
 TEST_F(ObjectBounds, AListingThatNeverEndsIsRefused) {
   std::atomic<unsigned> pages{0};
