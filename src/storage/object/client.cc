@@ -8,13 +8,14 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "base/short_text.h"
 #include "storage/object/protocol.h"
 
 namespace towline::object {
 
 namespace {
 
-constexpr const char* kNoMemory = "out of memory";  // a string of it needs none
+constexpr const char* kNoMemory = "out of memory";
 constexpr uint32_t kBufferBytes = 256 << 10;
 constexpr size_t kMostAnswerBytes = 16 << 20;
 constexpr uint32_t kMostRedirects = 4;
@@ -103,10 +104,11 @@ bool Service::redirect(const std::string& bucket, const std::string& region, con
   return true;
 }
 
-void Service::note_failure(const std::string& text) {
-  {
+void Service::note_failure(const std::string& text) noexcept {
+  try {
     std::lock_guard lock(mutex_);
     last_failure_ = text;
+  } catch (const std::bad_alloc&) {  // the log has it
   }
   host.log(1, text);
 }
@@ -182,7 +184,7 @@ Client::Client(Service& service, uint32_t count)
                    tell_endings();
                  },
                  [this](const char* why) {
-                   service_.note_failure(fmt::format("a request was not dealt with: {}", why));
+                   service_.host.log(1, ShortText("a request was not dealt with: {}", why));
                  }});
 }
 
@@ -249,10 +251,10 @@ void Client::compose_ahead() {
 // Lets a feeder add a call to those that wait. False: none has any.
 bool Client::feed_ahead() {
   while (!feeders_.empty()) {
-    Feeder* const feeder = feeders_.front();
-    feeders_.pop_front();
+    std::list<Feeder*> turn;
+    turn.splice(turn.end(), feeders_, feeders_.begin());
     const size_t before = ready_.size();
-    if (feeder->feed()) feeders_.push_back(feeder);
+    if (turn.front()->feed()) feeders_.splice(feeders_.end(), turn);
     if (ready_.size() > before) return true;
   }
   return false;
@@ -285,9 +287,9 @@ bool Client::begin_next(bool urgent) {
   const auto found = std::find_if(feeders_.begin(), feeders_.end(),
                                   [urgent](const Feeder* feeder) { return feeder->urgent() == urgent; });
   if (found == feeders_.end()) return false;
-  Feeder* const feeder = *found;
-  feeders_.erase(found);
-  if (feeder->feed()) feeders_.push_back(feeder);
+  std::list<Feeder*> turn;
+  turn.splice(turn.end(), feeders_, found);
+  if (turn.front()->feed()) feeders_.splice(feeders_.end(), turn);
   return true;
 }
 
@@ -325,7 +327,7 @@ void Client::start(Call& call) {
           text = text.empty() ? "no answer in time" : "the deadline passed; before that: " + text;
         } catch (const std::bad_alloc&) {  // what was before will do
         }
-        finish(call, Status::kTimedOut, std::move(text));
+        finish(call, Status::kTimedOut, text);
       });
     }
     if (!at_once) ready_.push_back(&call);
@@ -460,7 +462,7 @@ void Client::judge(Call& call) {
       Verdict verdict = call.check ? call.check(answer) : Verdict{};
       if (verdict.status == Status::kOk) return finish(call, Status::kOk, {});
       return verdict.retry ? retry(call, verdict.status, std::move(verdict.text))
-                           : finish(call, verdict.status, std::move(verdict.text));
+                           : finish(call, verdict.status, verdict.text);
     }
     case http::End::kRefused:
       return call.refused_.retry ? retry(call, call.refused_.status, call.refused_.text)
@@ -492,19 +494,19 @@ void Client::judge_refusal(Call& call) {
                   refusal.message.empty() ? "" : ": ", refusal.message, advice(service_, refusal));
   switch (refusal.next) {
     case Refusal::Next::kFail:
-      return finish(call, refusal.status, std::move(text));
+      return finish(call, refusal.status, text);
     case Refusal::Next::kRetry:
       return retry(call, refusal.status, std::move(text),
                    asks_for_patience(answer.http_status) ? Trouble::kPasses : Trouble::kWrong);
     case Refusal::Next::kRenew:
       if (call.keys_ == nullptr || !service_.credentials.renew(call.keys_))
-        return finish(call, refusal.status, std::move(text));
+        return finish(call, refusal.status, text);
       return retry(call, refusal.status, std::move(text));
     case Refusal::Next::kClock: {
       const auto theirs = decode_time(header(answer.headers, "date"));
       const int64_t off = theirs ? *theirs - std::time(nullptr) : 0;
       text += fmt::format("; this machine's clock differs from the server's by {} s", off);
-      if (!theirs || call.clock_set_) return finish(call, refusal.status, std::move(text));
+      if (!theirs || call.clock_set_) return finish(call, refusal.status, text);
       call.clock_set_ = true;
       service_.clock_offset_s = off;
       service_.note_failure(text + ": requests are dated by the server's clock from here on");
@@ -513,7 +515,7 @@ void Client::judge_refusal(Call& call) {
     case Refusal::Next::kRedirect:
       if (++call.redirects_ > kMostRedirects ||
           !service_.redirect(call.name.bucket, refusal.region, refusal.host))
-        return finish(call, refusal.status, std::move(text));
+        return finish(call, refusal.status, text);
       return again(call, refusal.status, std::move(text), 0);
   }
 }
@@ -538,7 +540,7 @@ void Client::retry(Call& call, Status status, std::string text, Trouble trouble)
   if (call.progressed_) call.attempts_ = 1;  // it gets on, if slowly
   if (!has_attempts(call, trouble)) {
     if (call.attempts_ > 1) text += fmt::format(" ({} attempts)", call.attempts_);
-    return finish(call, status, std::move(text));
+    return finish(call, status, text);
   }
   uint64_t delay_ns = backoff_ns(call);
   if (settings().attempts == 0 && call.attempts_ >= kAttempts) {
@@ -566,7 +568,7 @@ void Client::again(Call& call, Status status, std::string text, uint64_t delay_n
   });
 }
 
-void Client::finish(Call& call, Status status, std::string text) noexcept {
+void Client::finish(Call& call, Status status, std::string_view text) noexcept {
   stop(call);
   Answer answer = std::move(call.answer_);
   answer.status = status;

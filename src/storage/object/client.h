@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/sync/urgent_first.h"
@@ -128,7 +129,7 @@ class Service {
   // Whether the server has ever answered. If not, its name is probably wrong.
   std::atomic<bool> answered{false};
   // The last error, for people.
-  void note_failure(const std::string& text);
+  void note_failure(const std::string& text) noexcept;
   // That requests wait for the server: in the log once every ten seconds, since all of them do.
   void note_waiting(const std::string& text);
   [[nodiscard]] std::string last_failure() const;
@@ -244,13 +245,13 @@ class Client {
   enum class Trouble { kWrong, kPasses };
   void retry(Call& call, Status status, std::string text, Trouble trouble = Trouble::kWrong);
   [[nodiscard]] bool has_attempts(const Call& call, Trouble trouble) const noexcept;
-  void finish(Call& call, Status status, std::string text) noexcept;
+  void finish(Call& call, Status status, std::string_view text) noexcept;
   [[nodiscard]] uint64_t backoff_ns(const Call& call);
 
   Service& service_;
   http::Thread thread_;
   std::deque<Call*> ready_;
-  std::deque<Feeder*> feeders_;
+  std::list<Feeder*> feeders_;  // going to its end takes no memory
   Ending* endings_ = nullptr;
   UrgentFirst turns_;
   const uint32_t most_under_way_;

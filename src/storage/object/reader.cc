@@ -38,8 +38,11 @@ Reader::Reader(Client& task_client, Job& job, uint64_t begin, uint64_t end)
 }
 
 void Reader::start() {
-  client.add_feeder(*this);
-  // Room may be there already; else the client asks when there is.
+  try {
+    client.add_feeder(*this);  // room may be there already; else the client asks when there is
+  } catch (const std::bad_alloc&) {
+    stop(Status::kOutOfMemory, true);
+  }
 }
 
 void Reader::stop(Status status, bool) {
@@ -235,9 +238,6 @@ void Reader::done(Fetch& fetch, const Answer& answer) {
     }
     free_.push_back(&fetch);  // there is room for all
   } else {
-    const bool replaced = answer.http_status == kPreconditionFailed;
-    if (answer.status != Status::kShort)
-      client.service().note_failure(replaced ? answer.text + ": " + kReplaced : answer.text);
     job_.failed(answer.status, answer.http_status, fetch.plan_begin + fetch.done,
                 fetch.plan_begin + fetch.bytes);
     // Bytes further on are of no use any more; a fetch of bytes before may yet be the first failure.
@@ -250,6 +250,10 @@ void Reader::done(Fetch& fetch, const Answer& answer) {
     }
   }
   end_if_over();
+  // Last, since it needs memory; the job's end is told later.
+  if (answer.ok() || answer.status == Status::kShort) return;
+  const bool replaced = answer.http_status == kPreconditionFailed;
+  client.service().note_failure(replaced ? answer.text + ": " + kReplaced : answer.text);
 }
 
 }  // namespace towline::object

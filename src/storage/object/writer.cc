@@ -29,7 +29,11 @@ void Writer::start() {
   }
   left_ = writes_.size();
   if (left_ == 0) return over();
-  client.add_feeder(*this);
+  try {
+    client.add_feeder(*this);
+  } catch (const std::bad_alloc&) {
+    stop(Status::kOutOfMemory, true);
+  }
 }
 
 bool Writer::feed() {
