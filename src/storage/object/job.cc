@@ -38,10 +38,6 @@ void Job::task_over() noexcept {
   if (tasks_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) queue.finished(*this);
 }
 
-void Job::stop(Status status) noexcept {
-  for (const auto& task : tasks) task->stop_soon(status, false);
-}
-
 towline_part_result Job::result() noexcept {
   if (reading != nullptr && status_ == Status::kOk) {
     try {

@@ -55,7 +55,6 @@ class Job {
 
   // ---- the worker
   [[nodiscard]] towline_part_result result() noexcept;
-  void stop(Status status) noexcept;  // hurries it
 
   Prepared& prepared;
   const uint64_t begin;
@@ -67,6 +66,9 @@ class Job {
   const std::shared_ptr<Reading> reading;
   std::vector<std::shared_ptr<Task>> tasks;
   Job* finished_next = nullptr;
+  // Not kOk: there was no memory to stop it so, which is tried again. Of its worker.
+  Status to_stop = Status::kOk;
+  bool to_stop_now = false;
 
  private:
   std::atomic<uint32_t> tasks_left_{0};

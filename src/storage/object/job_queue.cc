@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <new>
+#include <utility>
 
 #include "storage/object/backend.h"
 #include "storage/object/collection.h"
@@ -109,12 +111,31 @@ void JobQueue::cancel(uint64_t cookie) noexcept {
       job->failed(Status::kCancelled, 0, job->begin, job->end);
       job->task_over();
     } else {
-      backend_.joins().stop(*job, Status::kCancelled, false);
+      stop(*job, Status::kCancelled, false);
     }
   }
 }
 
+void JobQueue::stop(Job& job, Status status, bool now) noexcept {
+  try {
+    backend_.joins().stop(job, status, now);
+    job.to_stop = Status::kOk;
+  } catch (const std::bad_alloc&) {
+    job.to_stop = status;
+    job.to_stop_now = now;
+    some_to_stop_ = true;
+    backend_.host().wake(worker_);
+  }
+}
+
+void JobQueue::stop_again() noexcept {
+  if (!std::exchange(some_to_stop_, false)) return;
+  for (const auto& job : active_)
+    if (job->to_stop != Status::kOk) stop(*job, job->to_stop, job->to_stop_now);
+}
+
 uint32_t JobQueue::progress() noexcept {
+  stop_again();
   uint32_t done = 0;
   for (Job* job = finished_.pop_all_in_order(); job != nullptr; ++done) {
     Job* const next = job->finished_next;
@@ -141,7 +162,7 @@ void JobQueue::close(const Connection& connection) noexcept {
       job->failed(Status::kPeerLost, 0, job->begin, job->end);
       job->task_over();
     } else {
-      backend_.joins().stop(*job, Status::kPeerLost, true);
+      stop(*job, Status::kPeerLost, true);
     }
   }
   while (std::any_of(active_.begin(), active_.end(), mine)) {

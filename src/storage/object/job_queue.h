@@ -31,7 +31,7 @@ class JobQueue {
   [[nodiscard]] int32_t submit(Prepared& prepared, const towline_submit_args& args) noexcept;
   void cancel(uint64_t cookie) noexcept;
   uint32_t progress() noexcept;
-  [[nodiscard]] bool has_work() const noexcept { return !finished_.looks_empty(); }
+  [[nodiscard]] bool has_work() const noexcept { return !finished_.looks_empty() || some_to_stop_; }
   // Ends all of a connection's jobs; waits for that.
   void close(const Connection& connection) noexcept;
   [[nodiscard]] size_t jobs() const noexcept { return active_.size(); }
@@ -45,10 +45,14 @@ class JobQueue {
   // Throws std::bad_alloc, and then has started none.
   void start_readers(Job& job);
   void over(Job& job) noexcept;
+  // `now`: as Task::stop_soon(). Without memory progress() tries again.
+  void stop(Job& job, Status status, bool now) noexcept;
+  void stop_again() noexcept;
 
   Backend& backend_;
   const uint32_t worker_;
   std::vector<std::unique_ptr<Job>> active_;
+  bool some_to_stop_ = false;
   TreiberStack<Job, &Job::finished_next> finished_;
 };
 

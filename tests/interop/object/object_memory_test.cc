@@ -1,9 +1,12 @@
 // Posts for which there is no memory: refused or failed, and the agent goes on and ends.
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <future>
+#include <thread>
 
 #include "fixture.h"
+#include "proxy.h"
 #include "support/failing_new.h"
 
 namespace towline::interop {
@@ -51,6 +54,39 @@ TEST_F(ObjectsWithoutMemory, PostsAreRefusedAndTheAgentEnds) {
   if (ended.wait_for(30s) == std::future_status::ready) return;
   std::fprintf(stderr, "the agent does not end\n");  // nor would this process
   std::abort();
+}
+
+// Also a cancel has to tell the clients: it does so once there is memory.
+TEST_F(ObjectsWithoutMemory, ACancelEndsTheTransferAndNotTheProcess) {
+  make_object("cancelled", kMib, 1);
+  std::promise<void> goes_on;
+  const std::shared_future<void> may_go_on = goes_on.get_future().share();
+  std::atomic<bool> asked{false};
+  Proxy proxy(server_->port());
+  AgentOptions options = options_for(config_for(proxy.url()));
+  options.progress = Progress::kCaller;  // so that this thread cancels
+  const Agent agent("scarce", options);
+  const Region memory = agent.register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll});
+  const Region object = agent.register_storage("s3://bucket/cancelled", {.access = Access::kAll});
+  const Transfer read = agent.transfer(agent.block_list(object.blocks(0, kMib)),
+                                       agent.block_list(Blocks::at(memory_.data(), kMib)));
+  proxy.judge([&asked, may_go_on](const Request& request) -> Fault {
+    if (request.method == "GET") {
+      asked = true;
+      may_go_on.wait();
+    }
+    return {};
+  });
+  EXPECT_EQ(read.post(), Status::kInProgress);
+  while (!asked) std::this_thread::yield();
+  support::fail_allocations();
+  const Status cancelled = read.cancel();
+  (void)read.poll();
+  (void)support::stop_failing();
+  EXPECT_EQ(cancelled, Status::kOk);
+  EXPECT_EQ(read.wait(10s), Status::kCancelled);
+  EXPECT_EQ(read.wait_fenced(Fence::kBoth, 10s), Status::kOk) << "it was not stopped";
+  goes_on.set_value();
 }
 
 // Whichever allocation fails, on this thread or a client's: the call ends.
