@@ -96,8 +96,8 @@ bool Service::redirect(const std::string& bucket, const std::string& region, con
   const bool follow = !host_now.empty() && host_now != before.host && host_now.ends_with("." + own);
   std::lock_guard lock(mutex_);
   Place& place = places_[bucket];
-  const bool new_region =
-      !region.empty() && region != (place.region.empty() ? settings.region : place.region);
+  const bool named = settings.endpoint ? !region.empty() : is_region(region);
+  const bool new_region = named && region != (place.region.empty() ? settings.region : place.region);
   if (!new_region && !follow) return false;
   if (new_region) place = {region, ""};
   if (follow) place.host = host_now;

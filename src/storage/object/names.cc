@@ -156,6 +156,11 @@ Endpoint Endpoint::parse(std::string_view url, std::string_view source) {
   return endpoint;
 }
 
+bool is_region(std::string_view name) noexcept {
+  return !name.empty() && name.size() <= 63 &&
+         std::all_of(name.begin(), name.end(), [](char c) { return is_lower(c) || c == '-'; });
+}
+
 Endpoint Endpoint::amazon(std::string_view region) {
   const std::string_view suffix = region.starts_with("cn-") ? ".cn" : "";
   return {"https", fmt::format("s3.{}.amazonaws.com{}", region, suffix), Style::kVirtual, ""};

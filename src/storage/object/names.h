@@ -37,6 +37,9 @@ enum class Style {
 
 using Query = std::vector<std::pair<std::string, std::string>>;
 
+// May it be a region's name at Amazon? It becomes a part of a host name.
+[[nodiscard]] bool is_region(std::string_view name) noexcept;
+
 // The server that requests go to: "https://s3.eu-west-1.amazonaws.com", "http://127.0.0.1:9000".
 struct Endpoint {
   std::string scheme;  // "http", "https"

@@ -57,6 +57,14 @@ TEST(Names, EndpointsAreReadAndBadOnesRefused) {
     EXPECT_THROW((void)Endpoint::parse(url, "object.endpoint"), plugin::Failure) << url;
 }
 
+// A server says where a bucket is: the host made of it must stay Amazon's.
+TEST(Names, RegionsAreNoOtherHosts) {
+  for (const char* name : {"us-east-1", "cn-north-1", "us-gov-west-1", "eusc-de-east-1"})
+    EXPECT_TRUE(is_region(name));
+  for (const char* name : {"", "evil.com/x", "x@evil", "x:1", "x?", "x#", "a.b", "X", "x y"})
+    EXPECT_FALSE(is_region(name)) << name;
+}
+
 TEST(Names, BucketsAreNamedInTheHostOrInThePath) {
   const Endpoint amazon = Endpoint::amazon("us-west-2");
   EXPECT_EQ(make_target(amazon, "bucket", "a b", {}).url(amazon),
