@@ -106,7 +106,11 @@ PlainFile::PlainFile(const char* scheme, const towline_storage_args& args)
   const bool wants_direct = (args.flags & TOWLINE_STORAGE_DIRECT) != 0;
   fd_ = open_quietly(name, flags | (wants_direct ? O_DIRECT : 0), args.mode);
   direct_ = wants_direct && fd_.valid();
-  if (!fd_.valid() && wants_direct && errno == EINVAL) fd_ = open_quietly(name, flags, args.mode);
+  if (!fd_.valid() && wants_direct && errno == EINVAL) {
+    // The kernel makes a file before it finds that there is no direct I/O.
+    if (replaces) (void)::unlink(name.c_str());
+    fd_ = open_quietly(name, flags, args.mode);
+  }
   if (!fd_.valid()) {
     const int error = errno;
     hidden_.clear();
