@@ -69,6 +69,10 @@ class TestGpu(unittest.TestCase):
             table = text.splitlines()[-len(parts):]
             self.assertEqual([(line.split()[0], line.split()[-1]) for line in table], [(name, "passed") for name, _ in parts])
 
+    def test_every_command_is_a_part(self):
+        commands = re.findall(r"^ +\[([a-z-]+)\]=", (ROOT / "scripts" / "test-gpu").read_text(), re.MULTILINE)
+        self.assertCountEqual(commands, [name for mode in ((), ("--several",)) for name, _ in self.parts(*mode)[0]])
+
     def test_what_is_not_there_is_left_out_and_told(self):
         parts, _ = self.parts()
         (self.programs / "compute-sanitizer").unlink()
@@ -76,7 +80,7 @@ class TestGpu(unittest.TestCase):
         code, text, runs = self.run_script(TOWLINE_GPU_BENCH="no")
         self.assertEqual((code, len(runs)), (0, 2), text)
         self.assertEqual(text.count("left out: no compute-sanitizer here"), 6)
-        self.assertEqual(text.count("left out: TOWLINE_GPU_BENCH=no"), 6)
+        self.assertEqual(text.count("left out: TOWLINE_GPU_BENCH=no"), 7)
         self.assertIn("left out: python3 has no pytest, torch and towline\n", text)
         self.assertEqual(text.count("left out") + text.count("passed"), len(parts))
 
