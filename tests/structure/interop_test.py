@@ -48,10 +48,14 @@ class InteropTest(unittest.TestCase):
         self.assertRegex(first, "^FAILED: real_agents")
         self.assertRegex(second, "^skipped: nixl_users")
 
-    def test_an_unknown_name_says_where_the_names_are(self):
-        done = interop("nobody")
-        self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stdout, "there is no 'nobody': the head of .*scripts/interop lists the names")
+    def test_wrong_arguments_run_nothing(self):
+        for arguments, said in (
+            (["/nowhere", "nixl_users", "nobody"], "there is no 'nobody': the head of .*scripts/interop lists the names"),
+            (["--help"], "--help is no build folder: the head of .*scripts/interop says"),
+        ):
+            done = subprocess.run([INTEROP, *arguments], capture_output=True, text=True, check=False, timeout=60)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertRegex(done.stderr, said)
 
 
 if __name__ == "__main__":
