@@ -81,6 +81,14 @@ class InstallDeps(unittest.TestCase):
         self.assertIn("install -y -qq --no-install-recommends libfmt-dev\n", machine.log.read_text())
         self.assertEqual(code, 0)
 
+    def test_an_unknown_group_is_told_the_known_ones(self):
+        for word in ("--help", "tests"):
+            machine = self.machine(dpkg_query=lacks("libfmt-dev"))
+            code, said = machine.run("build", word)
+            self.assertEqual(code, 2)
+            self.assertIn(f"unknown group {word}: expected build, test, lint, bench or nightly, and --explain before them", said)
+            self.assertFalse(machine.log.exists(), "something was installed")
+
     def test_explains_without_doing(self):
         machine = self.machine(dpkg_query=lacks("libfmt-dev", "ccache"))
         code, said = machine.run("--explain", "build")
