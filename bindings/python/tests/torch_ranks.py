@@ -97,6 +97,9 @@ def timeouts(world) -> float:
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=40), group)
         options = group._get_backend(torch.device("cpu")).options
         assert options.backend == "towline"
+        # Programs that have the backend in hand set its time limit as they set gloo's and NCCL's.
+        group._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=30))
+        assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() == 30
         return options._timeout.total_seconds()
     return 40.0
 

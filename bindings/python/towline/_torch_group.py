@@ -480,6 +480,8 @@ class Operations:
         for communicator in (self._comm, *self._gpus):
             communicator.timeout = timeout.total_seconds()
 
+    _set_default_timeout = set_timeout  # what gloo's and NCCL's call it
+
     def abort(self) -> None:
         for communicator in (self._comm, *self._gpus):
             if not communicator.closed:
