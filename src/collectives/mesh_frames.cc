@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/wire.h"
+#include "base/wire_status.h"
 
 namespace towline::collectives {
 namespace {
@@ -54,7 +55,8 @@ std::optional<ControlFrame> decode_control(std::span<const uint8_t> bytes, size_
   WireReader in(bytes);
   ControlFrame frame;
   frame.type = in.u8();
-  frame.reason.status = Status{in.i32()};
+  const int32_t status = in.i32();
+  frame.reason.status = status < 0 ? error_from_wire(status) : Status::kOk;
   frame.reason.text = in.string16(kMostTextBytes);
   const size_t awaited = in.u16();
   for (size_t i = 0; i < awaited && in.ok(); ++i) frame.reason.awaited.push_back(in.i32());

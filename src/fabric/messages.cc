@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/wire.h"
+#include "base/wire_status.h"
 
 namespace towline::fabric {
 namespace {
@@ -90,11 +91,9 @@ std::optional<ControlMessage> decode_control(std::span<const uint8_t> bytes) noe
       message.record_bytes = in.u32();
       message.endpoint = in.bytes16();
       break;
-    case ControlType::kRefuse: {
-      const int32_t status = in.i32();
-      message.status = status < 0 ? static_cast<Status>(status) : Status::kProtocol;
+    case ControlType::kRefuse:
+      message.status = error_from_wire(in.i32());
       break;
-    }
     case ControlType::kClosed:
       message.seen_base = in.u64();
       for (uint64_t& word : message.seen_bits) word = in.u64();

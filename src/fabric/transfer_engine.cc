@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/wire.h"
+#include "base/wire_status.h"
 #include "fabric/pin_thread.h"
 #include "fabric/transfer_engine_state.h"
 
@@ -274,7 +275,8 @@ void TransferEngine::take_message(Handle peer, std::span<const uint8_t> message)
       if (in.ok()) on_complete(peer, number);
       break;
     case MessageKind::kAnswer: {
-      const auto status = static_cast<Status>(in.i32());
+      const int32_t said = in.i32();
+      const Status status = said < 0 ? error_from_wire(said) : Status::kOk;
       if (in.ok()) on_answer(peer, number, status);
       break;
     }

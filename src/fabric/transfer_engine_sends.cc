@@ -169,7 +169,6 @@ void TransferEngine::on_withdraw(Handle peer, uint64_t send) noexcept {
 void TransferEngine::on_answer(Handle peer, uint64_t send, Status status) noexcept {
   Slot* slot = find_used(send, SlotKind::kSend);
   if (slot == nullptr || slot->peer != peer || slot->matched) return;
-  if (!is_error(status)) status = Status::kOk;
   end(*slot, status, kFencedBoth);
 }
 

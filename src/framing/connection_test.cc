@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
 
@@ -438,6 +439,44 @@ TEST_F(FrameTest, ThatIsRefusedTooOftenBreaksTheConnection) {
   EXPECT_TRUE(owner_->connection.down());
   EXPECT_EQ(owner_->connection.statistics().refused, 4u);
   EXPECT_EQ(owner_->host.events[0].status, Status::kProtocol);
+}
+
+// A status that this release does not know, or that says something of a wait, would not be an outcome.
+TEST(RefusalTest, OfAnUnknownStatusIsABreachOfTheProtocolForItsPart) {
+  for (const int32_t said :
+       {static_cast<int32_t>(Status::kNotYet), -1000, INT32_MIN, static_cast<int32_t>(Status::kOutOfRange)}) {
+    int fds[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+    const UniqueFd peer{fds[0]};
+    Side a;
+    a.connection.add_lane(std::make_unique<testing::FdLane>(fds[1]));
+    std::vector<uint8_t> memory(64);
+    FakePlan plan{1};
+    plan.add(memory.data(), memory.data(), 64);
+    ASSERT_EQ(a.submit(a.prepare(plan.plan(), TOWLINE_WRITE), 1, 0, 64), Status::kInProgress);
+    a.progress();
+    FrameHeader sent;
+    ASSERT_EQ(::recv(peer.get(), &sent, sizeof sent, 0), static_cast<ssize_t>(sizeof sent));
+    FrameHeader header;
+    header.type = FrameType::kNack;
+    header.part = sent.part;
+    header.extent = 64;
+    header.status = said;
+    std::array<uint8_t, 2 * kHeaderBytes> frames;
+    encode_header(header, frames.data());
+    header = {};
+    header.type = FrameType::kAck;
+    header.sequence = header.ack = 1;
+    encode_header(header, frames.data() + kHeaderBytes);
+    ASSERT_EQ(::send(peer.get(), frames.data(), frames.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(frames.size()));
+    for (int i = 0; i < 10; ++i) a.progress();
+    ASSERT_TRUE(a.host.ended(1));
+    EXPECT_EQ(a.host.status(1),
+              said == static_cast<int32_t>(Status::kOutOfRange) ? Status::kOutOfRange : Status::kProtocol)
+        << said;
+    EXPECT_FALSE(a.connection.down());
+  }
 }
 
 TEST(RefusalBudgetTest, ComesBackWithTime) {

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "base/sync/wake_path.h"
+#include "base/wire_status.h"
 #include "framing/connection.h"
 
 namespace towline::framing {
@@ -289,7 +290,7 @@ TOWLINE_WAKE_PATH bool Connection::take_ack(LaneState& lane, uint32_t ack) noexc
 bool Connection::take_nack(LaneState& lane) noexcept {
   const FrameHeader& header = lane.in.header;
   const uint64_t end = header.offset + header.extent;
-  const auto status = static_cast<Status>(header.status);
+  const Status status = error_from_wire(header.status);
   if (!lane.in.reads.empty()) {
     (void)find_request(lane);
     const ReadRequest& request = requests_[lane.in.reads.front()];

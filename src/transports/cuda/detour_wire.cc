@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/wire.h"
+#include "base/wire_status.h"
 #include "towline/plugin/v1.h"
 #include "transports/cuda/piece_copier.h"
 
@@ -105,10 +106,7 @@ bool decode(std::span<const uint8_t> message, Moved& moved) {
   const uint16_t version = open_message(reader, Type::kMoved);
   moved.number = reader.u64();
   const int32_t status = reader.i32();
-  moved.status = status == 0 ? Status::kOk
-                 : status < 0 && status >= static_cast<int32_t>(Status::kInternal)
-                     ? static_cast<Status>(status)
-                     : Status::kProtocol;
+  moved.status = status == 0 ? Status::kOk : error_from_wire(status);
   moved.code = reader.i32();
   moved.text = reader.string16(kMaxText);
   return complete(reader, version);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/wire.h"
+#include "base/wire_status.h"
 #include "towline/plugin/v1.h"
 
 namespace towline::cuda {
@@ -79,10 +80,7 @@ std::optional<Answer> decode_answer(std::span<const uint8_t> packet) {
   const uint16_t version = open_packet(reader, Type::kAnswer);
   Answer answer;
   const int32_t status = reader.i32();
-  answer.status = status == 0 ? Status::kOk
-                  : status < 0 && status >= static_cast<int32_t>(Status::kInternal)
-                      ? static_cast<Status>(status)
-                      : Status::kProtocol;
+  answer.status = status == 0 ? Status::kOk : error_from_wire(status);
   answer.text = reader.string16(kMaxAnswerText);
   answer.parts = reader.u32();
   answer.region_address = reader.u64();

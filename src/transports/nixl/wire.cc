@@ -1,6 +1,7 @@
 #include "transports/nixl/wire.h"
 
 #include "base/wire.h"
+#include "base/wire_status.h"
 
 namespace towline::nixl_net {
 
@@ -75,12 +76,11 @@ std::optional<Answer> decode_answer(std::span<const uint8_t> message) {
   WireReader in{rest_of(message)};
   Answer answer;
   answer.key = in.u64();
-  answer.status = static_cast<Status>(in.i32());
+  const int32_t status = in.i32();
+  if (status > 0) return std::nullopt;
+  answer.status = status == 0 ? Status::kOk : error_from_wire(status);
   answer.reason = in.string16(kMaxReasonBytes);
-  if (answer.status == Status::kOk)
-    answer.public_data = in.string16(kMaxInfoBytes);
-  else if (!is_error(answer.status))
-    return std::nullopt;
+  if (answer.status == Status::kOk) answer.public_data = in.string16(kMaxInfoBytes);
   if (!in.finished()) return std::nullopt;
   return answer;
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/wire.h"
+#include "base/wire_status.h"
 
 namespace towline::rdma {
 namespace {
@@ -81,15 +82,15 @@ std::optional<Answer> decode_answer(std::span<const uint8_t> message) {
   WireReader in{rest_of(message)};
   Answer answer;
   answer.key = in.u64();
-  answer.status = static_cast<Status>(in.i32());
+  const int32_t status = in.i32();
+  if (status > 0) return std::nullopt;
+  answer.status = status == 0 ? Status::kOk : error_from_wire(status);
   answer.reason = in.string16();
   if (!in.ok() || answer.reason.size() > kMaxReasonBytes) return std::nullopt;
   if (answer.status == Status::kOk) {
     const auto memory = fabric::decode_memory(in.bytes16());
     if (!memory) return std::nullopt;
     answer.memory = *memory;
-  } else if (static_cast<int32_t>(answer.status) >= 0) {
-    return std::nullopt;
   }
   if (!in.ok() || in.remaining() != 0) return std::nullopt;
   return answer;

@@ -1,6 +1,7 @@
 #include "transports/shm/wire.h"
 
 #include "base/wire.h"
+#include "base/wire_status.h"
 
 namespace towline::shm {
 
@@ -51,12 +52,6 @@ Header open_packet(WireReader& reader, PacketType type) noexcept {
 
 bool complete(const WireReader& reader, const Header& header) noexcept {
   return header.version > kVersion ? reader.ok() : reader.finished();
-}
-
-// Statuses come from a peer: anything that is not an error we know becomes kProtocol.
-Status error_from_wire(int32_t value) noexcept {
-  return value < 0 && value >= static_cast<int32_t>(Status::kInternal) ? static_cast<Status>(value)
-                                                                       : Status::kProtocol;
 }
 
 std::string_view bounded(const std::string& text) { return std::string_view(text).substr(0, kMaxTextBytes); }
