@@ -164,7 +164,7 @@ TOWLINE_WAKE_PATH void Connection::watch_frames(LaneState& lane, uint64_t now_ns
     break_lane(lane, IoResult::error(Status::kPeerLost, 0, kText), doing);
   };
   const Input& in = lane.in;
-  look(lane.in.watch, in.in_frame(), in.received, in.left_of_frame(), "reading");
+  look(lane.in.watch, in.in_frame(), in.watched_frame(), in.left_of_frame(), "reading");
   if (down_) return;
   const Output& out = lane.out;
   look(lane.out.watch, out.frame_open && out.served != 0, out.frame_sequence, out.frame.bytes(), "writing");

@@ -177,6 +177,7 @@ TOWLINE_WAKE_PATH bool Connection::begin_frame(LaneState& lane) noexcept {
   if (!take_ack(lane, in.header.ack)) return protocol_error(lane, "more frames counted than were sent");
   if ((in.header.flags & kFlagUrgent) != 0) note_urgent();
   in.begin += preamble;
+  if (in.together.count == 0) in.begun = in.header.sequence;
   const bool together = (in.header.flags & kFlagTogether) != 0 || in.together.count != 0;
   if (!together) in.expected_preamble = preamble;
   in.needed = kHeaderBytes;

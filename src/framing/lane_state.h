@@ -214,6 +214,7 @@ struct Input {
   Status refused = Status::kOk;                  // why this WRITE frame is being drained
   std::size_t expected_preamble = kHeaderBytes;  // as long as the last frame's
   bool bulk = false;                     // the last frame was large: read no further than the next preamble
+  uint32_t begun = 0;                    // sequence of the frame under way, or of the first of its row
   uint32_t received = 0;                 // frames taken off the lane
   uint32_t counted = 0;                  // frames dealt with: the same, but for those still being scattered
   uint32_t slot = kNoSlot;               // that the payload under way is received into
@@ -245,19 +246,27 @@ struct Input {
   [[nodiscard]] std::size_t target_left() const noexcept {
     return target.bytes() > beyond ? target.bytes() - beyond : 0;
   }
+  // A row of frames is watched as one: it holds its memory until its last byte.
+  [[nodiscard]] uint32_t watched_frame() const noexcept {
+    return state == InputState::kHeader && together.count == 0 ? received : begun;
+  }
   [[nodiscard]] uint64_t left_of_frame() const noexcept {
     const uint64_t here = end - begin;
+    uint64_t left = 0;
     switch (state) {
       case InputState::kHeader:
         return needed - here;
       case InputState::kPayload:
-        return payload_to_come() + header.message_bytes;
+        left = together.count == 0 ? payload_to_come() : target_left();
+        break;
       case InputState::kDrain:
-        return payload_left + header.message_bytes;
+        left = payload_left;
+        break;
       case InputState::kMessage:
         return header.message_bytes - here;
     }
-    return 0;
+    for (uint32_t i = together.next; i < together.count; ++i) left += together.frames[i].header.payload_bytes;
+    return left + last_message_bytes();
   }
 };
 

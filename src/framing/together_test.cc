@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <numeric>
+#include <utility>
 
 #include "base/os/unique_fd.h"
 #include "framing/test_support.h"
@@ -332,6 +333,37 @@ TEST_F(TogetherFrames, ThatStopAmongTheirHeadersHoldMemoryForTheFramesTimeOnly) 
   owner_->progress();
   EXPECT_TRUE(owner_->connection.down());
   EXPECT_EQ(owner_->host.pins_held(), 0u);
+}
+
+TEST_F(TogetherFrames, WhosePayloadTricklesHoldMemoryForOneFramesTimeOnly) {
+  for (uint32_t i = 1; i < kMostTogether; ++i) tell({.flags = kFlagTogether, .bytes = 1});
+  tell({.bytes = 1});
+  EXPECT_EQ(owner_->host.pins_held(), kMostTogether);
+  for (int i = 0; i < 2; ++i) {
+    owner_->host.clock.advance(6 * kSecondNs);
+    ASSERT_EQ(::send(peer_.get(), "x", 1, MSG_NOSIGNAL), 1);
+    owner_->progress();
+    owner_->progress();
+  }
+  EXPECT_TRUE(owner_->connection.down()) << "each of the row's frames has had ten seconds of its own";
+  EXPECT_EQ(owner_->host.pins_held(), 0u);
+}
+
+TEST_F(TogetherFrames, ThatAreRefusedHaveTheTimeOfAllTheirPayload) {
+  constexpr uint32_t kBytes = 64 << 10;
+  const uint64_t good = std::exchange(key_, 7);
+  for (uint32_t i = 0; i < 7; ++i) tell({.flags = kFlagTogether, .bytes = kBytes});
+  tell({.bytes = kBytes});
+  key_ = good;
+  const std::vector<uint8_t> payload(kBytes / 2);
+  for (uint32_t i = 0; i < 16; ++i) {  // 32 KiB in 1.5 s: faster than the slowest that is served
+    owner_->host.clock.advance(3 * kSecondNs / 2);
+    ASSERT_EQ(::send(peer_.get(), payload.data(), payload.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(payload.size()));
+    for (int pass = 0; pass < 10; ++pass) owner_->progress();
+    ASSERT_FALSE(owner_->connection.down()) << "after " << i + 1 << " pieces";
+  }
+  EXPECT_EQ(owner_->connection.statistics().frames_received, 8u);
 }
 
 }  // namespace
