@@ -243,8 +243,8 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   towline::nixl::MemoryTable memory;
   towline::nixl::Remotes remotes;
   std::atomic<uint64_t> last_long_number{0};
-  std::atomic<int64_t> caught_up_at{0};                              // a tick of the coarse clock
-  std::map<std::string, towline::nixl::Pieces, std::less<>> pieces;  // by sender; under the inbox's lock
+  std::atomic<int64_t> caught_up_at{0};           // a tick of the coarse clock
+  towline::nixl::ArrivingFrames arriving_frames;  // under the inbox's lock
   towline::nixl::Inbox inbox{*this};
   std::mutex notifs_mutex;  // for getNotifs: held while the caller's map is filled
   towline::nixl::LinkedList<nixlDlistH> lists;

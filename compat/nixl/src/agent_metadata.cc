@@ -234,7 +234,7 @@ void nixlAgentData::read_message(const std::string& sender, std::string_view inc
   }
   if (message_type(message) != MessageType::kLoad) return;
   std::string bytes;
-  if (!pieces[sender].add(message_body(message), bytes)) return;
+  if (!arriving_frames.add(sender, message_body(message), bytes)) return;
   Frame frame;
   // An agent may send only its own metadata.
   if (decode(bytes, frame).empty() && frame.name != sender) {

@@ -1,5 +1,6 @@
 #include "long_notifications.h"
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 
@@ -16,12 +17,17 @@ void LongNotifications::read(const std::string& sender, std::string_view incarna
   if (body.size() < sizeof number) return;
   std::memcpy(&number, body.data(), sizeof number);
   Sender& from = senders_[sender];
-  if (from.incarnation != incarnation) from = {std::string{incarnation}, {}};
-  Arriving& arriving = from.arriving[number];
+  if (from.incarnation != incarnation) {
+    bytes_ -= from.bytes;
+    from = {std::string{incarnation}, {}, 0};
+  }
+  const auto [found, is_new] = from.arriving.try_emplace(number);
+  Arriving& arriving = found->second;
+  const size_t before = is_new ? 0 : arriving.bytes();
   // Numbers count up, so the first is the oldest one, unless it is this one itself.
   if (from.arriving.size() > kMostArriving) {
     const auto oldest = from.arriving.begin();
-    from.arriving.erase(oldest->first == number ? std::next(oldest) : oldest);
+    drop(from, oldest == found ? std::next(oldest) : oldest);
   }
   if (message_type(message) == MessageType::kEnd) {
     ++arriving.ended;
@@ -33,7 +39,28 @@ void LongNotifications::read(const std::string& sender, std::string_view incarna
     --arriving.ended;
     texts.push_back(arriving.text);
   }
-  if (arriving.whole == 0 && arriving.ended == 0 && arriving.pieces.none()) from.arriving.erase(number);
+  bytes_ += arriving.bytes() - before;
+  from.bytes += arriving.bytes() - before;
+  if (arriving.whole == 0 && arriving.ended == 0 && arriving.pieces.none()) drop(from, found);
+  if (from.arriving.empty()) senders_.erase(sender);
+  keep_bound();
+}
+
+void LongNotifications::drop(Sender& of, std::map<uint64_t, Arriving>::iterator one) noexcept {
+  bytes_ -= one->second.bytes();
+  of.bytes -= one->second.bytes();
+  of.arriving.erase(one);
+}
+
+void LongNotifications::keep_bound() noexcept {
+  while (bytes_ > most_bytes_) {
+    const auto most =
+        std::ranges::max_element(senders_, {}, [](const auto& entry) { return entry.second.bytes; });
+    Sender& sender = most->second;
+    drop(sender, std::ranges::max_element(sender.arriving, {},
+                                          [](const auto& entry) { return entry.second.bytes(); }));
+    if (sender.arriving.empty()) senders_.erase(most);
+  }
 }
 
 }  // namespace towline::nixl

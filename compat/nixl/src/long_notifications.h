@@ -34,12 +34,20 @@ nixl_status_t send_pieces(uint64_t number, std::string_view text, Send send) {
   return NIXL_SUCCESS;
 }
 
-// The receiver's side, of all senders. Not synchronised.
+// The receiver's side, of all senders. Not synchronised. What is incomplete stays when its sender leaves, and anybody may
+// send, so all of it together has a bound: where it is passed, the largest of the sender with the most goes.
 class LongNotifications {
  public:
+  explicit LongNotifications(size_t most_bytes = kMostBytes) noexcept : most_bytes_(most_bytes) {}
+
   // Reads one message and adds texts that are complete to `texts`. Invalid messages are dropped.
   void read(const std::string& sender, std::string_view incarnation, std::string_view message,
             std::vector<std::string>& texts);
+  // Of all that are incomplete.
+  [[nodiscard]] size_t bytes() const noexcept { return bytes_; }
+
+  static constexpr size_t kMostBytes = 2 * kMaxLongBytes;
+  static constexpr size_t kEntryBytes = 512;  // what each counts for beside its text
 
  private:
   struct Arriving {
@@ -47,12 +55,19 @@ class LongNotifications {
     std::string text;    // the last complete one
     uint64_t whole = 0;  // complete arrivals not delivered yet
     uint64_t ended = 0;  // ends not matched yet
+    [[nodiscard]] size_t bytes() const noexcept { return kEntryBytes + pieces.bytes() + text.size(); }
   };
   struct Sender {
     std::string incarnation;  // data of another incarnation is dropped
     std::map<uint64_t, Arriving> arriving;
+    size_t bytes = 0;  // of those
   };
 
+  void drop(Sender& of, std::map<uint64_t, Arriving>::iterator one) noexcept;
+  void keep_bound() noexcept;
+
+  const size_t most_bytes_;
+  size_t bytes_ = 0;
   std::map<std::string, Sender, std::less<>> senders_;
 };
 

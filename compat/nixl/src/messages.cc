@@ -1,5 +1,6 @@
 #include "messages.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -40,6 +41,23 @@ bool Pieces::add(std::string_view body, std::string& frame) {
   next_ = 0;
   frame = std::exchange(bytes_, {});
   return true;
+}
+
+bool ArrivingFrames::add(const std::string& sender, std::string_view body, std::string& frame) {
+  const auto [found, is_new] = senders_.try_emplace(sender);
+  if (is_new) bytes_ += kEntryBytes;
+  Pieces& pieces = found->second;
+  bytes_ -= pieces.bytes();
+  const bool complete = pieces.add(body, frame);
+  bytes_ += pieces.bytes();
+  const auto drop = [&](auto entry) {
+    bytes_ -= kEntryBytes + entry->second.bytes();
+    senders_.erase(entry);
+  };
+  if (pieces.none()) drop(found);
+  while (bytes_ > most_bytes_)
+    drop(std::ranges::max_element(senders_, {}, [](const auto& entry) { return entry.second.bytes(); }));
+  return complete;
 }
 
 }  // namespace towline::nixl

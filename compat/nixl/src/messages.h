@@ -7,6 +7,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -64,12 +66,34 @@ class Pieces {
   bool add(std::string_view body, std::string& frame);
   // True if no incomplete frame is pending.
   [[nodiscard]] bool none() const noexcept { return next_ == 0; }
+  // Of the incomplete frame.
+  [[nodiscard]] size_t bytes() const noexcept { return bytes_.size(); }
 
  private:
   static constexpr uint32_t kMaxPieces = 20'000;
 
   uint32_t next_ = 0;
   std::string bytes_;
+};
+
+// Frames of metadata that arrive in pieces. Anybody may begin one, so all that are incomplete have a bound, and where
+// it is passed the largest goes.
+class ArrivingFrames {
+ public:
+  explicit ArrivingFrames(size_t most_bytes = kMostBytes) noexcept : most_bytes_(most_bytes) {}
+
+  // As Pieces::add().
+  bool add(const std::string& sender, std::string_view body, std::string& frame);
+  // Of all that are incomplete.
+  [[nodiscard]] size_t bytes() const noexcept { return bytes_; }
+
+  static constexpr size_t kMostBytes = size_t{256} << 20;
+  static constexpr size_t kEntryBytes = 1024;  // what each counts for beside its pieces
+
+ private:
+  const size_t most_bytes_;
+  size_t bytes_ = 0;
+  std::map<std::string, Pieces, std::less<>> senders_;
 };
 
 // The notice that carries a notification: its text, wrapped if it would be taken for a message.

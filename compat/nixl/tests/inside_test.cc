@@ -320,6 +320,60 @@ TEST(Messages, LongNotificationsWaitForBothTheirPiecesAndTheirEnd) {
   EXPECT_EQ(sent, 2);
 }
 
+TEST(Messages, OfLongNotificationsThatDoNotEndOnlySoManyBytesAreKept) {
+  constexpr size_t kMost = 1 << 20;
+  LongNotifications long_ones{kMost};
+  std::vector<std::string> texts;
+  const std::string piece(kPieceBytes, 'p');
+  const auto begin = [&](const std::string& sender, uint64_t number) {  // the first of two
+    const PieceHead head = {0, 2};
+    std::string body{reinterpret_cast<const char*>(&number), sizeof number};
+    body.append(reinterpret_cast<const char*>(&head), sizeof head);
+    long_ones.read(sender, "1", make_message(MessageType::kPiece, body + piece), texts);
+  };
+  begin("honest", 1);
+  const size_t of_one = long_ones.bytes();
+  EXPECT_GE(of_one, kPieceBytes);
+  for (uint64_t number = 1; number < 100; ++number) begin("flood", number);
+  EXPECT_LE(long_ones.bytes(), kMost);
+  const uint64_t number = 1;
+  const PieceHead head = {1, 2};
+  std::string body{reinterpret_cast<const char*>(&number), sizeof number};
+  body.append(reinterpret_cast<const char*>(&head), sizeof head);
+  long_ones.read("honest", "1", make_message(MessageType::kPiece, body + "end"), texts);
+  long_ones.read("honest", "1", make_end_message(1), texts);
+  ASSERT_EQ(texts.size(), 1U) << "others' pieces took the place of those of a sender that has few";
+  EXPECT_EQ(texts[0], piece + "end");
+  // Ends alone count too, and each name is another sender.
+  for (uint64_t i = 0; i < 10'000; ++i)
+    long_ones.read("sender-" + std::to_string(i), "1", make_end_message(1), texts);
+  EXPECT_LE(long_ones.bytes(), kMost);
+  EXPECT_EQ(texts.size(), 1U);
+}
+
+TEST(Messages, OfMetadataThatDoesNotEndOnlySoManyBytesAreKept) {
+  constexpr size_t kMost = 1 << 20;
+  ArrivingFrames frames{kMost};
+  std::string frame(150'000, 'm');
+  const std::vector<std::string> messages = make_load_messages(frame);
+  std::string whole;
+  EXPECT_FALSE(frames.add("honest", message_body(messages[0]), whole));
+  const std::vector<std::string> longer = make_load_messages(std::string(210'000, 'x'));
+  for (int i = 0; i < 100; ++i) {
+    const std::string sender = "sender-" + std::to_string(i);
+    for (std::size_t piece = 0; piece + 1 < longer.size(); ++piece)
+      EXPECT_FALSE(frames.add(sender, message_body(longer[piece]), whole));
+  }
+  EXPECT_LE(frames.bytes(), kMost);
+  EXPECT_FALSE(frames.add("honest", message_body(messages[1]), whole));
+  EXPECT_TRUE(frames.add("honest", message_body(messages[2]), whole));
+  EXPECT_TRUE(whole == frame);
+  // What is no piece of anything leaves nothing behind.
+  ArrivingFrames none;
+  EXPECT_FALSE(none.add("a", "x", whole));
+  EXPECT_EQ(none.bytes(), 0U);
+}
+
 TEST(Messages, ThatAreTooLongAreToldHowLongTheyMayBe) {
   EXPECT_EQ(too_long("a notification", "genNotif"), NIXL_ERR_INVALID_PARAM);
   EXPECT_EQ(last_error(),
