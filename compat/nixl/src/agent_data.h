@@ -192,8 +192,12 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   nixl_status_t make_request(nixl_xfer_op_t operation, const towline::nixl::Sides& sides,
                              nixlBackendH* backend, std::shared_ptr<towline::nixl::Remote> with,
                              const nixl_opt_args_t* extra_params, nixlXferReqH*& request, const char* call);
-  nixl_status_t load(const nixl_blob_t& blob, std::string& agent_name);
+  // `sent`: the agent itself sent it, and the application did not bring it.
+  nixl_status_t load(const nixl_blob_t& blob, std::string& agent_name, bool sent = false);
+  // Makes room for metadata that its agent sent. False: too many agents that are there have sent theirs.
+  [[nodiscard]] bool make_room(const std::string& agent_name, size_t bytes);
   nixl_status_t invalidate(const std::string& agent_name);
+  void remove_peer(const towline::Peer& known);
   // The metadata frame of getLocalMD, or with `descs` of getLocalPartialMD. Throws Error.
   [[nodiscard]] towline::nixl::Frame local_frame(const nixl_reg_dlist_t* descs, bool addresses,
                                                  const nixl_opt_args_t* extra_params);

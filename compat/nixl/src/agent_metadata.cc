@@ -105,7 +105,16 @@ nixl_status_t nixlAgent::getLocalPartialMD(const nixl_reg_dlist_t& descs, nixl_b
   });
 }
 
-nixl_status_t nixlAgentData::load(const nixl_blob_t& blob, std::string& agent_name) {
+bool nixlAgentData::make_room(const std::string& agent_name, size_t bytes) {
+  for (;;) {
+    const Remotes::Sent sent = remotes.sent(agent_name);
+    if (sent.agents < Remotes::kMostSent && sent.bytes + bytes <= Remotes::kMostSentBytes) return true;
+    if (sent.left.empty()) return false;
+    (void)invalidate(sent.left);
+  }
+}
+
+nixl_status_t nixlAgentData::load(const nixl_blob_t& blob, std::string& agent_name, bool sent) {
   static constexpr const char* kCall = "loadRemoteMD";
   Frame frame;
   if (const std::string why = decode(blob, frame); !why.empty()) {
@@ -128,13 +137,23 @@ nixl_status_t nixlAgentData::load(const nixl_blob_t& blob, std::string& agent_na
     return fail(NIXL_ERR_NOT_FOUND, "{}: metadata of agent '{}' without its addresses: load those first",
                 kCall, frame.name);
   }
+  if (sent && !make_room(frame.name, blob.size())) {
+    return fail(NIXL_ERR_NOT_ALLOWED, "{}: others have sent the metadata of {} agents, or {} bytes of it",
+                kCall, Remotes::kMostSent, Remotes::kMostSentBytes);
+  }
   towline::Peer peer = agent->add_peer(frame.blob);
   if (peer.name() != frame.name) {
     return fail(NIXL_ERR_MISMATCH, "{}: metadata of '{}' that says it is of '{}'", kCall, peer.name(),
                 frame.name);
   }
   const std::shared_ptr<Remote> before = remotes.find(frame.name);
-  nixl_status_t status = remotes.load(std::move(peer), frame);
+  if (sent && before != nullptr && before->peer().incarnation() != peer.incarnation() &&
+      !before->is_replaced()) {
+    remove_peer(peer);
+    return fail(NIXL_ERR_NOT_ALLOWED, "{}: another agent '{}' sent it, and the first is there", kCall,
+                frame.name);
+  }
+  nixl_status_t status = remotes.load(std::move(peer), frame, sent ? blob.size() : 0);
   if (status == NIXL_SUCCESS && !frame.engines.empty())
     status = load_engines(frame, before != remotes.find(frame.name));
   if (status == NIXL_SUCCESS) agent_name = frame.name;
@@ -145,18 +164,22 @@ nixl_status_t nixlAgent::loadRemoteMD(const nixl_blob_t& remote_metadata, std::s
   return guard("loadRemoteMD", metadata_to_nixl, [&] { return data->load(remote_metadata, agent_name); });
 }
 
+// Removes the peer from Towline too, which ends its transfers. Removing consumes a reference; others may still use the
+// given one.
+void nixlAgentData::remove_peer(const towline::Peer& known) {
+  towline_peer_t* peer = nullptr;
+  const std::string incarnation{known.incarnation()};
+  if (towline_peer_find(agent->native(), incarnation.c_str(), &peer) != TOWLINE_OK) return;
+  if (towline_peer_remove(peer) != TOWLINE_OK) towline_peer_release(peer);
+}
+
 nixl_status_t nixlAgentData::invalidate(const std::string& agent_name) {
   if (agent_name == name) {
     return fail(NIXL_ERR_INVALID_PARAM, "invalidateRemoteMD: '{}' is this agent itself", agent_name);
   }
   if (const std::shared_ptr<Remote> remote = remotes.forget(agent_name)) {
     forget_engines(agent_name);
-    // Removes the peer from Towline too, which ends its transfers. Removing consumes a reference; others may
-    // still use the remote's own.
-    towline_peer_t* peer = nullptr;
-    const std::string incarnation{remote->peer().incarnation()};
-    if (towline_peer_find(agent->native(), incarnation.c_str(), &peer) != TOWLINE_OK) return NIXL_SUCCESS;
-    if (towline_peer_remove(peer) != TOWLINE_OK) towline_peer_release(peer);
+    remove_peer(remote->peer());
     return NIXL_SUCCESS;
   }
   return quiet_text(NIXL_ERR_NOT_FOUND,
@@ -232,7 +255,8 @@ void nixlAgentData::read_message(const std::string& sender, std::string_view inc
     forget_engines(sender);
     return;
   }
-  if (message_type(message) != MessageType::kLoad) return;
+  // Only an agent that listens takes what others send unasked.
+  if (message_type(message) != MessageType::kLoad || !config.useListenThread) return;
   std::string bytes;
   if (!arriving_frames.add(sender, message_body(message), bytes)) return;
   Frame frame;
@@ -249,7 +273,7 @@ void nixlAgentData::read_message(const std::string& sender, std::string_view inc
     return;
   }
   std::string loaded;
-  (void)guard("metadata sent by another agent", metadata_to_nixl, [&] { return load(bytes, loaded); });
+  (void)guard("metadata sent by another agent", metadata_to_nixl, [&] { return load(bytes, loaded, true); });
 }
 
 void nixlAgentData::catch_up() {

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <thread>
 
+#include <towline/layout.h>
+
 #include "log.h"
 
 namespace towline::nixl {
@@ -79,33 +81,54 @@ bool Remote::leaves() const noexcept {
   return true;
 }
 
+bool Remote::is_replaced() const noexcept {
+  towline_region_info_t none;
+  return towline_peer_region_find(peer_.native(), "", &none, sizeof none) == TOWLINE_PEER_RESTARTED;
+}
+
 std::shared_ptr<Remote> Remotes::find(const std::string& name) const {
   std::lock_guard lock(mutex_);
   const auto found = by_name_.find(name);
-  return found == by_name_.end() ? nullptr : found->second;
+  return found == by_name_.end() ? nullptr : found->second.remote;
 }
 
-nixl_status_t Remotes::load(Peer peer, const Frame& frame) {
+nixl_status_t Remotes::load(Peer peer, const Frame& frame, size_t sent_bytes) {
   std::lock_guard lock(mutex_);
   const auto known = by_name_.find(frame.name);
-  const bool same = known != by_name_.end() && known->second->peer().incarnation() == peer.incarnation();
+  const bool same =
+      known != by_name_.end() && known->second.remote->peer().incarnation() == peer.incarnation();
   if (same) {
-    known->second->merge(frame);
+    size_t& counted = known->second.sent_bytes;
+    if (sent_bytes == 0) counted = 0;  // the application brought it too
+    if (counted != 0) counted = std::max(counted, sent_bytes);
+    known->second.remote->merge(frame);
     return NIXL_SUCCESS;
   }
   if (!frame.addresses) {
     return fail(NIXL_ERR_NOT_FOUND, "metadata of agent '{}' without its addresses: load those first",
                 frame.name);
   }
-  by_name_[frame.name] = std::make_shared<Remote>(std::move(peer), frame);
+  by_name_[frame.name] = {std::make_shared<Remote>(std::move(peer), frame), sent_bytes};
   return NIXL_SUCCESS;
+}
+
+Remotes::Sent Remotes::sent(const std::string& but) const {
+  std::lock_guard lock(mutex_);
+  Sent sent;
+  for (const auto& [name, known] : by_name_) {
+    if (known.sent_bytes == 0 || name == but) continue;
+    ++sent.agents;
+    sent.bytes += known.sent_bytes;
+    if (sent.left.empty() && known.remote->has_left()) sent.left = name;
+  }
+  return sent;
 }
 
 std::shared_ptr<Remote> Remotes::forget(const std::string& name) {
   std::lock_guard lock(mutex_);
   const auto found = by_name_.find(name);
   if (found == by_name_.end()) return nullptr;
-  std::shared_ptr<Remote> remote = std::move(found->second);
+  std::shared_ptr<Remote> remote = std::move(found->second.remote);
   by_name_.erase(found);
   remote->set_gone();
   return remote;

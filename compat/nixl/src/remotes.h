@@ -39,6 +39,8 @@ class Remote {
   // The same, after a moment if its leaving is still to be noticed: a peer that leaves takes its memory back
   // first, and a call may fail in between.
   [[nodiscard]] bool leaves() const noexcept;
+  // Another incarnation has taken its place, since Towline knows that it is not there any more.
+  [[nodiscard]] bool is_replaced() const noexcept;
   // Adds further metadata.
   void merge(const Frame& frame);
   // The index of the first of `count` descriptors that has not been loaded, else `count`.
@@ -71,15 +73,32 @@ class Remotes {
   // Null if the name is unknown.
   [[nodiscard]] std::shared_ptr<Remote> find(const std::string& name) const;
   // Takes over the peer. A new incarnation replaces the old one. NIXL_ERR_NOT_FOUND for a frame without
-  // addresses of an agent that is not known.
-  nixl_status_t load(Peer peer, const Frame& frame);
+  // addresses of an agent that is not known. `sent_bytes`: of metadata that its agent sent; 0: the application brought it.
+  nixl_status_t load(Peer peer, const Frame& frame, size_t sent_bytes = 0);
+  // Of agents that are known because they sent their metadata, but the one of that name.
+  struct Sent {
+    size_t agents = 0;
+    size_t bytes = 0;
+    std::string left;  // the name of one that has left, if there is one
+  };
+  [[nodiscard]] Sent sent(const std::string& but) const;
+
+  // Anybody may send its metadata to an agent that listens.
+  static constexpr size_t kMostSent = 4096;
+  static constexpr size_t kMostSentBytes = size_t{512} << 20;
+
   // Null if the name was unknown.
   std::shared_ptr<Remote> forget(const std::string& name);
   void clear();
 
  private:
+  struct Known {
+    std::shared_ptr<Remote> remote;
+    size_t sent_bytes = 0;  // 0: the application brought it
+  };
+
   mutable std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<Remote>> by_name_;
+  std::map<std::string, Known> by_name_;
 };
 
 }  // namespace towline::nixl

@@ -374,6 +374,29 @@ TEST(Messages, OfMetadataThatDoesNotEndOnlySoManyBytesAreKept) {
   EXPECT_EQ(none.bytes(), 0U);
 }
 
+TEST(Remotes, CountWhatAgentsSentThemselves) {
+  const towline::Agent agent{"remotes-a"};
+  const towline::Agent others[] = {towline::Agent{"remotes-b"}, towline::Agent{"remotes-c"}};
+  Remotes remotes;
+  const auto load = [&](int which, size_t sent_bytes) {
+    Frame frame;
+    frame.name = others[which].name();
+    frame.addresses = true;
+    const std::vector<std::byte> blob = others[which].metadata();
+    return remotes.load(agent.add_peer(blob), frame, sent_bytes);
+  };
+  ASSERT_EQ(load(0, 100), NIXL_SUCCESS);
+  ASSERT_EQ(load(1, 10), NIXL_SUCCESS);
+  ASSERT_EQ(load(1, 30), NIXL_SUCCESS);  // again, with more memory
+  EXPECT_EQ(remotes.sent("").agents, 2U);
+  EXPECT_EQ(remotes.sent("").bytes, 130U);
+  EXPECT_EQ(remotes.sent("").left, "");
+  EXPECT_EQ(remotes.sent("remotes-c").bytes, 100U);
+  ASSERT_EQ(load(0, 0), NIXL_SUCCESS);  // the application brings it
+  ASSERT_EQ(load(0, 100), NIXL_SUCCESS);
+  EXPECT_EQ(remotes.sent("").bytes, 30U);
+}
+
 TEST(Messages, ThatAreTooLongAreToldHowLongTheyMayBe) {
   EXPECT_EQ(too_long("a notification", "genNotif"), NIXL_ERR_INVALID_PARAM);
   EXPECT_EQ(last_error(),

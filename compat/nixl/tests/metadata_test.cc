@@ -162,6 +162,53 @@ TEST(Metadata, SentAgainAfterItWasTakenBackIsThere) {
   EXPECT_TRUE(eventually([&] { return knows(b, "again-a", a.blocks(2, 64)); }));
 }
 
+TEST(Metadata, SentByAnotherAgentOfTheNameDoesNotTakeThePlaceOfOneThatIsThere) {
+  Side a("claimed-a", 1 << 20, listening());
+  Side b("claimed-b");
+  a.load(b);  // and not connected yet
+  Side other("claimed-b");
+  const nixl_opt_args_t to_a = at(a);
+  ASSERT_EQ(other.agent->sendLocalMD(&to_a), NIXL_SUCCESS);
+  ASSERT_EQ(outcome(*other.agent).status, NIXL_SUCCESS);
+  other.load(a);
+  ASSERT_EQ(other.agent->genNotif("claimed-a", "behind it"), NIXL_SUCCESS);
+  std::vector<std::string> texts;
+  ASSERT_TRUE(receives(*a.agent, "claimed-b", 1, texts));
+  EXPECT_FALSE(knows(a, "claimed-b", other.blocks(1, 64)));
+  EXPECT_TRUE(knows(a, "claimed-b", b.blocks(1, 64)));
+  a.fill('x');
+  EXPECT_EQ(run(*a.agent, request(a, NIXL_WRITE, a.blocks(1, 64), b.blocks(1, 64), "claimed-b")),
+            NIXL_SUCCESS);
+  EXPECT_EQ(std::memcmp(a.memory.data(), b.memory.data(), 64), 0);
+}
+
+TEST(Metadata, SentAgainAfterARestartTakesThePlaceOfTheOld) {
+  Side a("resent-a", 1 << 20, listening());
+  const nixl_opt_args_t to_a = at(a);
+  std::vector<std::unique_ptr<Side>> kept;  // so that no memory has the address of the old
+  for (int i = 0; i < 3; ++i) {
+    kept.push_back(std::make_unique<Side>("resent-b"));
+    const Side& b = *kept.back();
+    ASSERT_EQ(b.agent->sendLocalMD(&to_a), NIXL_SUCCESS);
+    ASSERT_EQ(outcome(*b.agent).status, NIXL_SUCCESS);
+    EXPECT_TRUE(eventually([&] { return knows(a, "resent-b", b.blocks(1, 64)); })) << i;
+    kept.back()->agent.reset();
+  }
+}
+
+TEST(Metadata, SentToAnAgentThatDoesNotListenIsNotLoaded) {
+  Side a("deaf-a");
+  Side b("deaf-b");
+  const nixl_opt_args_t to_a = at(a);
+  ASSERT_EQ(b.agent->sendLocalMD(&to_a), NIXL_SUCCESS);
+  ASSERT_EQ(outcome(*b.agent).status, NIXL_SUCCESS);
+  b.load(a);
+  ASSERT_EQ(b.agent->genNotif("deaf-a", "behind it"), NIXL_SUCCESS);
+  std::vector<std::string> texts;
+  ASSERT_TRUE(receives(*a.agent, "deaf-b", 1, texts));
+  EXPECT_FALSE(knows(a, "deaf-b"));
+}
+
 TEST(Metadata, GoesPartiallyToAnAddress) {
   constexpr size_t kPieces = 3000;  // more than one message
   Side a("sendpart-a", kPieces * 4096, nixlAgentConfig{}, false);
