@@ -95,11 +95,10 @@ def timeouts(world) -> float:
     if _torch_group.TAKES_BACKENDS:
         dist.monitored_barrier(group)
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=40), group)
-        options = group._get_backend(torch.device("cpu")).options
-        assert options.backend == "towline"
-        # Programs that have the backend in hand set its time limit as they set gloo's and NCCL's.
-        group._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=30))
-        assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() == 30
+        backend = group._get_backend(torch.device("cpu"))
+        options = backend.options
+        backend._set_default_timeout(timedelta(seconds=30))  # what programs call that have a backend of gloo or NCCL
+        assert (options.backend, backend.options._timeout.total_seconds()) == ("towline", 30)
         return options._timeout.total_seconds()
     return 40.0
 
