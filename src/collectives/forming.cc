@@ -32,12 +32,7 @@ rendezvous::Bytes encode_failure(int rank, const Error& error) {
 
 }  // namespace
 
-rendezvous::Bytes FormingStore::get(const std::string& key, Deadline deadline) {
-  if (formed_.load(std::memory_order_relaxed)) return store_->get(key, deadline);
-  if (key == kFailedKey) {
-    look();
-    fail(Status::kTimedOut, "no rank has failed");
-  }
+rendezvous::Bytes LookingStore::get(const std::string& key, Deadline deadline) {
   for (;;) {
     const uint64_t slice = std::min(deadline.ns(), monotonic_now_ns() + kFormingLookNs);
     try {
@@ -50,18 +45,18 @@ rendezvous::Bytes FormingStore::get(const std::string& key, Deadline deadline) {
   }
 }
 
-rendezvous::Bytes AskingStore::get(const std::string& key, Deadline deadline) {
-  for (;;) {
-    const uint64_t slice = std::min(deadline.ns(), monotonic_now_ns() + kFormingLookNs);
-    try {
-      return store_->get(key, Deadline::at(slice));
-    } catch (const Error& error) {
-      if (error.code() != Status::kTimedOut) throw;
-      if (Interrupt::asked())
-        fail(Status::kCancelled, "rank {} was interrupted while it waited for other ranks", rank_);
-      if (deadline.passed(monotonic_now_ns())) throw;
-    }
+void AskingStore::look() {
+  if (Interrupt::asked())
+    fail(Status::kCancelled, "rank {} was interrupted while it waited for other ranks", rank_);
+}
+
+rendezvous::Bytes FormingStore::get(const std::string& key, Deadline deadline) {
+  if (formed_.load(std::memory_order_relaxed)) return store_->get(key, deadline);
+  if (key == kFailedKey) {
+    look();
+    fail(Status::kTimedOut, "no rank has failed");
   }
+  return LookingStore::get(key, deadline);
 }
 
 // Stores may take no time at all for no limit.

@@ -17,31 +17,39 @@ namespace towline::collectives {
 
 inline constexpr const char* kFailedKey = "failed";  // where a rank leaves its reason
 
-// A store whose waits the application can end (interrupt.h): Error(kCancelled).
-class AskingStore final : public rendezvous::Store {
+// Another store, whose waits look now and then for what may end them.
+class LookingStore : public rendezvous::Store {
  public:
-  AskingStore(std::shared_ptr<rendezvous::Store> store, int rank) : store_(std::move(store)), rank_(rank) {}
-
   void set(const std::string& key, std::span<const uint8_t> value) override { store_->set(key, value); }
   rendezvous::Bytes get(const std::string& key, Deadline deadline) override;
   [[nodiscard]] std::string describe() const override { return store_->describe(); }
   [[nodiscard]] std::string local_host() const override { return store_->local_host(); }
 
- private:
+ protected:
+  LookingStore(std::shared_ptr<rendezvous::Store> store, int rank) : store_(std::move(store)), rank_(rank) {}
+  // Throws Error if the wait shall end.
+  virtual void look() = 0;
+
   const std::shared_ptr<rendezvous::Store> store_;
   const int rank_;
 };
 
-class FormingStore final : public rendezvous::Store {
+// The application can end its waits (interrupt.h): Error(kCancelled).
+class AskingStore final : public LookingStore {
  public:
-  FormingStore(std::shared_ptr<rendezvous::Store> store, int rank) : store_(std::move(store)), rank_(rank) {}
+  AskingStore(std::shared_ptr<rendezvous::Store> store, int rank) : LookingStore(std::move(store), rank) {}
 
-  void set(const std::string& key, std::span<const uint8_t> value) override { store_->set(key, value); }
+ private:
+  void look() override;
+};
+
+class FormingStore final : public LookingStore {
+ public:
+  FormingStore(std::shared_ptr<rendezvous::Store> store, int rank) : LookingStore(std::move(store), rank) {}
+
   // Error as well when another rank has failed: kUnsupported if that is its reason, since ranks then look for another
   // way together, else kPeerLost. kFailedKey has no value here: this error comes, or kTimedOut at once.
   rendezvous::Bytes get(const std::string& key, Deadline deadline) override;
-  [[nodiscard]] std::string describe() const override { return store_->describe(); }
-  [[nodiscard]] std::string local_host() const override { return store_->local_host(); }
 
   // Tells the others, unless a rank has told already. Of a rank that is lost, others_failure() knows the reason then.
   void refuse(const Error& error) noexcept;
@@ -52,10 +60,8 @@ class FormingStore final : public rendezvous::Store {
 
  private:
   [[nodiscard]] std::optional<rendezvous::Bytes> told();
-  void look();
+  void look() override;
 
-  const std::shared_ptr<rendezvous::Store> store_;
-  const int rank_;
   std::atomic<bool> formed_ = false;
   mutable std::mutex mutex_;
   std::optional<Error> others_failure_;
