@@ -296,7 +296,7 @@ Communicator::~Communicator() {
 }
 
 void Communicator::check_not_inside() const {
-  if (CallOut::inside(this))
+  if (CallOut::is_of(this))
     fail(Status::kBusy,
          "communicator {} can't be closed from its own hooks and works' functions: do it once they returned",
          options_.name);
@@ -525,7 +525,7 @@ void Communicator::after_failure(Status status, const std::string& text) noexcep
   broken(status, text);
   if ((options_.flags & TOWLINE_COMMUNICATOR_ABORT_PROCESS) != 0 && status != Status::kCancelled) {
     // Another thread's hook may still write down what happened. It may need what this thread holds, so not for ever.
-    if (!CallOut::inside(this)) {
+    if (!CallOut::is_of(this)) {
       std::unique_lock lock(state_mutex_);
       aborted_hooks_returned_.wait_for(lock, std::chrono::seconds{5}, [this] { return aborted_hooks_done_; });
     }
