@@ -9,16 +9,16 @@
 
 namespace towline::collectives::gpu {
 
-// Of a GPU's multiprocessors, at most: GPUs that have more do not run clusters (LoadedKernels::clusters).
+// Groups of multiprocessors that a GPU has at most. GPUs with more of them run no clusters (LoadedKernels::clusters).
 inline constexpr uint32_t kNeighbourhoods = 8;
 
-// The multiprocessors that ranks of a GPU share, with a block in each: a large one lacks as many as make room for clusters of two.
+// The multiprocessors that the ranks of a GPU share, a block for each. A large GPU leaves a few out, so that clusters of two always have room.
 constexpr uint32_t usable_multiprocessors(uint32_t all) {
   return all - std::min(all / 32, kNeighbourhoods / 2);
 }
 
-// How many clusters of `parts` blocks find room in so many places, each of which has room for `of_place` blocks. Each neighbourhood may have room
-// for nearly a cluster, in whole places.
+// How many clusters of `parts` blocks find room in `places`, of `of_place` blocks each, wherever these are: every neighbourhood may be one place
+// short of a cluster.
 constexpr uint32_t clusters_beside(uint32_t places, uint32_t of_place, uint32_t parts) {
   const uint32_t of_cluster = (parts + of_place - 1) / of_place;
   const uint32_t stuck = kNeighbourhoods * (of_cluster - 1);

@@ -112,6 +112,7 @@ class GpuBackend final : public StreamBackend {
     uint32_t threads;  // of each
     bool clustered;
   };
+  [[nodiscard]] uint64_t most_parts(uint64_t rows, uint64_t units, uint64_t least) const noexcept;
   [[nodiscard]] RowParts parts_in_slots(uint64_t rows, uint64_t units) const noexcept;
   [[nodiscard]] RowParts parts_in_lines(uint64_t rows, uint64_t lines) const noexcept;
   bool mark_rows(const towline_collective_norm_t& norm, Launch& launch) const;

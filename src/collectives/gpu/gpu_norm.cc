@@ -46,11 +46,15 @@ void GpuBackend::build_rows(const towline_collective_norm_t& norm, Launch& launc
   launch.blocks = static_cast<uint32_t>(std::clamp<uint64_t>(norm.rows, 1, kNormBlocks));
 }
 
+// The blocks of a row, of which each shall have `least` of its units: as many as there is room for.
+uint64_t GpuBackend::most_parts(uint64_t rows, uint64_t units, uint64_t least) const noexcept {
+  return std::clamp<uint64_t>(marking_blocks() / rows, 1, std::clamp<uint64_t>(units / least, 1, kMostParts));
+}
+
 // How rows are divided among blocks: as many as pay and as there is room for. A cluster's take 0.25 us less than those that tell one another
 // through memory, but there can be room for fewer. Those of 8 are no quicker for more than four rows. (H200.)
 GpuBackend::RowParts GpuBackend::parts_in_slots(uint64_t rows, uint64_t units) const noexcept {
-  const uint64_t most = std::clamp<uint64_t>(marking_blocks() / rows, 1,
-                                             std::clamp<uint64_t>(units / kLeastUnitsOfPart, 1, kMostParts));
+  const uint64_t most = most_parts(rows, units, kLeastUnitsOfPart);
   // Of as many threads as there are units, and a quarter of kThreads at least: its warps are one in each quarter of a multiprocessor.
   const auto threads_of = [&](uint64_t parts) {
     uint32_t threads = kThreads;
@@ -72,8 +76,7 @@ GpuBackend::RowParts GpuBackend::parts_in_slots(uint64_t rows, uint64_t units) c
 
 // Clusters of 5 to 7 blocks take 0.3 us longer than those of 4, and so do those of 8 for more than two rows (H200).
 GpuBackend::RowParts GpuBackend::parts_in_lines(uint64_t rows, uint64_t lines) const noexcept {
-  const uint64_t most = std::clamp<uint64_t>(marking_blocks() / rows, 1,
-                                             std::clamp<uint64_t>(lines / kLeastLinesOfPart, 1, kMostParts));
+  const uint64_t most = most_parts(rows, lines, kLeastLinesOfPart);
   const uint64_t of_block = marking_threads_ / kGpuLineThreads;
   const auto turns = [&](uint64_t parts) { return (units_of_part(lines, parts) + of_block - 1) / of_block; };
   for (const uint32_t parts : {8u, 4u, 3u, 2u})

@@ -12,8 +12,13 @@ TOWLINE_DEVICE uint32_t slot_offset(const Job& job, uint32_t turn, uint32_t bloc
           slot) *
          16;
 }
+// `slots`: marked_slots(job.size).
+TOWLINE_DEVICE uint64_t slot_address(const Job& job, uint32_t at, uint32_t from, uint32_t offset,
+                                     uint32_t slots) {
+  return job.segment[at] + kMarkedAt + offset + from * (slots * 16);
+}
 TOWLINE_DEVICE uint64_t slot_address(const Job& job, uint32_t at, uint32_t from, uint32_t offset) {
-  return job.segment[at] + kMarkedAt + offset + from * (marked_slots(job.size) * 16);
+  return slot_address(job, at, from, offset, marked_slots(job.size));
 }
 static_assert(marked_bytes(2) < uint64_t{1} << 32 && marked_bytes(4) < uint64_t{1} << 32 &&
               marked_bytes(kMarkedRanks) < uint64_t{1} << 32);
@@ -77,9 +82,7 @@ TOWLINE_DEVICE bool take_marked(const Job& job, const Turn& turn, uint32_t slot,
         waited = peer;
       }
     }
-    if (missing != 0 &&
-        give_up(job, waiter, waited, &control_of(job, job.rank).signal[waited][turn.block], turn.epoch))
-      return false;
+    if (missing != 0 && give_up(job, waiter, waited, signal_of(job, turn, waited), turn.epoch)) return false;
   }
   return true;
 }

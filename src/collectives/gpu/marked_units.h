@@ -58,9 +58,6 @@ struct MarkedUnits {
       device::store_unit<uint64_t>(address, value);
   }
   TOWLINE_DEVICE bool is_other(uint32_t rank) const { return rank != job.rank && rank < job.size; }
-  TOWLINE_DEVICE uint64_t slot_at(uint32_t at, uint32_t from, uint32_t offset) const {
-    return job.segment[at] + kMarkedAt + offset + from * (kSlots * 16);
-  }
   // does(k, unit) with each unit that this thread has.
   template <class Does>
   TOWLINE_DEVICE void each(Does&& does) const {
@@ -85,7 +82,8 @@ struct MarkedUnits {
     each([&](uint32_t k, uint64_t) {
       TOWLINE_UNROLL
       for (uint32_t rank = 0; rank < kRanks; ++rank)
-        if (is_other(rank)) store_marked(slot_at(rank, job.rank, part.slot[k]), part.data[k], job.digest);
+        if (is_other(rank))
+          store_marked(slot_address(job, rank, job.rank, part.slot[k], kSlots), part.data[k], job.digest);
     });
   }
   // While what was given is on its way.
@@ -96,8 +94,8 @@ struct MarkedUnits {
     });
   }
 
-  // What the others gave of kTogether units from `first` on. What there is not counts as come, so that no load is behind a branch, and all are
-  // under way together. False: it stopped.
+  // What the others gave of kTogether units from `first` on. All loads go out together, and none is behind a branch: a slot that is not asked for
+  // counts as filled. False: it stopped.
   TOWLINE_DEVICE bool take(const Part& part, uint32_t first, uint64_t (&values)[kTogether][kRanks],
                            Stopped& stopped) const {
     uint32_t marks[kTogether][kRanks][2];
@@ -114,7 +112,8 @@ struct MarkedUnits {
       each_slot([&](uint32_t k, uint32_t rank) {
         const bool has = first + k < kUnits && unit_of(first + k) < units;
         const uint32_t slot = first + k < kUnits ? part.slot[first + k] : 0;
-        load_marked_if(has && is_other(rank), slot_at(job.rank, rank, slot), values[k][rank], marks[k][rank]);
+        load_marked_if(has && is_other(rank), slot_address(job, job.rank, rank, slot, kSlots),
+                       values[k][rank], marks[k][rank]);
       });
       bool came = true;
       each_slot([&](uint32_t k, uint32_t rank) {
@@ -163,7 +162,7 @@ struct MarkedUnits {
     each([&](uint32_t k, uint64_t) {
       TOWLINE_UNROLL
       for (uint32_t rank = 0; rank < kRanks; ++rank)
-        if (is_other(rank)) store_marked(slot_at(job.rank, rank, part.slot[k]), 0, 0);
+        if (is_other(rank)) store_marked(slot_address(job, job.rank, rank, part.slot[k], kSlots), 0, 0);
     });
   }
 

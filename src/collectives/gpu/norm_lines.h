@@ -169,7 +169,7 @@ TOWLINE_DEVICE void run_line_row(const Job& job, Turn& turn, Scratch& scratch) {
 
 template <class E, uint32_t kRanks>
 TOWLINE_DEVICE void run_line_norm(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
-  run_norm_row(job, scratch, block, blocks, [&](auto odd, Turn& turn) {
+  run_any_norm_row(job, scratch, block, blocks, [&](auto odd, Turn& turn) {
     constexpr bool kOdd = decltype(odd)::value;
     if (!kOdd && job.slot <= device::threads() / kLineThreads)
       return run_line_row<E, kRanks, false, 1>(job, turn, scratch);

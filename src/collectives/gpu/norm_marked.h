@@ -62,14 +62,14 @@ TOWLINE_DEVICE void run_marked_row(const Job& job, Turn& turn, Scratch& scratch)
 
 template <class E, uint32_t kRanks>
 TOWLINE_DEVICE void run_marked_norm(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
-  run_norm_row(job, scratch, block, blocks, [&](auto odd, Turn& turn) {
+  run_any_norm_row(job, scratch, block, blocks, [&](auto odd, Turn& turn) {
     constexpr bool kOdd = decltype(odd)::value;
     run_marked_row<E, kRanks, kOdd, kRowUnits>(job, turn, scratch);
   });
 }
 
-// The same of rows that start at multiples of 8, and give each thread so few units that 64 registers do: its blocks can have 512 threads in
-// half a multiprocessor, and those that are smaller leave more room to clusters.
+// The same of rows that start at multiples of 8 and give each thread so few units that all of them stay in 64 registers. With so many, 512
+// threads fit into half a multiprocessor, and smaller blocks leave more room to clusters.
 constexpr uint32_t most_row_units(uint32_t ranks) { return ranks <= 2 ? 2 : 1; }
 template <class E, uint32_t kRanks>
 TOWLINE_DEVICE void run_marked_rows(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
@@ -78,14 +78,12 @@ TOWLINE_DEVICE void run_marked_rows(const Job& job, Scratch& scratch, uint32_t b
 #else
   constexpr uint32_t kMost = kRowUnits;
 #endif
-  begin_cluster(job, scratch);
-  Turn turn = begin_turn(job, block, blocks);
-  if (kMost == 1 || job.slot <= device::threads())
-    run_marked_row<E, kRanks, false, 1>(job, turn, scratch);
-  else
-    run_marked_row<E, kRanks, false, kMost>(job, turn, scratch);
-  end_turn(job, turn);
-  empty_row_sums(job, block);
+  run_norm_row(job, scratch, block, blocks, [&](Turn& turn) {
+    if (kMost == 1 || job.slot <= device::threads())
+      run_marked_row<E, kRanks, false, 1>(job, turn, scratch);
+    else
+      run_marked_row<E, kRanks, false, kMost>(job, turn, scratch);
+  });
 }
 
 }  // namespace towline::collectives::gpu

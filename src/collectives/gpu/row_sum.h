@@ -237,18 +237,26 @@ TOWLINE_DEVICE float sum_of_row(const Job& job, const Turn& turn, const RowBlock
   return take_in_memory(job, turn.block, failed, stopped);
 }
 
-// A block's turn: run_row(odd, turn), where `odd` tells as a type whether some of this rank's data does not start at a multiple of 8.
+// A block's turn: run_row(turn).
 template <class RunRow>
 TOWLINE_DEVICE void run_norm_row(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks,
                                  RunRow&& run_row) {
   begin_cluster(job, scratch);
   Turn turn = begin_turn(job, block, blocks);
-  if (((job.in[0] | job.out[0] | job.residual | job.weight) & 7) != 0)
-    run_row(std::true_type{}, turn);
-  else
-    run_row(std::false_type{}, turn);
+  run_row(turn);
   end_turn(job, turn);
   empty_row_sums(job, block);
+}
+// The same with run_row(odd, turn), where `odd` tells as a type whether some of this rank's data does not start at a multiple of 8.
+template <class RunRow>
+TOWLINE_DEVICE void run_any_norm_row(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks,
+                                     RunRow&& run_row) {
+  run_norm_row(job, scratch, block, blocks, [&](Turn& turn) {
+    if (((job.in[0] | job.out[0] | job.residual | job.weight) & 7) != 0)
+      run_row(std::true_type{}, turn);
+    else
+      run_row(std::false_type{}, turn);
+  });
 }
 
 }  // namespace towline::collectives::gpu

@@ -108,16 +108,17 @@ struct Waiter {
   uint64_t began = 0;
 };
 
-// Whether a wait must end, asked now and then. `signal`: the peer's word, whose digest must be that of this operation if its epoch is;
-// null: none.
+// Whether a signal of this epoch is that of another operation.
+TOWLINE_DEVICE bool is_of_another(const Job& job, uint64_t signal, uint32_t epoch) {
+  return static_cast<uint32_t>(signal >> 32) == epoch && static_cast<uint32_t>(signal) != job.digest;
+}
+
+// Whether a wait must end, asked now and then. `signal`: the peer's word, which must not be of another operation; null: none.
 TOWLINE_DEVICE bool must_stop(const Job& job, Waiter& waiter, uint32_t peer, const uint64_t* signal,
                               uint32_t epoch) {
   const Control& me = control_of(job, job.rank);
   if (device::load_relaxed(&me.broken) != 0) return true;
-  if (signal != nullptr) {
-    const uint64_t word = device::load_relaxed(signal);
-    if (static_cast<uint32_t>(word >> 32) == epoch && static_cast<uint32_t>(word) != job.digest) return true;
-  }
+  if (signal != nullptr && is_of_another(job, device::load_relaxed(signal), epoch)) return true;
   const uint64_t now = device::now_ns();
   if (waiter.began == 0) waiter.began = now;
   if (now - waiter.began >= job.timeout_ns) return true;
@@ -138,8 +139,7 @@ TOWLINE_DEVICE_CALL void report_stop(const Job& job, uint32_t peer, const uint64
   if (check_broken(job)) return;
   if (signal != nullptr && digest == 0) {
     const uint64_t word = device::load_relaxed(signal);
-    if (static_cast<uint32_t>(word >> 32) == epoch && static_cast<uint32_t>(word) != job.digest)
-      digest = static_cast<uint32_t>(word);
+    if (is_of_another(job, word, epoch)) digest = static_cast<uint32_t>(word);
   }
   if (digest != 0) return disagree_with(job, peer, digest);
   Failure failure =
