@@ -281,7 +281,7 @@ pub enum Change {
 /// Follows the keys under a prefix. It goes on when servers restart or change.
 pub struct Watch {
     native: NonNull<sys::towline_watch_t>,
-    // Of a future that was dropped before its event came: the next one waits for the same.
+    // The event that a dropped future waited for: the next future waits for it.
     asked: Option<Question>,
     directory: Arc<Inner>,
 }

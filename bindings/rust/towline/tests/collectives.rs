@@ -1,9 +1,8 @@
 //! Ranks that are threads of one process, and meet in a folder.
 
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::{mpsc, Arc, Mutex};
-use std::task::{Context, Wake, Waker};
+mod inline_task;
+
+use std::sync::mpsc;
 use std::time::Duration;
 
 use futures_lite::future::block_on;
@@ -121,18 +120,6 @@ fn an_abort_reaches_every_rank_with_its_reason() {
     });
 }
 
-/// A task that the thread that wakes it runs at once.
-struct Inline(Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>);
-
-impl Wake for Inline {
-    fn wake(self: Arc<Self>) {
-        let Some(mut task) = self.0.lock().unwrap().take() else { return };
-        if task.as_mut().poll(&mut Context::from_waker(&Waker::from(self.clone()))).is_pending() {
-            *self.0.lock().unwrap() = Some(task);
-        }
-    }
-}
-
 #[test]
 fn a_communicator_that_ends_in_the_function_of_a_work_leaves() {
     ranks("leaves", |world| {
@@ -149,7 +136,7 @@ fn a_communicator_that_ends_in_the_function_of_a_work_leaves() {
             drop(world);
             told.send(sum).unwrap();
         };
-        Arc::new(Inline(Mutex::new(Some(Box::pin(task))))).wake();
+        inline_task::start(task);
         assert_eq!(ended.recv().unwrap().unwrap(), [RANKS]);
     });
 }

@@ -1,8 +1,10 @@
 //! Posts and notices as futures, with and without a runtime.
 
+mod inline_task;
+
 use std::future::Future;
-use std::pin::{pin, Pin};
-use std::sync::{mpsc, Arc, Mutex};
+use std::pin::pin;
+use std::sync::{mpsc, Arc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -185,18 +187,6 @@ fn refreshes_that_are_dropped_leave_room_for_others() {
     }
 }
 
-/// A task that the thread that wakes it runs at once.
-struct Inline(Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>);
-
-impl Wake for Inline {
-    fn wake(self: Arc<Self>) {
-        let Some(mut task) = self.0.lock().unwrap().take() else { return };
-        if task.as_mut().poll(&mut Context::from_waker(&Waker::from(self.clone()))).is_pending() {
-            *self.0.lock().unwrap() = Some(task);
-        }
-    }
-}
-
 #[test]
 fn the_last_handle_of_an_agent_can_end_on_a_thread_of_the_agent() {
     let owner = Agent::new("owner").unwrap();
@@ -216,7 +206,7 @@ fn the_last_handle_of_an_agent_can_end_on_a_thread_of_the_agent() {
             drop((plan, mine, theirs, peer, source, writer));
             told.send(written).unwrap();
         };
-        Arc::new(Inline(Mutex::new(Some(Box::pin(task))))).wake();
+        inline_task::start(task);
         ended.recv_timeout(SOON).unwrap().unwrap();
     }
 }
