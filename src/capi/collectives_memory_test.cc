@@ -1,4 +1,4 @@
-// What a communicator is asked for, and memory that is short: nothing stays behind that nobody has a handle for.
+// Hooks and windows that are refused for want of memory leave nothing behind.
 #include <gtest/gtest.h>
 
 #include "collectives/backend.h"

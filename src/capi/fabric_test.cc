@@ -36,6 +36,14 @@ towline_fabric_t* make(towline_fabric_message_fn on_message = nullptr, void* con
   return engine;
 }
 
+void make_pool(towline_fabric_t* engine, towline_fabric_pool_t** pool) {
+  towline_fabric_pool_options_t options{};
+  options.struct_size = sizeof options;
+  options.buffer_bytes = 4096;
+  options.buffers = 2;
+  ASSERT_EQ(towline_fabric_pool_create(engine, &options, pool), TOWLINE_OK) << towline_last_error();
+}
+
 template <class Call>
 std::vector<uint8_t> blob(Call&& call) {
   size_t needed = 0;
@@ -53,12 +61,8 @@ TEST(CapiFabric, AForkedChildIsToldAndEndsNothing) {
         [&](void* out, size_t n, size_t* needed) { return towline_fabric_address(engine, out, n, needed); });
   };
   const auto theirs = address(two);
-  towline_fabric_pool_options_t options{};
-  options.struct_size = sizeof options;
-  options.buffer_bytes = 4096;
-  options.buffers = 2;
   towline_fabric_pool_t* pool = nullptr;
-  ASSERT_EQ(towline_fabric_pool_create(one, &options, &pool), TOWLINE_OK) << towline_last_error();
+  ASSERT_NO_FATAL_FAILURE(make_pool(one, &pool));
   const pid_t child = ::fork();
   if (child == 0) {
     ::alarm(20);  // the engine's threads are not here: who waits for them waits for ever
@@ -268,12 +272,8 @@ TEST(CapiFabric, WrongArgumentsAreNamed) {
 TEST(CapiFabric, OnlyMemoryThatWasRegisteredHereIsDeregistered) {
   towline_fabric_t* engine = make();
   towline_fabric_t* other = make();
-  towline_fabric_pool_options_t options{};
-  options.struct_size = sizeof options;
-  options.buffer_bytes = 4096;
-  options.buffers = 2;
   towline_fabric_pool_t* pool = nullptr;
-  ASSERT_EQ(towline_fabric_pool_create(engine, &options, &pool), TOWLINE_OK) << towline_last_error();
+  ASSERT_NO_FATAL_FAILURE(make_pool(engine, &pool));
   towline_fabric_buffer_t buffer{};
   ASSERT_EQ(towline_fabric_pool_take(pool, &buffer), TOWLINE_OK);
   EXPECT_EQ(towline_fabric_deregister(engine, buffer.memory), TOWLINE_NOT_FOUND) << "a pool's";

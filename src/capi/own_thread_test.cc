@@ -47,14 +47,14 @@ class OwnThreadTest : public ::testing::Test {
     };
     EXPECT_EQ(towline_plan_post(plan_, &options, nullptr), TOWLINE_IN_PROGRESS) << last_error();
   }
-  // What the action answered on one of the agent's own threads. The post's end is found by an own thread, since nobody polls.
+  // The action's status on one of the agent's own threads, which finds the post's end, since nobody polls.
   int32_t answer_to(Action action) {
     post(action);
     while (answer_ == kNoAnswer) std::this_thread::yield();
     EXPECT_NE(caller_, std::this_thread::get_id());
     return answer_;
   }
-  // What the events of an agent that is ended elsewhere end with.
+  // The status of the events of an agent that another thread ends.
   static int32_t end_of(towline_queue_t* events) {
     towline_event_t event = {};
     int32_t told = TOWLINE_OK;
