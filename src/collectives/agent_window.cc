@@ -76,14 +76,22 @@ class AgentWindow::Move {
 AgentWindow::AgentWindow(std::shared_ptr<Agent> agent, Breaker& breaker, size_t me, size_t ranks,
                          const Memory& memory, size_t channels)
     : agent_(std::move(agent)), breaker_(breaker), me_(me), channels_(channels), ranks_(ranks) {
-  if (memory.address != nullptr && memory.bytes != 0) {
+  try {
+    make_counters();
+    if (memory.address == nullptr || memory.bytes == 0) return;
     towline_region_options_t options = {};
     options.struct_size = sizeof options;
     options.access = TOWLINE_ACCESS_ALL;
     options.kind = memory.kind;
     options.device = memory.device;
     region_ = agent_->own_regions().add(memory.address, memory.bytes, options);
+  } catch (...) {
+    drop_counters();
+    throw;
   }
+}
+
+void AgentWindow::make_counters() {
   for (Rank& rank : ranks_) {
     rank.signals = std::make_unique<Signals[]>(channels_);
     for (size_t channel = 0; channel < channels_; ++channel) {
@@ -94,10 +102,15 @@ AgentWindow::AgentWindow(std::shared_ptr<Agent> agent, Breaker& breaker, size_t 
   }
 }
 
-AgentWindow::~AgentWindow() {
+void AgentWindow::drop_counters() noexcept {
   for (const Rank& rank : ranks_)
-    for (size_t channel = 0; channel < channels_; ++channel)
-      agent_->remote_counters().destroy(rank.signals[channel].counter_here);
+    for (size_t channel = 0; rank.signals != nullptr && channel < channels_; ++channel)
+      if (const uint64_t counter = rank.signals[channel].counter_here; counter != 0)
+        agent_->remote_counters().destroy(counter);
+}
+
+AgentWindow::~AgentWindow() {
+  drop_counters();
   std::string why;
   // Moves that could not be ended in time end with the agent and its connections.
   if (close(Deadline::at(0), why) != Status::kOk || !left_over_.empty()) agent_->close();

@@ -86,6 +86,8 @@ class AgentWindow {
     std::unique_ptr<Signals[]> signals;  // of each channel
   };
 
+  void make_counters();
+  void drop_counters() noexcept;
   Status move(uint32_t op, size_t rank, uint64_t offset, uint8_t* mine, uint64_t bytes);
   Status move_directly(uint32_t op, size_t rank, uint64_t offset, Here mine, uint64_t bytes);
   std::unique_ptr<Move> begin(uint32_t op, Rank& rank, uint64_t offset, Here mine, uint64_t bytes);

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstring>
 
+#include "base/error.h"
+#include "collectives/agent_window.h"
 #include "collectives/test_support.h"
 
 namespace towline::collectives {
@@ -195,6 +197,19 @@ TEST_P(Windows, AnAbortEndsWaitsForSignals) {
       EXPECT_EQ(error.code(), Status::kCancelled) << error.what();
     }
   });
+}
+
+TEST(AgentWindowTest, ThatHasNoRoomForItsCountersLeavesNothingWithItsAgent) {
+  const std::shared_ptr<Agent> agent = make_window_agent("windows", "", "127.0.0.1:0", kSecondNs, false);
+  Breaker breaker;
+  std::vector<uint8_t> memory(4096);
+  const AgentWindow::Memory given = {memory.data(), memory.size()};
+  const std::size_t before = agent->metadata(nullptr).size();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THROW(AgentWindow(agent, breaker, 0, 2048, given, 1024), Error);  // an agent has 2^20 counters
+    EXPECT_EQ(agent->metadata(nullptr).size(), before) << "its memory stays registered";
+    EXPECT_NO_THROW(AgentWindow(agent, breaker, 0, 2, given)) << "its counters are lost";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, Windows, testing::Values(0, 1, 2), [](const auto& setup) {
