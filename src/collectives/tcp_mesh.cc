@@ -1,5 +1,7 @@
 #include "collectives/tcp_mesh.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -15,7 +17,8 @@
 namespace towline::collectives {
 namespace {
 
-constexpr size_t kMostArriving = 1024;
+constexpr size_t kMostArriving = 1024;  // and a quarter of the process's descriptors
+constexpr size_t kFewArriving = 16;
 constexpr size_t kMostControlBytes = 65536;  // of incomplete frames
 // How long a rank waits for the reason that rank 0 announces.
 constexpr uint64_t kBreakNs = 500 * kMillisecondNs;
@@ -23,6 +26,12 @@ constexpr uint64_t kBreakNs = 500 * kMillisecondNs;
 // there is no route.
 constexpr uint64_t kDialNs = 5 * kSecondNs;
 constexpr uint64_t kDialPauseNs = 100 * kMillisecondNs;
+
+size_t most_arriving() noexcept {
+  rlimit descriptors = {};
+  if (getrlimit(RLIMIT_NOFILE, &descriptors) != 0) descriptors.rlim_cur = kMostArriving;
+  return std::clamp<size_t>(descriptors.rlim_cur / 4, kFewArriving, kMostArriving);
+}
 
 class StreamChannel final : public Channel {
  public:
@@ -56,6 +65,7 @@ TcpMesh::TcpMesh(int rank, int size, const std::string& listen, Breaker& breaker
       size_(size),
       breaker_(breaker),
       hello_ns_(hello_ns),
+      most_arriving_(most_arriving()),
       socket_(parse_endpoint(listen, 0)),
       controls_(static_cast<size_t>(size)),
       pipes_(static_cast<size_t>(size)),
@@ -228,18 +238,13 @@ void TcpMesh::serve() {
 void TcpMesh::take_arrivals(uint64_t now_ns) {
   int error = 0;
   while (UniqueFd socket = socket_.accept(nullptr, &error)) {
-    if (arriving_.size() >= kMostArriving) {
-      // Ranks identify themselves at once, so the oldest connection without a hello is not a rank.
-      const auto silent = std::ranges::find_if(
-          arriving_, [](const Arriving& one) { return one.bytes.size() < kMeshHelloBytes; });
-      if (silent == arriving_.end()) continue;
-      arriving_.erase(silent);
-    }
-    Stream stream = Stream::accepted(std::move(socket));
-    stream.tune({});
+    Arriving arrived{Stream::accepted(std::move(socket)), {}, now_ns + hello_ns_};
+    arrived.stream.tune({});
     try {
-      arriving_.push_back({std::move(stream), {}, now_ns + hello_ns_});
-    } catch (const std::bad_alloc&) {  // it is closed
+      if (greet(arrived)) continue;  // its hello may be there already
+      make_room();
+      arriving_.push_back(std::move(arrived));
+    } catch (const std::exception&) {  // it is closed
     }
   }
   for (auto arriving = arriving_.begin(); arriving != arriving_.end();) {
@@ -251,6 +256,15 @@ void TcpMesh::take_arrivals(uint64_t now_ns) {
     }
     arriving = finished || late ? arriving_.erase(arriving) : std::next(arriving);
   }
+}
+
+// Ranks identify themselves at once, and soon after that the secret is known: the oldest connection, of those without a
+// hello if there are any, is not a rank.
+void TcpMesh::make_room() noexcept {
+  if (arriving_.size() < most_arriving_) return;
+  const auto silent =
+      std::ranges::find_if(arriving_, [](const Arriving& one) { return one.bytes.size() < kMeshHelloBytes; });
+  arriving_.erase(silent != arriving_.end() ? silent : arriving_.begin());
 }
 
 // True when it is finished: accepted or dropped.

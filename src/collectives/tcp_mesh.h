@@ -96,6 +96,7 @@ class TcpMesh {
   Stream* pipe_to(int peer, const Header& header, Deadline deadline, Status& status);
   void tune(Stream& stream, int peer) const noexcept;
   void take_arrivals(uint64_t now_ns);
+  void make_room() noexcept;
   bool greet(Arriving& arriving);
   bool take_in(Stream stream, uint8_t kind, uint32_t peer);
   bool read_control(int peer, Control& control);
@@ -127,6 +128,7 @@ class TcpMesh {
   const int size_;
   Breaker& breaker_;
   const uint64_t hello_ns_;
+  const size_t most_arriving_;  // connections without a hello, or whose hello can't be judged yet
   ListeningSocket socket_;
   std::vector<rendezvous::RankInfo> infos_;
   Id secret_;

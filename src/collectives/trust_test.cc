@@ -2,8 +2,10 @@
 // share.
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 
 #include <atomic>
+#include <filesystem>
 #include <random>
 
 #include "base/os/memfd.h"
@@ -88,6 +90,44 @@ TEST(Mesh, WhoDoesNotSayWhoItIsIsDroppedInTime) {
   EXPECT_TRUE(is_closed(silent));
   EXPECT_TRUE(is_closed(half));
   EXPECT_TRUE(is_closed(other));
+}
+
+std::size_t open_descriptors() {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
+  return count;
+}
+
+TEST(Mesh, StrangersTakeAQuarterOfTheDescriptorsAndARankStillComes) {
+  constexpr std::size_t kStrangers = 200;
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{512, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  {
+    Served first(0, 2, 600 * kSecondNs);
+    Served second(1, 2);
+    std::vector<rendezvous::RankInfo> infos(2);
+    infos[0].endpoints = first.mesh.endpoints("");
+    infos[1].endpoints = second.mesh.endpoints("");
+    const auto endpoint = parse_endpoint(infos[0].endpoints.front());
+    const std::size_t own = open_descriptors() + kStrangers;
+    const auto hello = encode(MeshHello{0, 1, Id::random()});
+    std::vector<Stream> strangers;
+    for (std::size_t i = 0; i < kStrangers; ++i) {
+      strangers.push_back(Stream::dial(endpoint, soon(), Stream::Patience::kNone));
+      // One half is silent. The secret is not known yet, so a whole hello of the others may be a rank's.
+      if (i % 2 == 0) ASSERT_EQ(strangers.back().write_all(hello, soon()), Status::kOk);
+    }
+    EXPECT_TRUE(is_closed(strangers[1]));
+    EXPECT_TRUE(is_closed(strangers[101])) << "the silent ones go first";
+    EXPECT_LE(open_descriptors(), own + 512 / 4);
+    const Id secret = Id::random();
+    first.mesh.join(infos, secret, soon());
+    second.mesh.join(infos, secret, soon());
+    eventually([&] { return first.mesh.complete(); });
+  }
+  setrlimit(RLIMIT_NOFILE, &before);
 }
 
 // Two ranks' views of one piece of memory, as threads would have it.
