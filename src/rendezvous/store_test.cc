@@ -2,11 +2,13 @@
 #include "rendezvous/store.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include <algorithm>
 #include <atomic>
 #include <fstream>
+#include <memory>
 #include <span>
 #include <thread>
 
@@ -391,6 +393,28 @@ TEST(TcpStores, DropWhoIsSilentInTheMiddleOfARequestAndNotWhoWaits) {
   EXPECT_EQ(waits.receive(1), std::string(1, 0));
   idle.send(RawClient::get("key"));
   EXPECT_EQ(idle.receive(13), RawClient::field("value"));
+}
+
+TEST(TcpStores, ClientsOfOneAddressTakeHalfOfTheDescriptors) {
+  const auto within = [](uint64_t ms) { return Deadline::after(monotonic_now_ns(), ms * kMillisecondNs); };
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{200, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  auto server = std::make_unique<TcpStoreServer>("127.0.0.1:0");
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);  // for the clients, which are in this process too
+  const std::string endpoint = "127.0.0.1:" + std::to_string(server->port());
+  const auto first = open_tcp_store(endpoint, false, within(20'000));
+  first->set("here", Bytes{1});
+  ASSERT_EQ(first->get("here", within(20'000)), Bytes{1});
+  std::vector<Stream> crowd;
+  for (int i = 0; i < 150; ++i)
+    crowd.push_back(Stream::dial(parse_endpoint(endpoint), within(20'000), Stream::Patience::kNone));
+  uint8_t byte = 0;
+  EXPECT_EQ(crowd.back().read_all({&byte, 1}, within(20'000)), Status::kPeerLost) << "it is not refused";
+  EXPECT_EQ(crowd[100].read_all({&byte, 1}, within(20'000)), Status::kPeerLost);
+  EXPECT_EQ(crowd[50].read_all({&byte, 1}, within(50)), Status::kTimedOut);
+  EXPECT_EQ(first->get("here", within(20'000)), Bytes{1});
 }
 
 TEST(TcpStores, HoldNoMoreThanTheyMay) {

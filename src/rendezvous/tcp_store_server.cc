@@ -5,6 +5,7 @@
 // client that is silent in the middle of a request or does not read its answers, and an exception ends only
 // the client that caused it.
 #include <poll.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
@@ -28,8 +29,8 @@ namespace {
 
 using Result = StoreRequestReader::Result;
 
-constexpr size_t kMostClients = 8192;
-constexpr size_t kMostClientsOfAddress = 2048;
+constexpr size_t kMostClients = 8192;           // and three quarters of the process's descriptors
+constexpr size_t kMostClientsOfAddress = 2048;  // and half of them
 constexpr uint64_t kMostStoreBytes = 256u << 20;
 // Incomplete requests and lists of keys above this size count against one limit for all clients.
 constexpr uint64_t kSmallBytes = 16u << 10;
@@ -37,6 +38,18 @@ constexpr uint64_t kMostHeldBytes = 128u << 20;
 constexpr uint64_t kMostUnsentBytes = 64u << 10;  // answers without values; more: it has to read
 constexpr uint64_t kMostReadAtOnce = 1u << 20;    // of one client, so that others get their turn
 constexpr uint64_t kLogNs = 10 * kSecondNs;
+
+struct ClientLimits {
+  size_t all;
+  size_t of_address;
+};
+
+ClientLimits client_limits() noexcept {
+  rlimit descriptors = {};
+  if (getrlimit(RLIMIT_NOFILE, &descriptors) != 0) descriptors.rlim_cur = 1024;
+  return {std::min<size_t>(descriptors.rlim_cur / 4 * 3, kMostClients),
+          std::min<size_t>(descriptors.rlim_cur / 2, kMostClientsOfAddress)};
+}
 
 struct Client {
   Stream stream;
@@ -140,7 +153,7 @@ struct TcpStoreServer::State {
     client.host = host;
     client.request_due_ns = now + patience_ns;
     size_t& of_host = clients_of[host];  // nothing fails after this
-    if (clients.size() >= kMostClients || of_host >= kMostClientsOfAddress) {
+    if (clients.size() >= limits.all || of_host >= limits.of_address) {
       TOWLINE_LOG_EVERY(kWarning, kLogNs,
                         "store: too many clients ({}, {} of them at {}); one more is refused", clients.size(),
                         of_host, host);
@@ -349,6 +362,7 @@ struct TcpStoreServer::State {
   EventFd wake;
   std::atomic<bool> stop{false};
   std::list<Client> clients;
+  const ClientLimits limits = client_limits();
   std::unordered_map<std::string, size_t> clients_of;             // by address
   std::unordered_map<std::string, std::vector<Client*>> waiting;  // by the first key that each waits for
   uint64_t held_bytes = 0;
