@@ -169,7 +169,7 @@ class Ending {
   virtual void end() noexcept = 0;  // it may go
 
  protected:
-  ~Ending() = default;
+  virtual ~Ending() = default;
 
  private:
   friend class Client;
