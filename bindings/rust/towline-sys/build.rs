@@ -57,6 +57,11 @@ fn locate() -> (Vec<PathBuf>, Vec<PathBuf>) {
         .or_else(|| checkout.join("towline/towline.h").is_file().then_some(checkout));
     if let (Some(libraries), Some(include)) = (env::var_os("LIBTOWLINE_DIR"), include) {
         println!("cargo:rerun-if-changed={}", include.join("towline").display());
+        if !PathBuf::from(&libraries).join("libtowline.so").is_file() || PathBuf::from(&libraries).is_relative() {
+            println!(
+                "cargo:warning=LIBTOWLINE_DIR is {libraries:?}: give the whole path of the folder of libtowline.so"
+            );
+        }
         return (vec![include], vec![libraries.into()]);
     }
     match pkg_config::Config::new().cargo_metadata(false).probe("towline") {
