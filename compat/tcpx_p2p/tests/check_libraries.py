@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks libtcpx_p2p: both libraries can be loaded at any address, and the shared one exports its functions alone.
+"""Checks libtcpx_p2p: both libraries can be loaded at any address, the shared one exports its functions alone, and any linker takes
+the static one.
 
     check_libraries.py libtcpx_p2p.so libtcpx_p2p.a
 """
@@ -27,6 +28,8 @@ def problems_of(library: str) -> list[str]:
 
 def main(shared: str, static: str) -> int:
     problems = [f"{shared} {problem}" for problem in problems_of(shared)]
+    if ".gnu.lto_" in run("readelf", "--wide", "--sections", static):
+        problems.append(f"{static} has intermediate code, which other compilers and versions can't link")
     # All of the static library as a shared one: code that isn't position independent does not link, or leaves TEXTREL.
     with tempfile.TemporaryDirectory() as folder:
         whole = str(pathlib.Path(folder) / "whole.so")
