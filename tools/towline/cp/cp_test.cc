@@ -276,6 +276,7 @@ TEST(Cp, says_what_is_wrong) {
   expect({.source = folder / "absent", .destination = folder / "to"}, "no such file or object");
   expect({.source = folder / "empty", .destination = "s3://bucket/key"}, "is empty");
   expect({.source = "/proc/version", .destination = folder / "to"}, "says that it has 0 bytes");
+  expect({.source = "/proc/self/mem", .destination = folder / "to"}, "can't be read");
   expect({.source = folder / "empty", .destination = folder / "to", .bytes = 1}, "--bytes");
   expect({.source = folder / "from", .destination = folder / "from"}, "onto itself");
   expect({.source = folder / "from", .destination = folder / "to", .piece_bytes = 1},

@@ -1,10 +1,13 @@
 #include "cp/place.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include "failure.h"
 #include "storage_schemes.h"
@@ -20,10 +23,22 @@ std::string version_of(const towline::StorageInfo& info) {
   return fmt::format("{} {}", info.bytes, info.modified_ns);
 }
 
-// Whether a file can be read, whatever it says of its size.
-bool has_content(const Place& place) {
-  std::ifstream file(place.path, std::ios::binary);
-  return !place.path.empty() && file.get() != std::ifstream::traits_type::eof();
+// Throws unless a file that says that it has 0 bytes has none. Some files below /proc and /sys have content that they do
+// not count, and some of those would wait for it.
+void check_empty(const Place& place) {
+  if (place.path.empty()) return;
+  const int file = ::open(place.path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+  char byte = 0;
+  const ssize_t read = file >= 0 ? ::read(file, &byte, 1) : -1;
+  const int error = errno;
+  if (file >= 0) ::close(file);
+  if (read == 0) return;
+  if (read < 0 && error != EAGAIN)
+    throw Failure{fmt::format("{} can't be read: {}", place.uri, std::strerror(error))};
+  throw Failure{
+      fmt::format("{} says that it has 0 bytes, but has content, as files below /proc do: copy it to a "
+                  "plain file first",
+                  place.uri)};
 }
 
 }  // namespace
@@ -106,11 +121,7 @@ OpenPlace OpenPlace::source(const towline::Agent& agent, const Place& place, tow
   }
   const towline::StorageInfo info = agent.query_storage(place.uri);
   if (info.exists == 0) throw Failure{fmt::format("{}: no such file or object", place.uri)};
-  if (info.bytes == 0 && has_content(place))
-    throw Failure{
-        fmt::format("{} says that it has 0 bytes, but has content, as files below /proc do: copy it to a "
-                    "plain file first",
-                    place.uri)};
+  if (info.bytes == 0) check_empty(place);
   if (info.bytes != 0) open.region_ = agent.register_storage(place.uri);
   open.bytes_ = info.bytes;
   open.version_ = version_of(info);
