@@ -4,6 +4,7 @@
 #include <netdb.h>
 #include <poll.h>
 
+#include <atomic>
 #include <string>
 #include <string_view>
 
@@ -13,13 +14,22 @@
 
 namespace {
 constexpr std::string_view kSlowHost = "slow.test";
-}
+constexpr std::string_view kSilentHost = "silent.test";
+std::atomic<bool> silent_host_asked{false};
+std::atomic<bool> silent_host_answers{false};
+}  // namespace
 
 // Takes the place of the C library's, as a name server that answers late.
 extern "C" int getaddrinfo(const char* host, const char* service, const addrinfo* hints, addrinfo** list) {
   static const auto look_up = reinterpret_cast<decltype(&::getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));
-  if (host == nullptr || host != kSlowHost) return look_up(host, service, hints, list);
+  const bool silent = host != nullptr && host == kSilentHost;
+  if (host == nullptr || (host != kSlowHost && !silent)) return look_up(host, service, hints, list);
   if (hints != nullptr && (hints->ai_flags & AI_NUMERICHOST) != 0) return EAI_NONAME;
+  if (silent) {
+    silent_host_asked = true;
+    silent_host_answers.wait(false);
+    return EAI_AGAIN;
+  }
   (void)::poll(nullptr, 0, 700);
   return look_up("127.0.0.1", service, hints, list);
 }
@@ -38,6 +48,22 @@ TEST(CollectivesInC, AnApplicationThatCanEndTheWaitWaitsForSlowNamesAsWell) {
   towline_communicator_t* made = nullptr;
   EXPECT_EQ(towline_communicator_create(&options, &made), TOWLINE_OK) << towline_last_error();
   EXPECT_EQ(towline_communicator_destroy(made), TOWLINE_OK);
+}
+
+TEST(CollectivesInC, AnApplicationEndsTheWaitForANameThatNoServerAnswers) {
+  const std::string place = "tcp://" + std::string(kSilentHost) + ":1";
+  towline_communicator_options_t options = {};
+  options.struct_size = sizeof options;
+  options.rank = 1;
+  options.size = 2;
+  options.bootstrap = place.c_str();
+  options.timeout_ns = 10'000'000'000;
+  options.interrupted = [](void*) -> int32_t { return silent_host_asked ? 1 : 0; };
+  towline_communicator_t* made = nullptr;
+  EXPECT_EQ(towline_communicator_create(&options, &made), TOWLINE_CANCELLED) << towline_last_error();
+  EXPECT_TRUE(silent_host_asked);
+  silent_host_answers = true;
+  silent_host_answers.notify_all();
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -119,8 +120,11 @@ int look_up(const std::string& host, uint16_t port, int flags, std::vector<Socke
   return found.empty() ? EAI_NONAME : 0;
 }
 
+constexpr uint64_t kMeanwhileEveryNs = 100 * kMillisecondNs;
+constexpr uint64_t kLongestLookupNs = 3600 * kSecondNs;
+
 void look_up_name(const std::string& host, uint16_t port, Deadline deadline,
-                  std::vector<SocketAddress>& found) {
+                  std::vector<SocketAddress>& found, const std::function<void()>& meanwhile) {
   auto lookup = std::make_shared<Lookup>();
   std::thread([lookup, host, port] {
     std::vector<SocketAddress> addresses;
@@ -136,9 +140,17 @@ void look_up_name(const std::string& host, uint16_t port, Deadline deadline,
     lookup->done_changed.notify_one();
   }).detach();
   std::unique_lock lock(lookup->mutex);
-  const uint64_t left = std::min(deadline.remaining_ns(monotonic_now_ns()), 3600 * kSecondNs);
-  if (!lookup->done_changed.wait_for(lock, std::chrono::nanoseconds(left), [&] { return lookup->done; })) {
-    fail(Status::kTimedOut, "looking up the host '{}' took longer than the deadline", host);
+  const uint64_t slice = meanwhile ? kMeanwhileEveryNs : kLongestLookupNs;
+  for (;;) {
+    const uint64_t left = std::min(deadline.remaining_ns(monotonic_now_ns()), slice);
+    if (lookup->done_changed.wait_for(lock, std::chrono::nanoseconds(left), [&] { return lookup->done; }))
+      break;
+    if (deadline.passed(monotonic_now_ns()))
+      fail(Status::kTimedOut, "looking up the host '{}' took longer than the deadline", host);
+    if (!meanwhile) continue;
+    lock.unlock();
+    meanwhile();
+    lock.lock();
   }
   if (lookup->error != 0) {
     fail(Status::kUnreachable, "looking up the host '{}': {}", host, gai_strerror(lookup->error));
@@ -297,13 +309,14 @@ std::vector<Endpoint> parse_endpoints(std::string_view list, std::optional<uint1
   return endpoints;
 }
 
-std::vector<SocketAddress> resolve(const Endpoint& endpoint, Deadline deadline) {
+std::vector<SocketAddress> resolve(const Endpoint& endpoint, Deadline deadline,
+                                   const std::function<void()>& meanwhile) {
   if (endpoint.is_unix) return {SocketAddress::unix_socket(endpoint.host)};
   std::vector<SocketAddress> found;
   if (endpoint.host == "*")
     fail(Status::kInvalidArgument, "'{}' can be listened on, not connected to", endpoint.text());
   if (look_up(endpoint.host, endpoint.port, AI_NUMERICHOST, found) == 0) return found;
-  look_up_name(endpoint.host, endpoint.port, deadline, found);
+  look_up_name(endpoint.host, endpoint.port, deadline, found, meanwhile);
   return found;
 }
 

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -74,8 +75,9 @@ std::vector<Endpoint> parse_endpoints(std::string_view comma_separated,
 
 // Looks a host up: numbers at once, names through the system's resolver on a thread of its own, which is left
 // to end by itself when it outlasts the deadline (CLOCK_MONOTONIC). Throws Error(kUnreachable, kTimedOut).
-// Never empty.
-std::vector<SocketAddress> resolve(const Endpoint& endpoint, Deadline deadline);
+// `meanwhile` is called at least every 100 ms until then, and may throw. Never empty.
+std::vector<SocketAddress> resolve(const Endpoint& endpoint, Deadline deadline,
+                                   const std::function<void()>& meanwhile = {});
 
 // Inclusive; {0, 0} lets the kernel choose.
 struct PortRange {

@@ -63,7 +63,7 @@ Stream Stream::dial(const Endpoint& endpoint, Deadline deadline, Patience patien
                     const Meanwhile& meanwhile) {
   for (uint64_t pause_ns = kMillisecondNs;; pause_ns = std::min(pause_ns * 2, kLongestPauseNs)) {
     int error = 0;
-    for (const SocketAddress& address : resolve(endpoint, deadline)) {
+    for (const SocketAddress& address : resolve(endpoint, deadline, meanwhile)) {
       Stream stream;
       const Deadline attempt = Deadline::after(monotonic_now_ns(), kLongestAttemptNs);
       error = connect(address, Deadline::at(std::min(attempt.ns(), deadline.ns())), stream, meanwhile);

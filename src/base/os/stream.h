@@ -65,7 +65,7 @@ class Stream {
 
   // ---- making one. These throw Error.
 
-  // Called at least every 100 ms while one of these waits for an answer, but not while it looks up a name. May throw.
+  // Called at least every 100 ms while one of these waits for an answer, or for the address of a name. May throw.
   using Meanwhile = std::function<void()>;
   // Connects to the first address of the endpoint that answers. Small writes go out at once.
   static Stream dial(const Endpoint& endpoint, Deadline deadline, Patience patience,
