@@ -5,7 +5,7 @@
 
 namespace tool {
 
-// Something the user should read: printed as "towline: error: ..", exit code 1.
+// Something the user should read: printed as "towline: error: ..", with --json as {"error": ".."} too; exit code 1.
 class Failure : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

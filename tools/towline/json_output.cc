@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <exception>
 
 namespace tool {
 
@@ -12,6 +13,13 @@ void print_json(nlohmann::json object, JsonLayout layout) {
   fmt::print("{}\n", object.dump(layout == JsonLayout::kIndented ? 2 : -1, ' ', false,
                                  json::error_handler_t::replace));
   std::fflush(stdout);
+}
+
+void print_json_failure(std::string_view message, int exit_code) noexcept {
+  try {
+    print_json({{"error", message}, {"exit_code", exit_code}}, JsonLayout::kLine);
+  } catch (const std::exception&) {  // no reader, or no memory
+  }
 }
 
 }  // namespace tool

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 namespace tool {
 
@@ -15,5 +16,9 @@ enum class JsonLayout : uint8_t { kIndented, kLine };
 // Writes `object` with "schema" to standard output, and flushes it: a reader may wait for a line of a command that
 // runs on. Bytes that are not UTF-8, as in names of files, are replaced.
 void print_json(nlohmann::json object, JsonLayout layout);
+
+// Writes how a command failed, as a line: {"error": "..", "exit_code": .., "schema": ..}. After a document that was
+// printed before, it is one more. Never fails: standard error has the message as well.
+void print_json_failure(std::string_view message, int exit_code) noexcept;
 
 }  // namespace tool

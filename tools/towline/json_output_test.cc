@@ -27,13 +27,26 @@ struct JsonLine {
   LineEnds ends = LineEnds::kByItself;
 };
 
-// What `towline` printed: all of it, or the first line of a command that runs on, which is then told to end.
-nlohmann::json json_of(const JsonLine& line) {
+struct Printed {
+  nlohmann::json object;
+  int exit_code = -1;  // -1: a signal ended it
+};
+
+// What `towline` printed: all of it, or the first line of a command that runs on, which is then told to end. `pending`: a
+// signal that has come before it begins to take signals.
+Printed run(const JsonLine& line, int pending = 0) {
   int pipes[2];
   if (::pipe2(pipes, O_CLOEXEC) != 0) return {};
   std::fflush(nullptr);
   const pid_t pid = ::fork();
   if (pid == 0) {
+    if (pending != 0) {
+      sigset_t blocked;
+      sigemptyset(&blocked);
+      sigaddset(&blocked, pending);
+      sigprocmask(SIG_BLOCK, &blocked, nullptr);
+      ::raise(pending);
+    }
     ::dup2(pipes[1], 1);
     const std::string words = "exec " TOWLINE_TOOL " " + line.arguments;
     ::execl("/bin/sh", "sh", "-c", words.c_str(), nullptr);
@@ -50,8 +63,13 @@ nlohmann::json json_of(const JsonLine& line) {
   ::close(pipes[0]);
   int status = 0;
   ::waitpid(pid, &status, 0);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << line.arguments << " ended with " << status;
-  return nlohmann::json::parse(text, nullptr, false);
+  return {nlohmann::json::parse(text, nullptr, false), WIFEXITED(status) ? WEXITSTATUS(status) : -1};
+}
+
+nlohmann::json json_of(const JsonLine& line) {
+  const Printed printed = run(line);
+  EXPECT_EQ(printed.exit_code, 0) << line.arguments;
+  return printed.object;
 }
 
 // The command lines that print JSON, by command. `bench --fabric` needs a rail: tests/interop/fabric_bench.py.
@@ -89,14 +107,31 @@ TEST(JsonOutput, every_command_that_takes_json_prints_an_object_with_the_schema)
     const auto [first, last] = lines.equal_range(name);
     EXPECT_NE(first, last) << name << " takes --json: add a line for it to json_lines()";
     for (auto line = first; line != last; ++line) {
-      const JsonLine run{name + " --json " + line->second.arguments, line->second.ends};
-      const nlohmann::json printed = json_of(run);
-      ASSERT_TRUE(printed.is_object()) << run.arguments << " printed " << printed;
-      EXPECT_EQ(printed.value("schema", 0), kJsonSchema) << run.arguments;
+      const JsonLine whole{name + " --json " + line->second.arguments, line->second.ends};
+      const nlohmann::json printed = json_of(whole);
+      ASSERT_TRUE(printed.is_object()) << whole.arguments << " printed " << printed;
+      EXPECT_EQ(printed.value("schema", 0), kJsonSchema) << whole.arguments;
     }
   }
   EXPECT_GE(commands, 8u);
   std::filesystem::remove_all(folder);
+}
+
+void expect_failure(const Printed& printed, int exit_code, const std::string& part) {
+  EXPECT_EQ(printed.exit_code, exit_code) << part;
+  ASSERT_TRUE(printed.object.is_object()) << part;
+  EXPECT_EQ(printed.object.size(), 3u) << printed.object;
+  EXPECT_EQ(printed.object.value("schema", 0), kJsonSchema);
+  EXPECT_EQ(printed.object.value("exit_code", 0), exit_code);
+  EXPECT_NE(printed.object.value("error", "").find(part), std::string::npos) << printed.object;
+}
+
+TEST(JsonOutput, a_failure_is_an_object_with_the_error_and_the_exit_code) {
+  expect_failure(run({"cp --json /no/such/file /tmp/to 2>/dev/null"}), 1, "no such file");
+  expect_failure(run({"info --nosuch --json 2>/dev/null"}), 2, "--nosuch");
+  expect_failure(run({"bench --json --iterations many 2>/dev/null"}), 2, "many");
+  expect_failure(run({"nosuch --json 2>/dev/null"}), 2, "nosuch");
+  expect_failure(run({"replay --json --requests 1 --layers 2 2>/dev/null"}, SIGINT), 130, "interrupted");
 }
 
 TEST(JsonOutput, names_that_are_not_utf8_are_printed) {

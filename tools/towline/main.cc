@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <string>
+#include <string_view>
 #include <towline/towline.hpp>
 
 #include "bench/collective.h"
@@ -12,6 +15,7 @@
 #include "bench/target.h"
 #include "commands.h"
 #include "failure.h"
+#include "json_output.h"
 #include "options.h"
 #include "process.h"
 #include "replay/decode.h"
@@ -21,8 +25,14 @@
 
 namespace {
 
+constexpr int kFailedExit = 1;
 constexpr int kUsageExit = 2;
 constexpr int kInterruptedExit = 130;
+
+// Whether the command line has --json, also if the rest of it makes no sense.
+bool asks_for_json(int argc, char** argv) {
+  return std::find(argv + 1, argv + argc, std::string_view{"--json"}) != argv + argc;
+}
 
 // Processes that a command starts are this program again.
 int run_as_worker(const std::string& work) {
@@ -38,7 +48,7 @@ int run_as_worker(const std::string& work) {
   throw tool::Failure{"no such worker: " + work};
 }
 
-int run(int argc, char** argv) {
+int run(int argc, char** argv, bool json) {
   tool::CommonOptions common;
   CLI::App app{"Moves AI state between memories, processes and hosts.", "towline"};
   app.require_subcommand(1);
@@ -50,7 +60,9 @@ int run(int argc, char** argv) {
       "  towline bench --sizes 64KiB,1MiB\n"
       "  towline replay --requests 24\n"
       "  towline cp peer:10.0.0.7:7700 /data/kv.bin --verify\n"
-      "towline COMMAND --help says more.");
+      "towline COMMAND --help says more.\n\n"
+      "Exit codes: 0 done, 1 failed, 2 a command line that makes no sense, 130 interrupted.\n"
+      "With --json, a failure is an object with \"error\" and \"exit_code\" on standard output as well.");
   bool no_color = false;
   std::string no_color_variable;  // no-color.org: any value that is not empty counts
   app.add_flag("--no-color", no_color, "Write without colour, as with NO_COLOR set");
@@ -63,14 +75,18 @@ int run(int argc, char** argv) {
   tool::add_commands(app, common);
   const auto named = [&](const CLI::App* command) { return command->get_name() == argv[1]; };
   if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(named).empty()) {
-    tool::tell(stderr, fmt::format("towline: error: no command '{}'; towline --help lists them\n", argv[1]));
+    const std::string message = fmt::format("no command '{}'; towline --help lists them", argv[1]);
+    tool::tell(stderr, fmt::format("towline: error: {}\n", message));
+    if (json) tool::print_json_failure(message, kUsageExit);
     return kUsageExit;
   }
   try {
     app.parse(argc, argv);
     return 0;
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kUsageExit;
+    if (app.exit(error) == 0) return 0;  // help, or the version
+    if (json) tool::print_json_failure(error.what(), kUsageExit);
+    return kUsageExit;
   }
 }
 
@@ -79,16 +95,19 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   tool::fill_closed_streams();
   tool::write_limit_is_an_error();
+  const bool json = argc > 1 && asks_for_json(argc, argv);
   try {
     if (argc == 3 && std::string_view{argv[1]} == "worker") return run_as_worker(argv[2]);
-    const int code = run(argc, argv);
+    const int code = run(argc, argv, json);
     tool::finish_output(stdout);
     return code;
   } catch (const tool::Interrupted&) {
     tool::tell(stderr, "\ntowline: interrupted\n");
+    if (json) tool::print_json_failure("interrupted", kInterruptedExit);
     return kInterruptedExit;
   } catch (const std::exception& error) {
     tool::tell(stderr, fmt::format("towline: error: {}\n", error.what()));
-    return 1;
+    if (json) tool::print_json_failure(error.what(), kFailedExit);
+    return kFailedExit;
   }
 }
