@@ -77,7 +77,7 @@ pub use notice::Notice;
 pub use outcome::{FailedRange, Fence, Outcome};
 pub use peer::{Peer, RegionInfo};
 pub use plan::{Plan, PlanOptions};
-pub use post::{Post, PostOptions, ScopedPost, Stream};
+pub use post::{CudaStream, Post, PostOptions, ScopedPost, Stream};
 pub use queue::{Event, Queue, QueueOptions};
 pub use region::{Access, Region, RegionOptions};
 pub use storage::{StorageInfo, StorageOptions};

@@ -1,3 +1,4 @@
+use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::mem::size_of;
 use std::ops::Deref;
@@ -23,8 +24,34 @@ pub enum Stream {
     None,
     /// Runs at once, whatever streams do: what writes the bytes was synchronised.
     Unordered,
-    /// In the order of this CUstream or cudaStream_t, given by its address; 0 is the default stream.
-    Cuda(usize),
+    /// In the order of this stream of the application's.
+    Cuda(CudaStream),
+}
+
+/// A CUstream or cudaStream_t. Towline hands it to the driver, so that only unsafe code makes one:
+///
+/// ```compile_fail,E0133
+/// towline::CudaStream::from_raw(8 as *mut _);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaStream(*mut c_void);
+
+// SAFETY: CUDA takes a stream from any thread.
+unsafe impl Send for CudaStream {}
+// SAFETY: as above.
+unsafe impl Sync for CudaStream {}
+
+impl CudaStream {
+    /// The default stream.
+    pub const DEFAULT: CudaStream = CudaStream(ptr::null_mut());
+
+    /// # Safety
+    ///
+    /// `stream` is null, which is the default stream, or a CUstream or cudaStream_t of this process, and stays one until the
+    /// last post in its order has ended.
+    pub const unsafe fn from_raw(stream: *mut c_void) -> CudaStream {
+        CudaStream(stream)
+    }
 }
 
 /// Options of one post of a plan.
@@ -74,9 +101,9 @@ impl PostOptions<'_> {
     pub(crate) fn native(&self) -> sys::towline_post_options_t {
         let (counter_key, counter_add) = self.count.unwrap_or_default();
         let (stream_kind, stream) = match self.stream {
-            Stream::None => (sys::TOWLINE_STREAM_NONE, 0),
-            Stream::Unordered => (sys::TOWLINE_STREAM_UNORDERED, 0),
-            Stream::Cuda(stream) => (sys::TOWLINE_STREAM_CUDA, stream),
+            Stream::None => (sys::TOWLINE_STREAM_NONE, ptr::null_mut()),
+            Stream::Unordered => (sys::TOWLINE_STREAM_UNORDERED, ptr::null_mut()),
+            Stream::Cuda(stream) => (sys::TOWLINE_STREAM_CUDA, stream.0),
         };
         sys::towline_post_options_t {
             struct_size: size_of::<sys::towline_post_options_t>(),
@@ -93,13 +120,13 @@ impl PostOptions<'_> {
             user_data: self.queue.map_or(ptr::null_mut(), |(_, token)| token_pointer(token)),
             priority: self.priority.0,
             stream_kind,
-            stream: stream as *mut _,
+            stream,
             ..Default::default()
         }
     }
 }
 
-pub(crate) fn notice_pointer(notice: &[u8]) -> *const std::ffi::c_void {
+pub(crate) fn notice_pointer(notice: &[u8]) -> *const c_void {
     if notice.is_empty() {
         return ptr::null();
     }

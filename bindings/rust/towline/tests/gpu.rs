@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use futures_lite::future::block_on;
 use towline::{
-    Access, Agent, AgentOptions, Blocks, GroupOptions, Kind, Memory, MemoryOwner, Plan, PlanOptions, PostOptions,
-    Region, RegionOptions, Status, Stream,
+    Access, Agent, AgentOptions, Blocks, CudaStream, GroupOptions, Kind, Memory, MemoryOwner, Plan, PlanOptions,
+    PostOptions, Region, RegionOptions, Status, Stream,
 };
 
 const PAGE: usize = 4096;
@@ -58,7 +58,8 @@ impl FakeStream {
     }
 
     fn on(&self) -> Stream {
-        Stream::Cuda(self.stream as usize)
+        // SAFETY: it lives until drop, after its posts.
+        Stream::Cuda(unsafe { CudaStream::from_raw(self.stream) })
     }
 }
 
