@@ -7,6 +7,7 @@
 #include <new>
 #include <thread>
 
+#include "support/failing_allocations.h"
 #include "transports/tcpx/payload_socket.h"
 #include "transports/tcpx/sources/emulated.h"
 #include "transports/tcpx/sources/fake_zcrx_ring.h"
@@ -24,8 +25,9 @@ thread_local uint64_t allocations = 0;  // of this thread
 
 void* operator new(std::size_t bytes) {
   ++allocations;
-  if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
-  throw std::bad_alloc();
+  void* const memory = towline::support::allocation_fails() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
 }
 void* operator new[](std::size_t bytes) { return operator new(bytes); }
 void operator delete(void* memory) noexcept { std::free(memory); }
@@ -94,6 +96,15 @@ TEST_F(TcpxAllocations, NoneForAFrameOfIoUring) {
   testing::ZcrxSeen seen;
   ZcrxProvider provider(1u << 20, testing::fake_zcrx_ring(seen));
   receive(provider);
+}
+TEST_F(TcpxAllocations, NoneForTheEndOfASourceOfIoUring) {
+  testing::ZcrxSeen seen;
+  ZcrxProvider provider(1u << 20, testing::fake_zcrx_ring(seen));
+  auto [writer, reader] = testing::connected_sockets();
+  auto source = provider.make(reader.get());
+  support::fail_allocations();
+  source.reset();
+  EXPECT_TRUE(support::stop_failing());
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <utility>
 
 #include "base/error.h"
 #include "transports/tcpx/kernel/zcrx_abi.h"
@@ -64,7 +65,10 @@ ZcrxChannel* ZcrxPump::open(int socket) {
   ZcrxChannel* const opened = channel.get();
   {
     const std::scoped_lock lock(mutex_);
-    commands_.push_back({std::move(channel), nullptr});
+    // The pump's thread finds the memory that it needs for the channel.
+    const std::size_t most = channels_.size() + opened_.size() + 1;
+    if (most > channels_.capacity() && most > room_.capacity()) room_.reserve(2 * most);
+    opened_.push_back(std::move(channel));
   }
   poke();
   return opened;
@@ -73,7 +77,7 @@ ZcrxChannel* ZcrxPump::open(int socket) {
 void ZcrxPump::close(ZcrxChannel* channel) noexcept {
   {
     const std::scoped_lock lock(mutex_);
-    commands_.push_back({nullptr, channel});
+    channel->next_closed = std::exchange(closed_, channel);
   }
   poke();
 }
@@ -110,25 +114,25 @@ void ZcrxPump::give_up() noexcept {
 }
 
 void ZcrxPump::obey() noexcept {
-  std::vector<Command> commands;
-  {
-    const std::scoped_lock lock(mutex_);
-    commands.swap(commands_);
+  const std::scoped_lock lock(mutex_);
+  if (room_.capacity() > channels_.capacity()) {
+    for (auto& channel : channels_) room_.push_back(std::move(channel));
+    channels_ = std::exchange(room_, {});
   }
-  for (Command& command : commands) {
-    if (command.opened != nullptr) {
-      const auto room = std::find(channels_.begin(), channels_.end(), nullptr);
-      if (room == channels_.end())
-        channels_.push_back(std::move(command.opened));
-      else
-        *room = std::move(command.opened);
-      continue;
-    }
-    command.closed->leaving = true;
-    command.closed->wants_arm = command.closed->waits_for_pages = false;
+  for (auto& opened : opened_) {
+    const auto place = std::find(channels_.begin(), channels_.end(), nullptr);
+    if (place == channels_.end())
+      channels_.push_back(std::move(opened));
+    else
+      *place = std::move(opened);
+  }
+  opened_.clear();
+  while (closed_ != nullptr) {
+    ZcrxChannel* const closed = std::exchange(closed_, closed_->next_closed);
+    closed->leaving = true;
+    closed->wants_arm = closed->waits_for_pages = false;
     for (std::size_t i = 0; i < channels_.size(); ++i)
-      if (channels_[i].get() == command.closed && channels_[i]->armed)
-        ring_->cancel(static_cast<uint32_t>(i));
+      if (channels_[i].get() == closed && closed->armed) ring_->cancel(static_cast<uint32_t>(i));
   }
 }
 

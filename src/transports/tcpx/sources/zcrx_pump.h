@@ -46,6 +46,8 @@ struct ZcrxChannel {
   bool waits_for_pages = false;
   bool leaving = false;
   bool said = false;
+
+  ZcrxChannel* next_closed = nullptr;  // the pump's mutex guards it
 };
 
 class ZcrxPump {
@@ -71,11 +73,6 @@ class ZcrxPump {
   [[nodiscard]] ZcrxSlot slot(uint32_t number) const noexcept { return slots_[number]; }
 
  private:
-  struct Command {
-    std::unique_ptr<ZcrxChannel> opened;
-    ZcrxChannel* closed = nullptr;
-  };
-
   void run() noexcept;
   void give_up() noexcept;
   void obey() noexcept;
@@ -89,13 +86,15 @@ class ZcrxPump {
   const uint64_t area_bytes_;
   std::vector<ZcrxSlot> slots_;
   std::vector<uint32_t> free_;
-  std::vector<uint32_t> owed_;  // slots whose pages the kernel has yet to take
-  std::vector<std::unique_ptr<ZcrxChannel>> channels_;
+  std::vector<uint32_t> owed_;                          // slots whose pages the kernel has yet to take
+  std::vector<std::unique_ptr<ZcrxChannel>> channels_;  // becomes larger under the mutex only
   std::unique_ptr<ZcrxRing> ring_;
   bool broken_ = false;
   uint32_t fruitless_ = 0;  // refusals in a row although the kernel has every page
   std::mutex mutex_;
-  std::vector<Command> commands_;
+  std::vector<std::unique_ptr<ZcrxChannel>> opened_;  // to be served
+  std::vector<std::unique_ptr<ZcrxChannel>> room_;    // empty: the next memory of channels_
+  ZcrxChannel* closed_ = nullptr;                     // to be left, and those after it
   bool stopping_ = false;
   std::atomic<bool> poked_{false};
   std::thread thread_;
