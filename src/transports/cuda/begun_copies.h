@@ -1,6 +1,11 @@
 // Waiting for copies that were begun and can't be called back.
 #pragma once
 
+#include <cstddef>
+#include <new>
+#include <type_traits>
+#include <utility>
+
 #include "base/clock.h"
 #include "base/sync/spin.h"
 #include "gpu/device.h"
@@ -31,7 +36,16 @@ bool wait_within(uint64_t limit_ns, Done&& done) noexcept {
 }
 
 // Keeps objects that an unending copy may still use: they are never freed on purpose, and stay reachable for
-// leak checkers.
-void keep_for_good(const void* object);
+// leak checkers as far as there is memory for that.
+void keep_for_good(const void* object) noexcept;
+
+// The same of a value, whose destructor never runs, with or without memory.
+template <class T>
+void keep_value_for_good(T value) noexcept {
+  static_assert(std::is_nothrow_move_constructible_v<T>);
+  if (const auto* const kept = new (std::nothrow) T(std::move(value))) return keep_for_good(kept);
+  alignas(T) std::byte here[sizeof(T)];
+  new (here) T(std::move(value));
+}
 
 }  // namespace towline::cuda

@@ -735,7 +735,7 @@ void Connection::give_up(Status status) noexcept {
     if (!job->moved) job->prepared->given_up = true;
     complete(*job);
   }
-  keep_for_good(new std::map(std::move(queues_)));
+  keep_value_for_good(std::move(queues_));
   moving_ = 0;
 }
 

@@ -45,11 +45,12 @@ bool Prepared::settle() noexcept {
   return quiet;
 }
 
-void keep_for_good(const void* object) {
+void keep_for_good(const void* object) noexcept try {
   static std::mutex mutex;
   static auto* const kept = new std::vector<const void*>;
   const std::lock_guard lock(mutex);
   kept->push_back(object);
+} catch (const std::bad_alloc&) {  // kept, and not reachable
 }
 
 Prepared::~Prepared() {
@@ -59,9 +60,9 @@ Prepared::~Prepared() {
   if (valve != nullptr) device->give_valve_back(*valve);
   if (quiet && !runs_on) return;
   TOWLINE_LOG(kError, "cuda: a copy that was begun does not end: what it reaches stays mapped for good");
-  keep_for_good(new std::vector(std::move(held)));
-  keep_for_good(new std::vector(std::move(pinned)));
-  keep_for_good(new std::shared_ptr(std::move(queue)));
+  keep_value_for_good(std::move(held));
+  keep_value_for_good(std::move(pinned));
+  keep_value_for_good(std::move(queue));
   keep_for_good(work.release());
   keep_for_good(gathered.release());
   keep_for_good(detour.release());
