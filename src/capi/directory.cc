@@ -37,9 +37,16 @@ bool forked(const Handle& handle) noexcept {
   return handle.agent->usable() == Status::kForked;
 }
 
-Status hand_out(towline_directory_t* directory, std::shared_ptr<DirectoryCall> started,
-                towline_directory_call_t** call) {
-  if (call != nullptr) *call = new towline_directory_call{directory->agent, std::move(started)};
+// Its handle is there before the call begins: one that was begun is not refused.
+template <class Begin>
+Status hand_out(towline_directory_t* directory, towline_directory_call_t** call, Begin&& begin) {
+  Directory& with = of(directory);
+  std::unique_ptr<towline_directory_call> handle;
+  if (call != nullptr) handle.reset(new towline_directory_call{directory->agent, nullptr});
+  std::shared_ptr<DirectoryCall> begun = begin(with);
+  if (call == nullptr) return Status::kOk;
+  handle->call = std::move(begun);
+  *call = handle.release();
   return Status::kOk;
 }
 
@@ -75,8 +82,10 @@ int32_t towline_directory_open(towline_agent_t* agent, const char* address, towl
     capi::need(agent, "agent");
     capi::need(address, "address");
     capi::need(directory, "directory");
-    *directory = new towline_directory{agent->agent, agent->directories,
-                                       agent->directories->open(DirectoryAddress::parse(address))};
+    auto made =
+        std::unique_ptr<towline_directory>(new towline_directory{agent->agent, agent->directories, nullptr});
+    made->directory = agent->directories->open(DirectoryAddress::parse(address));  // last: its handle ends it
+    *directory = made.release();
     return Status::kOk;
   });
 }
@@ -116,7 +125,7 @@ int32_t towline_directory_put(towline_directory_t* directory, const char* key, c
     capi::need(key, "key");
     if (bytes != 0) capi::need(value, "value");
     const std::string_view view(static_cast<const char*>(value), bytes);
-    return hand_out(directory, of(directory).put(key, view, flags, timeout_ns), call);
+    return hand_out(directory, call, [&](Directory& with) { return with.put(key, view, flags, timeout_ns); });
   });
 }
 
@@ -124,7 +133,7 @@ int32_t towline_directory_get(towline_directory_t* directory, const char* key, u
                               uint64_t timeout_ns, towline_directory_call_t** call) {
   return capi::guard(__func__, [&] {
     capi::need(key, "key");
-    return hand_out(directory, of(directory).get(key, flags, timeout_ns), call);
+    return hand_out(directory, call, [&](Directory& with) { return with.get(key, flags, timeout_ns); });
   });
 }
 
@@ -132,7 +141,7 @@ int32_t towline_directory_delete(towline_directory_t* directory, const char* key
                                  uint64_t timeout_ns, towline_directory_call_t** call) {
   return capi::guard(__func__, [&] {
     capi::need(key, "key");
-    return hand_out(directory, of(directory).remove(key, flags, timeout_ns), call);
+    return hand_out(directory, call, [&](Directory& with) { return with.remove(key, flags, timeout_ns); });
   });
 }
 
@@ -140,26 +149,28 @@ int32_t towline_directory_publish(towline_directory_t* directory, const char* la
                                   towline_region_t* const* regions, size_t count, uint64_t timeout_ns,
                                   towline_directory_call_t** call) {
   return capi::guard(__func__, [&] {
-    Directory& with = of(directory);
+    (void)of(directory);
     const std::vector<uint64_t> keys = capi::keys_of(*directory->agent, regions, count);
-    return hand_out(directory,
-                    with.publish(label == nullptr ? "" : label, count != 0 ? &keys : nullptr, timeout_ns),
-                    call);
+    return hand_out(directory, call, [&](Directory& with) {
+      return with.publish(label == nullptr ? "" : label, count != 0 ? &keys : nullptr, timeout_ns);
+    });
   });
 }
 
 int32_t towline_directory_unpublish(towline_directory_t* directory, const char* label, uint64_t timeout_ns,
                                     towline_directory_call_t** call) {
-  return capi::guard(__func__,
-                     [&] { return hand_out(directory, of(directory).unpublish(label, timeout_ns), call); });
+  return capi::guard(__func__, [&] {
+    return hand_out(directory, call, [&](Directory& with) { return with.unpublish(label, timeout_ns); });
+  });
 }
 
 int32_t towline_directory_fetch(towline_directory_t* directory, const char* name, const char* label,
                                 uint32_t flags, uint64_t timeout_ns, towline_directory_call_t** call) {
   return capi::guard(__func__, [&] {
     capi::need(name, "name");
-    return hand_out(directory, of(directory).fetch(name, label == nullptr ? "" : label, flags, timeout_ns),
-                    call);
+    return hand_out(directory, call, [&](Directory& with) {
+      return with.fetch(name, label == nullptr ? "" : label, flags, timeout_ns);
+    });
   });
 }
 

@@ -6,6 +6,8 @@
 #include <optional>
 
 #include "support.h"
+#include "support/failing_allocations.h"
+#include "towline/directory.h"
 
 namespace {
 
@@ -32,7 +34,8 @@ bool stop_failing() noexcept {
 
 // Not inline: these replace the C++ library's.
 void* operator new(std::size_t bytes) {
-  void* const memory = fails(bytes) ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+  const bool none = fails(bytes) || towline::support::allocation_fails();
+  void* const memory = none ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
@@ -51,6 +54,7 @@ namespace towline::interop {
 namespace {
 
 constexpr std::size_t kLarge = 32 << 10;
+constexpr uint64_t kTimeoutNs = 20'000'000'000;
 
 class WithoutMemory : public WithEtcd {
  protected:
@@ -95,6 +99,26 @@ TEST_F(WithoutMemory, CallsEnd) {
     });
   }
   EXPECT_EQ(directory_.get("a").wait(20s), Status::kOk);
+}
+
+TEST_F(WithoutMemory, ACallThatIsRefusedDoesNothing) {
+  bool failed = true;
+  for (int after = 0; failed && after < 200; ++after) {
+    const std::string key = "refused " + std::to_string(after);
+    towline_directory_call_t* call = nullptr;
+    support::fail_allocations(after, 1);
+    const int32_t status =
+        towline_directory_put(directory_.native(), key.c_str(), "v", 1, 0, kTimeoutNs, &call);
+    failed = status != TOWLINE_OK;
+    (void)support::stop_failing();
+    if (failed) {
+      EXPECT_EQ(directory_.get(key).wait(20s), Status::kNotFound) << after;
+    } else {
+      EXPECT_EQ(towline_directory_call_wait(call, kTimeoutNs), TOWLINE_OK);
+      towline_directory_call_release(call);
+    }
+  }
+  EXPECT_FALSE(failed);
 }
 
 // More than a page of them.
