@@ -48,6 +48,13 @@ class MakefileTest(unittest.TestCase):
             settings = tomllib.loads((ROOT / project / "pyproject.toml").read_text())["tool"]["scikit-build"]
             self.assertEqual((ROOT / project / settings["cmake"]["source-dir"]).resolve(), ROOT)
 
+    def test_python_packages_have_the_licence_in_their_wheels(self):
+        packages = re.search(r"for package in (.*?);", commands_of("python")).group(1).split()
+        self.assertIn("bindings/python", packages)
+        for package in packages:
+            licence = ROOT / package / "LICENSE"  # scikit-build-core takes it by its name
+            self.assertTrue(licence.is_file() and licence.samefile(ROOT / "LICENSE"), licence)
+
     def test_packages_that_are_made_by_hand_are_those_that_are_shipped(self):
         self.assertNotIn("preset", commands_of("python").split("for package in", 1)[1])
 
