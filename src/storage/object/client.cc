@@ -174,15 +174,7 @@ Client::Client(Service& service, uint32_t count)
       most_under_way_(service.settings.concurrency / count),
       most_bytes_(service.settings.window / count),
       random_(monotonic_now_ns() ^ reinterpret_cast<uint64_t>(this)) {
-  thread_.start({[this] {
-                   try {
-                     pump();
-                   } catch (...) {
-                     tell_endings();
-                     throw;
-                   }
-                   tell_endings();
-                 },
+  thread_.start({[this] { turn(); },
                  [this](const char* why) {
                    service_.host.log(1, ShortText("a request was not dealt with: {}", why));
                  }});
@@ -191,16 +183,29 @@ Client::Client(Service& service, uint32_t count)
 Client::~Client() {
   thread_.end();
   thread_.join();
-  tell_endings();
+  (void)tell_endings();
 }
 
 void Client::end_soon(Ending& ending) noexcept { ending.next_ = std::exchange(endings_, &ending); }
 
-void Client::tell_endings() noexcept {
+void Client::turn() {
+  try {
+    do {
+      pump();
+    } while (tell_endings());
+  } catch (...) {
+    if (tell_endings()) thread_.client().wake();
+    throw;
+  }
+}
+
+bool Client::tell_endings() noexcept {
+  const bool any = endings_ != nullptr;
   while (Ending* const ending = endings_) {
     endings_ = ending->next_;
     ending->end();
   }
+  return any;
 }
 
 void Client::run(std::function<void()> command) { thread_.run(std::move(command)); }

@@ -163,10 +163,10 @@ class Feeder {
   [[nodiscard]] virtual bool urgent() const noexcept = 0;
 };
 
-// What is told its end from the client's loop, when nothing of it is on the stack any more.
+// What goes on from the client's loop, when nothing of it is on the stack any more.
 class Ending {
  public:
-  virtual void end() noexcept = 0;  // it may go
+  virtual void end() noexcept = 0;  // it may go, and may ask for it again
 
  protected:
   virtual ~Ending() = default;
@@ -199,7 +199,7 @@ class Client {
   void start(Call& call);
   // Nothing of it is called any more.
   void stop(Call& call) noexcept;
-  // Once. Needs no memory.
+  // Once until then. Needs no memory.
   void end_soon(Ending& ending) noexcept;
   void add_feeder(Feeder& feeder);
   void remove_feeder(Feeder& feeder) noexcept;
@@ -224,8 +224,10 @@ class Client {
   [[nodiscard]] static bool all_sent(const Call& call, uint64_t sent_bytes) noexcept;
   [[nodiscard]] bool room() const noexcept;
   [[nodiscard]] bool fits(const Call& call) const noexcept;
+  void turn();
   void pump();
-  void tell_endings() noexcept;
+  // True: there were some, and pump() may have more to do.
+  bool tell_endings() noexcept;
   [[nodiscard]] bool begin_next();
   [[nodiscard]] bool begin_next(bool urgent);
   void compose_ahead();

@@ -67,8 +67,15 @@ void Collection::end_jobs() {
 
 // ---- steps: from the client's loop, when nothing of a write is on the stack
 
-void Collection::step_soon() {
-  client.run([self = std::static_pointer_cast<Collection>(shared_from_this())] { self->step(); });
+void Collection::step_soon() noexcept {
+  if (next_step_.kept != nullptr) return;
+  next_step_.kept = shared_from_this();
+  client.end_soon(next_step_);
+}
+
+void Collection::NextStep::end() noexcept {
+  const std::shared_ptr<Task> alive = std::move(kept);
+  collection.step();
 }
 
 void Collection::step() noexcept {

@@ -45,7 +45,14 @@ class Collection final : public Task, public WriteListener {
   void one_over() override { step_soon(); }
   void has_room() override { step_soon(); }
 
-  void step_soon();
+  struct NextStep final : object::Ending {
+    explicit NextStep(Collection& its_collection) : collection(its_collection) {}
+    void end() noexcept override;
+    Collection& collection;
+    std::shared_ptr<Task> kept;  // the collection, until then
+  };
+
+  void step_soon() noexcept;
   void step() noexcept;
   void fail(Status status, const char* text);
   void copy_chunks();
@@ -67,6 +74,7 @@ class Collection final : public Task, public WriteListener {
   uint64_t failed_begin_ = 0;
   uint64_t failed_end_ = 0;
   bool ending_ = false;
+  NextStep next_step_{*this};
 };
 
 // The collections of posts that are under way. Any thread.

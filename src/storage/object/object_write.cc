@@ -6,6 +6,7 @@
 
 #include "base/copy/copy.h"
 #include "base/id.h"
+#include "base/short_text.h"
 #include "storage/object/checksum.h"
 #include "storage/object/reaper.h"
 
@@ -61,6 +62,16 @@ void ObjectWrite::start_replacement() {
   add_parts(pieces, static_cast<uint32_t>(stretch_.begin / size) + 1);
 }
 
+template <class Step>
+void ObjectWrite::try_step(Step&& step) {
+  try {
+    step();
+  } catch (const std::bad_alloc&) {
+    if (settling_) listener_.not_fenced();
+    failed(Status::kOutOfMemory, 0, "out of memory");  // so short a text needs none
+  }
+}
+
 // ---- whole and small
 
 void ObjectWrite::put(const Stretch& from) {
@@ -76,7 +87,7 @@ void ObjectWrite::put(const Stretch& from) {
   crc_known_ = !sums_.crc32c.empty();
   lasting_ = true;
   call_.check = [this](const Answer& answer) { return protocol().check_upload(answer, sums_); };
-  call_.done = [this](Answer& answer) { wrote(answer); };
+  call_.done = [this](Answer& answer) { try_step([&] { wrote(answer); }); };
   begin(call_);
 }
 
@@ -139,27 +150,29 @@ bool ObjectWrite::begin_collecting() {
 void ObjectWrite::head() {
   protocol().make_head(call_, object_.name());
   lasting_ = false;
-  call_.done = [this](const Answer& answer) {
-    if (stopping_) return over();
-    if (!answer.ok() && answer.status != Status::kNotFound) return failed(answer);
-    before_ = answer.ok() ? protocol().version_of(answer.headers) : Version{};
-    const bool whole = stretch_.begin == 0 && stretch_.end >= before_.bytes;
-    object_.set_version(before_);
-    if (whole) return start();
-    try {
-      if (!protocol().copies_parts())
-        throw plugin::Failure(
-            Status::kUnsupported,
-            fmt::format(
-                "bytes {} to {} of an object of {} bytes can't be written alone, since nothing is copied "
-                "within this server; write the object whole",
-                stretch_.begin, stretch_.end, before_.bytes));
-      create(patch_pieces(stretch_.begin, stretch_.end, before_.bytes, client_.settings()));
-    } catch (const plugin::Failure& failure) {
-      failed(failure.status(), 0, object_.name().text() + ": " + failure.what());
-    }
-  };
+  call_.done = [this](const Answer& answer) { try_step([&] { seen(answer); }); };
   begin(call_);
+}
+
+void ObjectWrite::seen(const Answer& answer) {
+  if (stopping_) return over();
+  if (!answer.ok() && answer.status != Status::kNotFound) return failed(answer);
+  before_ = answer.ok() ? protocol().version_of(answer.headers) : Version{};
+  const bool whole = stretch_.begin == 0 && stretch_.end >= before_.bytes;
+  object_.set_version(before_);
+  if (whole) return start();
+  try {
+    if (!protocol().copies_parts())
+      throw plugin::Failure(
+          Status::kUnsupported,
+          fmt::format(
+              "bytes {} to {} of an object of {} bytes can't be written alone, since nothing is copied "
+              "within this server; write the object whole",
+              stretch_.begin, stretch_.end, before_.bytes));
+    create(patch_pieces(stretch_.begin, stretch_.end, before_.bytes, client_.settings()));
+  } catch (const plugin::Failure& failure) {
+    failed(failure.status(), 0, object_.name().text() + ": " + failure.what());
+  }
 }
 
 // ---- in parts
@@ -180,8 +193,8 @@ void ObjectWrite::create(std::vector<Piece> pieces) {
   call.done = [this, pieces = std::move(pieces)](const Answer& answer) {
     const auto begun = std::move(beginning_);  // its call is on the stack
     if (!answer.ok()) return failed(answer);
-    upload_id_ = begun->upload_id;
-    add_parts(pieces, 1);
+    upload_id_ = std::move(begun->upload_id);
+    try_step([&] { add_parts(pieces, 1); });
   };
   begin(call);
 }
@@ -205,12 +218,14 @@ bool ObjectWrite::feed() {
   const Piece piece = pieces_[next_piece_];
   const bool is_collected = memory_ != nullptr && !piece.copied;
   if (is_collected && collected_.empty()) return false;  // once it is, this feeder is added again
-  PartCall& part = is_collected ? *collected_.front() : free_part();
-  if (is_collected) collected_.pop_front();
-  part.number = numbers_[next_piece_++];
-  part.under_way = true;
-  ++under_way_;
-  ask(part, piece);
+  try_step([&] {
+    PartCall& part = is_collected ? *collected_.front() : free_part();
+    if (is_collected) collected_.pop_front();
+    part.number = numbers_[next_piece_++];
+    part.under_way = true;
+    ++under_way_;
+    ask(part, piece);
+  });
   return !over_ && next_piece_ < pieces_.size();
 }
 
@@ -236,7 +251,7 @@ void ObjectWrite::ask(PartCall& part, const Piece& piece) {
     protocol().make_upload(call, part.body, checksum(), signs(), part.part);
     call.check = [&part, this](const Answer& answer) { return protocol().check_part(answer, part.part); };
   }
-  call.done = [&part, this](Answer& answer) { part_done(part, answer); };
+  call.done = [&part, this](Answer& answer) { try_step([&] { part_done(part, answer); }); };
   begin(call);
 }
 
@@ -277,7 +292,7 @@ void ObjectWrite::complete() {
   if (crc_known_) crc_ = joined_crc(parts_);
   lasting_ = true;
   call_.check = [this](Answer& answer) { return protocol().check_completed(answer); };
-  call_.done = [this](Answer& answer) { wrote(answer); };
+  call_.done = [this](Answer& answer) { try_step([&] { wrote(answer); }); };
   begin(call_);
 }
 
@@ -310,6 +325,7 @@ void ObjectWrite::is_there(Version version) {
 }
 
 void ObjectWrite::settle(const Answer& answer) {
+  settling_ = true;
   call_.body = nullptr;
   call_.cost = 0;
   call_.effective = false;
@@ -318,15 +334,17 @@ void ObjectWrite::settle(const Answer& answer) {
   protocol().make_head(call_, object_.name());
   call_.check = nullptr;
   call_.done = [this, lost = answer](const Answer& found) {
-    Version there = found.ok() ? protocol().version_of(found.headers) : Version{};
-    if (is_what_was_made(there, made(lost))) return is_there(std::move(there));
-    listener_.not_fenced();
-    failed(lost.ok() ? Status::kIo : lost.status, lost.http_status, why_not_there(lost, object_.name()));
+    try_step([&] {
+      Version there = found.ok() ? protocol().version_of(found.headers) : Version{};
+      if (is_what_was_made(there, made(lost))) return is_there(std::move(there));
+      listener_.not_fenced();
+      failed(lost.ok() ? Status::kIo : lost.status, lost.http_status, why_not_there(lost, object_.name()));
+    });
   };
   begin(call_);
 }
 
-void ObjectWrite::failed(Status status, long http_status, const std::string& text) {
+void ObjectWrite::failed(Status status, long http_status, const std::string& text) noexcept {
   if (over_) return;
   client_.service().note_failure(text);
   listener_.failed(status, http_status, stretch_.plan_begin, stretch_.plan_end);
@@ -347,7 +365,7 @@ void ObjectWrite::stop(Status status, bool now) {
   over();
 }
 
-void ObjectWrite::over() {
+void ObjectWrite::over() noexcept {
   if (over_) return;
   over_ = true;
   client_.remove_feeder(*this);
@@ -357,9 +375,17 @@ void ObjectWrite::over() {
     if (part.under_way) client_.stop(part.call);
     part.under_way = false;
   }
-  if (!upload_id_.empty() && !object_.replaces() && protocol().keeps_uploads())
-    reaper_.add(object_.name(), upload_id_);
+  if (!upload_id_.empty() && !object_.replaces() && protocol().keeps_uploads()) leave_upload();
   listener_.one_over();
+}
+
+void ObjectWrite::leave_upload() noexcept {
+  try {
+    reaper_.add(object_.name(), upload_id_);
+  } catch (const std::bad_alloc&) {
+    client_.service().host.log(1,
+                               ShortText("the unfinished upload {} stays behind: out of memory", upload_id_));
+  }
 }
 
 }  // namespace towline::object

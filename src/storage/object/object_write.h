@@ -74,6 +74,7 @@ class ObjectWrite final : private Feeder {
   [[nodiscard]] bool begin_collecting();
   [[nodiscard]] PartCall& free_part();
   void head();
+  void seen(const Answer& answer);
   void create(std::vector<Piece> pieces);
   void add_parts(const std::vector<Piece>& pieces, uint32_t first_number);
   bool feed() override;
@@ -88,9 +89,13 @@ class ObjectWrite final : private Feeder {
   void wrote(Answer& answer);
   void is_there(Version version);
   void settle(const Answer& answer);
-  void failed(Status status, long http_status, const std::string& text);
+  // A step of a call's end: without memory the write fails.
+  template <class Step>
+  void try_step(Step&& step);
+  void failed(Status status, long http_status, const std::string& text) noexcept;
   void failed(const Answer& answer) { failed(answer.status, answer.http_status, answer.text); }
-  void over();
+  void over() noexcept;
+  void leave_upload() noexcept;
   [[nodiscard]] const Protocol& protocol() const noexcept { return client_.protocol(); }
   // An upload that has checksums must have one of each part, and not every server gives those of parts that
   // it copies: with copies the new bytes are guarded by their hash in the signature alone.
@@ -113,6 +118,7 @@ class ObjectWrite final : private Feeder {
   SegmentsBody body_;                     // of put
   UploadedPart sums_;                     // of put
   bool lasting_ = false;                  // call_ is one whose effect lasts
+  bool settling_ = false;                 // that it has happened may only be seen
   std::shared_ptr<Beginning> beginning_;  // of an upload, while its answer is awaited
   bool stopping_ = false;
   bool over_ = false;

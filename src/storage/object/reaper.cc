@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <functional>
 
 #include "storage/object/protocol.h"
 
@@ -19,8 +20,14 @@ constexpr uint64_t kLookEveryNs = 10 * kMillisecondNs;
 }  // namespace
 
 void Reaper::add(const ObjectName& name, const std::string& upload_id) {
+  std::function<void()> command = [this, name, upload_id] { adopt(name, upload_id); };
   waiting_.fetch_add(1, std::memory_order_relaxed);
-  client_.run([this, name, upload_id] { adopt(name, upload_id); });
+  try {
+    client_.run(std::move(command));
+  } catch (...) {
+    waiting_.fetch_sub(1, std::memory_order_relaxed);
+    throw;
+  }
 }
 
 void Reaper::adopt(const ObjectName& name, const std::string& upload_id) {
@@ -31,7 +38,7 @@ void Reaper::adopt(const ObjectName& name, const std::string& upload_id) {
   ask(orphans_.begin());
 }
 
-void Reaper::await(std::shared_ptr<Beginning> beginning) {
+void Reaper::await(std::shared_ptr<Beginning> beginning) noexcept {
   if (!Client::under_way(beginning->call)) return beginning->client.stop(beginning->call);
   waiting_.fetch_add(1, std::memory_order_relaxed);
   Call& call = beginning->call;
@@ -46,8 +53,14 @@ void Reaper::await(std::shared_ptr<Beginning> beginning) {
       waiting_.fetch_sub(1, std::memory_order_relaxed);
     });
   };
-  // The answer's command follows this one.
-  client_.run([this, beginning = std::move(beginning)] { beginnings_.push_back(beginning); });
+  try {
+    // The answer's command follows this one.
+    client_.run([this, beginning] { beginnings_.push_back(beginning); });
+  } catch (const std::bad_alloc&) {
+    beginning->client.stop(call);
+    waiting_.fetch_sub(1, std::memory_order_relaxed);
+    client_.service().host.log(1, "an upload that was just begun may stay behind: out of memory");
+  }
 }
 
 void Reaper::ask(Orphans::iterator orphan) {

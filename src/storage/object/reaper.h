@@ -25,10 +25,10 @@ class Reaper {
   Reaper(const Reaper&) = delete;
   Reaper& operator=(const Reaper&) = delete;
 
-  // Any thread.
+  // Any thread. Throws std::bad_alloc: the upload stays behind.
   void add(const ObjectName& name, const std::string& upload_id);
   // An upload that nobody wants any more, whose name may still come. On its client's thread.
-  void await(std::shared_ptr<Beginning> beginning);
+  void await(std::shared_ptr<Beginning> beginning) noexcept;
   // Waits until all are gone, or the deadline; gives up the rest, naming them in the log. Any thread but the
   // client's.
   void finish(uint64_t deadline_ns);

@@ -138,5 +138,28 @@ TEST_F(ObjectsWithoutMemory, ReadsEnd) {
   ASSERT_EQ(run(read), Status::kOk);
 }
 
+// A WRITE in one request, and in parts. What it may have done at the server is not always known then.
+TEST_F(ObjectsWithoutMemory, WritesEnd) {
+  connect(server_->url(), "part = \"5MiB\"\nmultipart = \"6MiB\"\n");
+  for (const uint64_t bytes : {kMib, 7 * kMib}) {
+    const Region object = open("written " + std::to_string(bytes), {.create = true, .bytes = bytes});
+    ASSERT_EQ(move(Op::write, 0, object, 0, bytes), Status::kOk);
+    const int step = bytes == kMib ? 1 : 5;
+    for (const int times : kTimes) {
+      bool failed = true;
+      for (int after = 0; failed && after < 5000; after += step) {
+        const Transfer write = transfer(Op::write, 0, object, 0, bytes, {.timeout = 30s});
+        support::fail_allocations_anywhere(after, times);
+        Status status = write.post();
+        if (status == Status::kInProgress) status = write.wait(60s);
+        failed = support::stop_failing_anywhere();
+        ASSERT_NE(status, Status::kTimedOut) << "allocation " << after << ", " << times << " times";
+        ASSERT_EQ(write.wait_fenced(Fence::kLocal, 20s), Status::kOk);
+      }
+    }
+    ASSERT_EQ(move(Op::write, 0, object, 0, bytes), Status::kOk);
+  }
+}
+
 }  // namespace
 }  // namespace towline::interop
