@@ -360,7 +360,7 @@ void ObjectWrite::stop(Status status, bool now) {
     call_.last_attempt = true;
     return;
   }
-  if (all_sent || (lasting_ && Client::uncertain(call_))) listener_.not_fenced();
+  if (all_sent || settling_ || (lasting_ && Client::uncertain(call_))) listener_.not_fenced();
   listener_.failed(status, 0, stretch_.plan_begin, stretch_.plan_end);
   over();
 }

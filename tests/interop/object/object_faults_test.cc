@@ -712,6 +712,25 @@ TEST_F(ObjectFaults, ACancelledWriteThatTheServerHasGotIsFencedByItsAnswer) {
   EXPECT_EQ(agent_->query_storage("s3://bucket/cancelled-write").bytes, kMib);
 }
 
+// The look for it tells that, and is stopped before it does: the server may still be at work.
+TEST_F(ObjectFaults, AWriteThatIsCancelledWhileItIsLookedForHasNoRemoteFence) {
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "attempts = 1\n");
+  const Region object = open("looked-for", {.create = true, .bytes = kMib});
+  std::atomic<bool> looks{false};
+  proxy.judge([&](const Request& request) -> Fault {
+    if (request.method == "HEAD") looks = true;
+    return {.drop_answer = request.method == "PUT", .hold = request.method == "HEAD"};
+  });
+  const Transfer write = transfer(Op::write, 0, object, 0, kMib);
+  ASSERT_EQ(write.post(), Status::kInProgress);
+  ASSERT_TRUE(eventually([&] { return looks.load(); }));
+  write.cancel();
+  EXPECT_EQ(write.wait(60s), Status::kCancelled);
+  EXPECT_EQ(write.wait_fenced(Fence::kLocal, 60s), Status::kOk);
+  EXPECT_EQ(write.wait_fenced(Fence::kRemote, 100ms), Status::kNotYet);
+}
+
 // ---- clocks and regions
 
 TEST_F(ObjectFaults, AClockThatIsOffIsSetByTheServers) {
