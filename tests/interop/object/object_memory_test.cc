@@ -138,6 +138,30 @@ TEST_F(ObjectsWithoutMemory, ReadsEnd) {
   ASSERT_EQ(run(read), Status::kOk);
 }
 
+// The sentence of a failure needs memory, the failure none.
+TEST_F(ObjectsWithoutMemory, ReadsThatFailEnd) {
+  make_object("replaced", kMib, 1);
+  Proxy proxy(server_->port());
+  connect(proxy.url(), "");
+  const Region object = open("replaced");
+  proxy.judge([](const Request& request) -> Fault {
+    return {.answer = request.method == "GET" ? Proxy::http(412, "") : ""};
+  });
+  const Transfer read = transfer(Op::read, 0, object, 0, kMib, {.timeout = 30s});
+  ASSERT_EQ(run(read), Status::kStale);
+  for (const int times : kTimes) {
+    bool failed = true;
+    for (int after = 0; failed && after < 2000; ++after) {
+      support::fail_allocations_anywhere(after, times);
+      Status status = read.post();
+      if (status == Status::kInProgress) status = read.wait(60s);
+      failed = support::stop_failing_anywhere();
+      ASSERT_NE(status, Status::kTimedOut) << "allocation " << after << ", " << times << " times";
+      ASSERT_EQ(read.wait_fenced(Fence::kBoth, 20s), Status::kOk);
+    }
+  }
+}
+
 // A WRITE in one request, and in parts. What it may have done at the server is not always known then.
 TEST_F(ObjectsWithoutMemory, WritesEnd) {
   connect(server_->url(), "part = \"5MiB\"\nmultipart = \"6MiB\"\n");

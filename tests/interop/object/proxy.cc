@@ -8,6 +8,7 @@
 #include <cctype>
 #include <utility>
 
+#include "support/failing_allocations.h"
 #include "support/loopback.h"
 
 namespace towline::interop {
@@ -92,6 +93,7 @@ std::string Proxy::s3_error(int status, const std::string& code, const std::stri
 }
 
 void Proxy::run() {
+  support::spare_this_thread();
   while (!stop_) {
     pollfd watched = {listener_, POLLIN, 0};
     if (poll(&watched, 1, kLookMs) <= 0) continue;
@@ -101,6 +103,7 @@ void Proxy::run() {
 }
 
 void Proxy::serve(int client) {
+  support::spare_this_thread();
   int server = -1;
   std::string text;
   while (true) {
