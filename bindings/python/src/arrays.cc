@@ -167,7 +167,12 @@ bool Array::read_interface(const nb::dict& interface) {
 bool Array::take_dlpack(nb::handle object) {
   if (!nb::hasattr(object, "__dlpack__")) return false;
   nb::ndarray<nb::ro> tensor;
-  if (!nb::try_cast(object, tensor)) {
+  // Only the refusal of a writable one tells that it is read-only.
+  if (nb::ndarray<> writable; nb::try_cast(object, writable)) {
+    tensor = nb::ndarray<nb::ro>(writable);
+  } else if (nb::try_cast(object, tensor)) {
+    read_only = true;
+  } else {
     raise(TOWLINE_INVALID_ARGUMENT,
           "the DLPack tensor that " + name_of_type(object) + " exports can't be read");
   }

@@ -170,8 +170,11 @@ def test_no_bytes_go_to_arrays_that_are_read_only(pair, tmp_path):
     (tmp_path / "file").write_bytes(bytes(8192))
     mapped = np.memmap(tmp_path / "file", np.uint8, "r")
     theirs = pair.their_blocks[[0, 1]]
-    for name, memory in {"bytes": np.frombuffer(bytes(8192), np.uint8), "frozen": frozen, "mapped": mapped}.items():
+    arrays = {"bytes": np.frombuffer(bytes(8192), np.uint8), "frozen": frozen, "mapped": mapped, "dlpack": frozen}
+    for name, memory in arrays.items():
         pages = memory.reshape(2, 4096)
+        if name == "dlpack":
+            pages = ByDlpack(pages)
         region = pair.near.register(pages, name=name, page_dim=0)
         for mine in (pair.near.block_list(pages), pair.near.block_list([pages]), region.view()):
             with pytest.raises(towline.PermissionDenied, match="read-only"):
