@@ -241,14 +241,18 @@ struct Kept {
   Py_buffer buffer;
 };
 
-// Nothing uses the memory any more. Any thread, also one that Python has never seen.
+thread_local uint32_t letting_go = 0;
+
+// Nothing uses the memory any more. Any thread, also one that Python has never seen, and one that closes the agent.
 void let_go_of(void* argument) {
   const WithGil gil;
   if (!gil) return;  // nobody may use Python now: it stays as it is
   auto* const kept = static_cast<Kept*>(argument);
+  ++letting_go;  // finalizers may run
   PyBuffer_Release(&kept->buffer);
   Py_XDECREF(kept->exported);
   Py_XDECREF(kept->owner);
+  --letting_go;
   delete kept;
 }
 
@@ -300,6 +304,7 @@ const char* access_name(uint32_t access) noexcept {
 }
 
 void bind_memory(nb::module_& module) {
+  define(module, "_is_letting_go", [] { return letting_go != 0; });
   Class<Memory>(module, "Memory", nb::type_slots(memory_slots))
       .def_prop_ro("address",
                    [](const Memory& memory) {

@@ -161,3 +161,35 @@ def test_an_agent_is_closed_under_the_feet_of_others(make_agent):
         together(work)
         with pytest.raises(towline.Closed):
             pair.near.metadata()
+
+
+@pytest.mark.parametrize("how", ["while it runs", "while it closes"])
+def test_a_finalizer_of_registered_memory_may_close_the_agent(how):
+    code = f"""
+        import threading, towline
+        finalized = threading.Event()
+        class Cache(bytearray):
+            def __del__(self):
+                owner.close()
+                finalized.set()
+        owner = towline.Agent("owner", listen="127.0.0.1:0", backends="shm")
+        reader = towline.Agent("reader", listen="127.0.0.1:0", backends="shm", progress="caller")
+        region = owner.register(Cache(1 << 20), access="read")
+        mine = bytearray(1 << 20)
+        kept = reader.register(mine)
+        peer = reader.connect(owner.address)
+        theirs = peer.block_list([(region.address, 4096)])
+        reader.copy(theirs, reader.block_list([(kept.address, 4096)])).result(timeout=20)
+        del region  # the reader, which makes no progress, may reach it still
+        if {how == "while it closes"}:
+            owner.close()
+        else:
+            reader.close()
+        assert finalized.wait(20)
+        for thread in threading.enumerate():
+            if thread.name == "towline-close":
+                thread.join()
+        print("closed" if owner.closed else "open")
+    """
+    done = run_script(code)
+    assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr

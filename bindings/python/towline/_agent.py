@@ -87,7 +87,13 @@ class Agent(_core.Agent):
         return "Agent(closed)" if self.closed else f"Agent({self.name!r}, {self.address!r})"
 
     def close(self) -> None:
-        """Ends every transfer (their outcome is CLOSED), tells the peers, and waits for threads that are in a call."""
+        """Ends every transfer (their outcome is CLOSED), tells the peers, and waits for threads that are in a call.
+
+        The finalizer of registered memory may run on a thread of the agent's own, or while it closes: there it only begins.
+        """
+        if _core._is_letting_go():
+            threading.Thread(target=self.close, name="towline-close").start()
+            return
         hub = self._hub_of_loops
         if hub is not None:
             hub.detach()
