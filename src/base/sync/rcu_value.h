@@ -12,6 +12,8 @@ namespace towline {
 
 template <class T>
 class RcuValue {
+  struct Entry;
+
  public:
   // Keeps the value alive during its lifetime. At most one per thread at a time, as with InUse.
   class Look {
@@ -27,7 +29,7 @@ class RcuValue {
 
    private:
     const InUse use_;
-    const typename RcuValue::Entry* const entry_;
+    const Entry* const entry_;
   };
 
   RcuValue() = default;
