@@ -39,7 +39,7 @@ Registered* Regions::add(const towline_region_ref& region, const fabric::MemoryT
   added->rails = rails;
   Registered* const result = added.get();
   const bool background = background_bytes_ != 0 && memory.bytes >= background_bytes_;
-  auto job = background ? std::make_unique<Job>(*this, std::move(dma_buf)) : nullptr;
+  std::unique_ptr<Job> job{background ? new Job{*this, std::move(dma_buf)} : nullptr};
   {
     const std::lock_guard lock(mutex_);
     refusals_.erase(index_of(region.key));
