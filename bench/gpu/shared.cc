@@ -15,7 +15,7 @@ namespace bench::gpu {
 
 namespace {
 
-constexpr uint64_t kSizes[] = {4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20};
+constexpr uint64_t kSizes[] = {4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 4 << 20};
 constexpr int kInGraph = 200;
 
 struct Run : SharedRun {

@@ -348,6 +348,10 @@ INSTANTIATE_TEST_SUITE_P(
         Setup{"TwoInTwoShots", 2, PUSHED NO_MARKS "gpu_two_shot_bytes = 0\ngpu_blocks = 1\n"},
         Setup{"ThreePushed", 3, PUSHED NO_MARKS "gpu_blocks = 2\n"},
         Setup{"ThreeInOneShot", 3, PUSHED NO_MARKS "gpu_two_shot_bytes = 1000000000\ngpu_blocks = 5\n"},
+        // Of sums in two shots.
+        Setup{"ThreeInTwoMarkedShots", 3, "[tuning.collectives]\ngpu_marked_bytes = 128\n"},
+        Setup{"FiveInTwoMarkedShots", 5, "[tuning.collectives]\ngpu_marked_bytes = 128\n"},
+        Setup{"EightInTwoMarkedShots", 8, "[tuning.collectives]\ngpu_marked_bytes = 128\n"},
         Setup{"FourMarkedInTwoShots", 4, PUSHED "gpu_marked_bytes = 128\ngpu_marked_two_bytes = 1000000\n"},
         // Parts of every size that has room go with marks, in few blocks and in many.
         Setup{"TwoMarkedParts", 2, PUSHED "gpu_marked_parts_bytes = 500000\n"},
@@ -367,7 +371,8 @@ INSTANTIATE_TEST_SUITE_P(
 // ---- Bad days
 
 TEST(CollectivesOnGpuFail, ARankThatNeverComesIsNamedByAllOthers) {
-  for (const uint64_t count : {100, 1000000}) {
+  // 2000 and 40000: of the model, and of a GPU, in two shots.
+  for (const uint64_t count : {100, 2000, 40000, 1000000}) {
     run_on_gpus({3, "", 60'000'000'000}, false, [&](Rank& rank) {
       if (rank.rank == 2) {
         // It waits, at no operation, until the others have failed.

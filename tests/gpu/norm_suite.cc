@@ -289,8 +289,9 @@ TEST(CollectivesNormInParts, IsTheStepsOneByOne) {
   Platform* const gpus = platform(why_not);
   if (gpus == nullptr) GTEST_SKIP() << why_not;
   gpus->enlarge(true);
-  for (const int size : {2, 3, 8})
-    for (const char* const config : {"", "[tuning.collectives]\ngpu_direct = 0\ngpu_lines = 1\n"})
+  for (const int size : {2, 3, 4, 8})
+    for (const char* const config : {"", "[tuning.collectives]\ngpu_marked_bytes = 64\n",
+                                     "[tuning.collectives]\ngpu_direct = 0\ngpu_lines = 1\n"})
       run_on_gpus({size, config}, true, [](Rank& rank) {
         void* const stream = rank.gpu.make_stream();
         const uint64_t of_one = rank.rank == 1 ? 2 : 0;  // it takes another kernel than the others
@@ -320,7 +321,8 @@ TEST(CollectivesNormInParts, GivesTheSameBitsWhateverARanksMemory) {
   Platform* const gpus = platform(why_not);
   if (gpus == nullptr) GTEST_SKIP() << why_not;
   gpus->enlarge(true);
-  for (const auto& [size, rows] : std::initializer_list<std::pair<int, uint64_t>>{{2, 32}, {4, 16}}) {
+  for (const auto& [size, rows] :
+       std::initializer_list<std::pair<int, uint64_t>>{{2, 32}, {4, 16}, {4, 32}, {3, 32}, {8, 8}, {8, 16}}) {
     std::mutex mutex;
     std::vector<std::vector<uint8_t>> seen;
     run_on_gpus({size, ""}, true, [&, rows = rows](Rank& rank) {
@@ -340,6 +342,10 @@ TEST(CollectivesNormInParts, GivesTheSameBitsWhateverARanksMemory) {
   gpus->enlarge(false);
 }
 
+// In two shots wherever there is room.
+INSTANTIATE_TEST_SUITE_P(InTwoShots, CollectivesNorm,
+                         testing::Combine(testing::Values(3, 4, 7, 8),
+                                          testing::Values("[tuning.collectives]\ngpu_marked_bytes = 64\n")));
 // By rows, with marked stores, with a kernel of its own, and in lines.
 INSTANTIATE_TEST_SUITE_P(
     Ranks, CollectivesNorm,

@@ -121,6 +121,15 @@ TEST_F(Waiting, EndsWithItsFirstReason) {
   }
 }
 
+// An owner has come, but waits for a third rank before it can give its sum.
+TEST_F(Waiting, ForASumNamesTheRankThatHasNotCome) {
+  Job job = job_of(0, TOWLINE_COLLECTIVE_ALL_REDUCE, 3);
+  controls_[0].signal[1][0] = uint64_t{1} << 32 | job.digest;
+  report(job, {0, 1, 1}, {.peer = 1});
+  EXPECT_EQ(report_.failure, static_cast<uint32_t>(Failure::kTimedOut));
+  EXPECT_EQ(report_.peer, 2u);
+}
+
 // The others may wait for a rank that comes late, and what has stopped the first one is told at the kernel's end.
 TEST_F(Waiting, EndsForAllThreadsOfARankWithOne) {
   const Job job = job_of(0, TOWLINE_COLLECTIVE_ALL_REDUCE, 3);

@@ -344,7 +344,8 @@ std::string GpuBackend::describe() const {
     return nlohmann::ordered_json{{"all_reduce", limits.bytes},
                                   {"sums", limits.sums},
                                   {"parts", limits.parts},
-                                  {"two_shot", limits.two}};
+                                  {"two_shot", limits.two},
+                                  {"sums_two_shot", limits.sums_two}};
   };
   nlohmann::ordered_json said = {{"gpu", gpu_},
                                  {"ranks_on_gpu", memory_->ranks_on_gpu()},

@@ -29,10 +29,11 @@ namespace towline::collectives::gpu {
 
 // Up to these sizes data carries marks.
 struct MarkedLimits {
-  uint64_t bytes = 0;  // of an all_reduce
-  uint64_t sums = 0;   // of one that adds up floats
-  uint64_t parts = 0;  // of all_gather, reduce_scatter and all_to_all
-  uint64_t two = 0;    // of an all_reduce in two steps
+  uint64_t bytes = 0;     // of an all_reduce
+  uint64_t sums = 0;      // of one that adds up floats
+  uint64_t parts = 0;     // of all_gather, reduce_scatter and all_to_all
+  uint64_t two = 0;       // of an all_reduce in two shots
+  uint64_t sums_two = 0;  // of one that adds up floats
 };
 
 class GpuBackend final : public StreamBackend {
@@ -121,6 +122,7 @@ class GpuBackend final : public StreamBackend {
   [[nodiscard]] MarkedLimits limited(const MarkedLimits& usual, uint64_t most) const;
   [[nodiscard]] uint32_t marking_kernel(const Launch& launch, bool lines) const;
   void mark(Launch& launch, uint64_t bytes, bool lines) const;
+  void mark_owned(Launch& launch) const;
   void choose(Launch& launch) const;
   void push(Launch& launch) const;
   // Kernels move so much with a block before another one pays.

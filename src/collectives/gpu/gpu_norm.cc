@@ -98,11 +98,13 @@ bool GpuBackend::mark_rows(const towline_collective_norm_t& norm, Launch& launch
 bool GpuBackend::mark_in_slots(const towline_collective_norm_t& norm, uint64_t units, Launch& launch) const {
   Job& job = launch.job;
   const RowParts parts = parts_in_slots(norm.rows, units);
+  const bool owned = size_ > 2 && job.bytes > in_slots_.sums;
   const uint64_t of_part = units_of_part(units, parts.count);
   const uint64_t of_thread = (of_part + parts.threads - 1) / parts.threads;
-  if (norm.rows * parts.count > marking_blocks() || of_thread > kUnitsOfThread ||
-      job.bytes > in_slots_.sums ||
-      norm.rows * parts.count * marked_blocks_of(of_part, size_) > marked_blocks(size_))
+  if (norm.rows * parts.count > marking_blocks() ||
+      job.bytes > std::max(in_slots_.sums, in_slots_.sums_two) ||
+      of_thread > (owned ? kOwnedUnitsOfThread : kUnitsOfThread) ||
+      (!owned && norm.rows * parts.count * marked_blocks_of(of_part, size_) > marked_blocks(size_)))
     return false;
   const uint32_t type = float_type(job.mark.datatype);
   job.way = Way::kMarkedNorm;
@@ -116,7 +118,9 @@ bool GpuBackend::mark_in_slots(const towline_collective_norm_t& norm, uint64_t u
                         reinterpret_cast<uint64_t>(norm.weight)) &
                        7;
   const bool held = odd == 0 && of_thread <= most_row_units(size_);
-  launch.kernel = held ? marked_row_kernel(size_, type) : marked_norm_kernel(size_, type);
+  launch.kernel = owned  ? owned_kernel(size_, type)
+                  : held ? marked_row_kernel(size_, type)
+                         : marked_norm_kernel(size_, type);
   return true;
 }
 

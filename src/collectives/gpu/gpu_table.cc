@@ -58,6 +58,12 @@ void marked_sum_model(const void* argument, uint32_t block, uint32_t blocks) {
 }
 
 template <class E, uint32_t kRanks>
+void owned_model(const void* argument, uint32_t block, uint32_t blocks) {
+  Scratch scratch;
+  run_owned<E, kRanks>(*static_cast<const Job*>(argument), scratch, block, blocks);
+}
+
+template <class E, uint32_t kRanks>
 void line_norm_model(const void* argument, uint32_t block, uint32_t blocks) {
   Scratch scratch;
   run_line_norm<E, kRanks>(*static_cast<const Job*>(argument), scratch, block, blocks);
@@ -75,6 +81,8 @@ void line_norm_model(const void* argument, uint32_t block, uint32_t blocks) {
 #define TOWLINE_MARKED_SUM_MODEL(name, element, ranks) marked_sum_model<element, ranks>,
 #define TOWLINE_MARKED_ROW_NAME(name, element, ranks) "towline_collective_marked_row_" #name "_" #ranks,
 #define TOWLINE_MARKED_ROW_MODEL(name, element, ranks) marked_row_model<element, ranks>,
+#define TOWLINE_OWNED_NAME(name, element, ranks) "towline_collective_owned_" #name "_" #ranks,
+#define TOWLINE_OWNED_MODEL(name, element, ranks) owned_model<element, ranks>,
 #define TOWLINE_LINE_NAME(name, element, ranks) "towline_collective_lines_" #name "_" #ranks,
 #define TOWLINE_LINE_MODEL(name, element, ranks) line_model<element, ranks>,
 #define TOWLINE_LINE_NORM_NAME(name, element, ranks) "towline_collective_line_norm_" #name "_" #ranks,
@@ -85,14 +93,16 @@ constexpr const char* kNames[] = {
     TOWLINE_FLOAT_KERNELS(TOWLINE_NORM_NAME) TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_NORM_NAME)
         TOWLINE_LINE_KERNELS(TOWLINE_LINE_NAME) TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_LINE_NORM_NAME)
             TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_SUM_NAME)
-                TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_ROW_NAME)};
+                TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_ROW_NAME)
+                    TOWLINE_OWNED_FLOAT_KERNELS(TOWLINE_OWNED_NAME)};
 constexpr cuda::KernelModel kModels[] = {
     TOWLINE_COLLECTIVE_KERNELS(TOWLINE_KERNEL_MODEL) model<NoElement>,
     TOWLINE_COLLECTIVE_KERNELS(TOWLINE_SMALL_MODEL) small_model<NoElement>,
     TOWLINE_FLOAT_KERNELS(TOWLINE_NORM_MODEL) TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_NORM_MODEL)
         TOWLINE_LINE_KERNELS(TOWLINE_LINE_MODEL) TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_LINE_NORM_MODEL)
             TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_SUM_MODEL)
-                TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_ROW_MODEL)};
+                TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_ROW_MODEL)
+                    TOWLINE_OWNED_FLOAT_KERNELS(TOWLINE_OWNED_MODEL)};
 static_assert(std::size(kNames) == kKernels && std::size(kModels) == kKernels);
 
 std::unique_ptr<StreamBackend> make_backend(const towline_collective_open_args& args,

@@ -25,18 +25,18 @@ constexpr uint64_t kLinesPerBlock = kThreads / kGpuLineThreads;
 // against a two-shot: 2 ranks and 512 KiB 4.7 and 7.0 us, 4 and 128 KiB 5.5 and 7.6, 8 and 64 KiB 7.9 and 10.5).
 MarkedLimits slot_limits(bool spread, uint32_t size) {
   if (!spread) {
-    if (size <= 2) return {256 << 10, 512 << 10, 64 << 10, 0};
-    if (size <= 4) return {64 << 10, 128 << 10, 64 << 10, 0};
-    return {32 << 10, 64 << 10, 32 << 10, 0};
+    if (size <= 2) return {256 << 10, 512 << 10, 64 << 10, 0, 0};
+    if (size <= 4) return {64 << 10, 128 << 10, 64 << 10, 0, 256 << 10};
+    return {32 << 10, 16 << 10, 32 << 10, 0, 128 << 10};
   }
-  if (size <= 2) return {512 << 10, 512 << 10, 512 << 10, 0};
-  if (size <= 4) return {256 << 10, 256 << 10, 128 << 10, 1 << 20};
-  return {32 << 10, 32 << 10, 64 << 10, 512 << 10};
+  if (size <= 2) return {512 << 10, 512 << 10, 512 << 10, 0, 0};
+  if (size <= 4) return {256 << 10, 256 << 10, 128 << 10, 1 << 20, 1 << 20};
+  return {32 << 10, 32 << 10, 64 << 10, 512 << 10, 512 << 10};
 }
 MarkedLimits line_limits(uint32_t size) {
-  if (size <= 2) return {2 << 20, 2 << 20, 2 << 20, 0};
-  if (size <= 4) return {256 << 10, 256 << 10, 512 << 10, 2 << 20};
-  return {64 << 10, 64 << 10, 128 << 10, 1 << 20};
+  if (size <= 2) return {2 << 20, 2 << 20, 2 << 20, 0, 0};
+  if (size <= 4) return {256 << 10, 256 << 10, 512 << 10, 2 << 20, 2 << 20};
+  return {64 << 10, 64 << 10, 128 << 10, 1 << 20, 1 << 20};
 }
 
 }  // namespace
@@ -60,6 +60,7 @@ void GpuBackend::settle_ways(const towline_collective_open_args& args) {
   slots_per_block_ = spread ? kSlotsPerBlock : kSlotsPerBlockOnOneGpu;
   push_ = number_setting("tuning.collectives.gpu_push", spread ? 1 : 0, 1) != 0;
   in_slots_ = limited(slot_limits(spread, size_), marked_capacity(marking_blocks(), size_));
+  in_slots_.sums_two = std::min(in_slots_.sums_two, marking_blocks() * kOwnedUnitsOfBlock * 8);
   in_lines_ = limited(line_limits(size_), lines_capacity(marking_blocks(), size_));
   const bool whole = spread && share.whole_lines != 0;
   lines_ = number_setting("tuning.collectives.gpu_lines", whole ? 1 : 0, 1) != 0;
@@ -72,7 +73,8 @@ void GpuBackend::settle_ways(const towline_collective_open_args& args) {
 // Ranks that go different ways wait for one another, or take one another's data for something else: their signals are the same.
 void GpuBackend::check_ways(Deadline deadline) const {
   const auto marked = [](const MarkedLimits& limits) {
-    return fmt::format("{} ({}), {} and {}", limits.bytes, limits.sums, limits.parts, limits.two);
+    return fmt::format("{} ({}), {} and {} ({})", limits.bytes, limits.sums, limits.parts, limits.two,
+                       limits.sums_two);
   };
   const std::string mine = fmt::format(
       "gpu_blocks {}, gpu_direct {}, gpu_push {}, gpu_lines {}, gpu_two_shot_bytes {}, gpu_marked_bytes "
@@ -97,7 +99,8 @@ MarkedLimits GpuBackend::limited(const MarkedLimits& usual, uint64_t most) const
   return {limit("tuning.collectives.gpu_marked_bytes", usual.bytes, most),
           limit("tuning.collectives.gpu_marked_bytes", usual.sums, most),
           limit("tuning.collectives.gpu_marked_parts_bytes", usual.parts, most),
-          limit("tuning.collectives.gpu_marked_two_bytes", usual.two, most * size_)};
+          limit("tuning.collectives.gpu_marked_two_bytes", usual.two, most * size_),
+          limit("tuning.collectives.gpu_marked_two_bytes", usual.sums_two, most * size_)};
 }
 
 uint32_t GpuBackend::blocks_for(uint64_t bytes, uint64_t of_block) const noexcept {
@@ -121,6 +124,7 @@ void GpuBackend::choose(Launch& launch) const {
   const uint64_t most_marked = !all_reduce                  ? marked.parts
                                : adds && job.bytes % 8 == 0 ? marked.sums
                                                             : marked.bytes;
+  const bool owned = !lines && adds && job.bytes % 8 == 0 && size_ > 2;
   if (job.mark.op == TOWLINE_COLLECTIVE_BARRIER ||
       (job.compare == 0 && largest_part(job) == 0 && job.bytes == 0)) {
     job.way = Way::kBarrier;
@@ -129,6 +133,9 @@ void GpuBackend::choose(Launch& launch) const {
   } else if (marks && job.bytes <= most_marked) {
     job.way = gives_parts ? Way::kMarkedParts : Way::kMarked;
     mark(launch, job.bytes, lines);
+  } else if (marks && all_reduce && owned && job.bytes <= marked.sums_two) {
+    job.way = Way::kMarkedTwo;
+    mark_owned(launch);
   } else if (marks && all_reduce && job.bytes <= marked.two) {
     job.way = Way::kMarkedTwo;
     mark(launch, (job.bytes + size_ - 1) / size_, lines);
@@ -175,6 +182,17 @@ void GpuBackend::mark(Launch& launch, uint64_t bytes, bool lines) const {
       static_cast<uint32_t>(std::clamp<uint64_t>((units + of_block - 1) / of_block, 1, marking_blocks()));
   launch.threads = marking_threads_;
   launch.job.slot = (units + launch.blocks - 1) / launch.blocks;
+}
+
+// A float sum in two shots.
+void GpuBackend::mark_owned(Launch& launch) const {
+  const uint64_t units = launch.job.bytes / 8;
+  launch.kernel = owned_kernel(size_, float_type(launch.job.mark.datatype));
+  launch.blocks = static_cast<uint32_t>(
+      std::clamp<uint64_t>((units + slots_per_block_ - 1) / slots_per_block_, 1, marking_blocks()));
+  launch.job.slot = (units + launch.blocks - 1) / launch.blocks;
+  launch.threads = kThreads;
+  while (launch.threads > kThreads / 4 && launch.job.slot <= launch.threads / 2) launch.threads /= 2;
 }
 
 void GpuBackend::push(Launch& launch) const {

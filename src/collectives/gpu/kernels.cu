@@ -57,3 +57,8 @@ TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_SUM_KERNEL)
   TOWLINE_KERNEL(towline_collective_marked_row_##name##_##ranks, 2, \
                  run_marked_rows<element, ranks>(job, scratch(), blockIdx.x, gridDim.x))
 TOWLINE_RANKED_FLOAT_KERNELS(TOWLINE_MARKED_ROW_KERNEL)
+
+#define TOWLINE_OWNED_KERNEL(name, element, ranks)             \
+  TOWLINE_KERNEL(towline_collective_owned_##name##_##ranks, 2, \
+                 run_owned<element, ranks>(job, scratch(), blockIdx.x, gridDim.x))
+TOWLINE_OWNED_FLOAT_KERNELS(TOWLINE_OWNED_KERNEL)

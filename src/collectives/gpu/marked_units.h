@@ -36,6 +36,12 @@ struct MarkedUnits {
   // Units whose slots a thread asks for together: with many ranks one unit has enough of them.
   static constexpr uint32_t kTogether = kUnits == 1 || kRanks > 4 ? 1 : kRanks > 2 ? 2 : 4;
   static constexpr uint32_t kSlots = marked_slots(kRanks);
+  static constexpr uint32_t kTurns = 1;  // that an operation takes
+  static constexpr bool kShort = kUnits == 1;
+  // How many blocks' slots so many units take.
+  TOWLINE_DEVICE static uint32_t blocks_of(uint64_t units_of_block) {
+    return static_cast<uint32_t>(marked_blocks_of(units_of_block, kRanks));
+  }
 
   const Job& job;
   const Turn& turn;
@@ -94,14 +100,15 @@ struct MarkedUnits {
     });
   }
 
-  // What the others gave of kTogether units from `first` on. All loads go out together, and none is behind a branch: a slot that is not asked for
+  // What the others gave of some units, by their slots. All loads go out together, and none is behind a branch: a slot that is not asked for
   // counts as filled. False: it stopped.
-  TOWLINE_DEVICE bool take(const Part& part, uint32_t first, uint64_t (&values)[kTogether][kRanks],
-                           Stopped& stopped) const {
-    uint32_t marks[kTogether][kRanks][2];
+  template <uint32_t kCount>
+  TOWLINE_DEVICE bool take(const uint32_t (&slots)[kCount], const bool (&asked)[kCount],
+                           uint64_t (&values)[kCount][kRanks], Stopped& stopped) const {
+    uint32_t marks[kCount][kRanks][2];
     const auto each_slot = [](auto&& does) {
       TOWLINE_UNROLL
-      for (uint32_t k = 0; k < kTogether; ++k) {
+      for (uint32_t k = 0; k < kCount; ++k) {
         TOWLINE_UNROLL
         for (uint32_t rank = 0; rank < kRanks; ++rank) does(k, rank);
       }
@@ -110,9 +117,7 @@ struct MarkedUnits {
     Waiter waiter;
     for (;;) {
       each_slot([&](uint32_t k, uint32_t rank) {
-        const bool has = first + k < kUnits && unit_of(first + k) < units;
-        const uint32_t slot = first + k < kUnits ? part.slot[first + k] : 0;
-        load_marked_if(has && is_other(rank), slot_address(job, job.rank, rank, slot, kSlots),
+        load_marked_if(asked[k] && is_other(rank), slot_address(job, job.rank, rank, slots[k], kSlots),
                        values[k][rank], marks[k][rank]);
       });
       bool came = true;
@@ -144,7 +149,14 @@ struct MarkedUnits {
     for (uint32_t first = 0; first < kUnits; first += kTogether) {
       if (unit_of(first) >= units) break;
       uint64_t values[kTogether][kRanks] = {};
-      if (!take(part, first, values, stopped)) return false;
+      uint32_t slots[kTogether];
+      bool asked[kTogether];
+      TOWLINE_UNROLL
+      for (uint32_t k = 0; k < kTogether; ++k) {
+        asked[k] = first + k < kUnits && unit_of(first + k) < units;
+        slots[k] = first + k < kUnits ? part.slot[first + k] : 0;
+      }
+      if (!take(slots, asked, values, stopped)) return false;
       TOWLINE_UNROLL
       for (uint32_t k = 0; k < kTogether; ++k) {
         if (first + k >= kUnits || unit_of(first + k) >= units) break;
@@ -196,9 +208,8 @@ struct MarkedUnits {
 };
 
 // all_reduce of floats, which are added up.
-template <class E, uint32_t kRanks, uint32_t kUnits>
+template <class Units>
 TOWLINE_DEVICE void run_marked_units(const Job& job, Turn& turn) {
-  using Units = MarkedUnits<E, kRanks, false, kUnits>;
   const uint64_t begin = turn.block * job.slot;
   const Units units{job, turn, rest(job.bytes / 8, begin, job.slot), begin * 8, 0, turn.block};
   Control& me = control_of(job, job.rank);
@@ -216,7 +227,7 @@ TOWLINE_DEVICE void run_marked_units(const Job& job, Turn& turn) {
     units.store_sums(part, job.out[0]);
     units.empty(part);
   }
-  if (device::thread() == 0) me.marked[turn.block] = marked + 1;
+  if (device::thread() == 0) me.marked[turn.block] = marked + Units::kTurns;
   report(job, turn, stopped);
 }
 #if defined(__CUDA_ARCH__)
@@ -230,9 +241,9 @@ template <class E, uint32_t kRanks>
 TOWLINE_DEVICE void run_marked_sum(const Job& job, uint32_t block, uint32_t blocks) {
   Turn turn = begin_turn(job, block, blocks);
   if (job.slot <= device::threads())
-    run_marked_units<E, kRanks, 1>(job, turn);
+    run_marked_units<MarkedUnits<E, kRanks, false, 1>>(job, turn);
   else
-    run_marked_units<E, kRanks, kSumUnits<kRanks>>(job, turn);
+    run_marked_units<MarkedUnits<E, kRanks, false, kSumUnits<kRanks>>>(job, turn);
   end_turn(job, turn);
 }
 

@@ -159,9 +159,10 @@ TOWLINE_DEVICE void run_line_row(const Job& job, Turn& turn, Scratch& scratch) {
   Stopped stopped;
   bool failed = !row.take(turn, held, squares, stopped);
   const bool gave_up = failed;
-  const float scale = scale_of(job, sum_of_row(job, turn, blocks, squares, failed, stopped, scratch, [&] {
-                                 if (!gave_up) row.keep(held);
-                               }));
+  const float scale =
+      scale_of(job, sum_of_row<false>(job, turn, blocks, squares, failed, stopped, scratch, [&] {
+                 if (!gave_up) row.keep(held);
+               }));
   if (!failed) row.normalize(held, scale);
   if (device::thread() == 0) me.marked[turn.block] = row.step.count + 1;
   report(job, turn, stopped);

@@ -5,18 +5,17 @@
 // one multiprocessor: with 8 ranks 28 bytes for each byte of the row. A row stays in registers from its input to its end.
 #pragma once
 
-#include "collectives/gpu/marked_units.h"
+#include "collectives/gpu/owned_units.h"
 
 namespace towline::collectives::gpu {
 
 // A thread stores to a unit only after it has read it, so outputs may be inputs.
-template <class E, uint32_t kRanks, bool kOdd, uint32_t kUnits>
+template <class E, class Units>
 TOWLINE_DEVICE void run_marked_row(const Job& job, Turn& turn, Scratch& scratch) {
-  using Units = MarkedUnits<E, kRanks, kOdd, kUnits>;
   using Bits = typename E::Bits;
   const uint64_t row_bytes = row_bytes_of(job, sizeof(Bits));
   const RowBlocks blocks = row_blocks(job, turn.block);
-  const auto of_part = static_cast<uint32_t>(marked_blocks_of(job.slot, kRanks));
+  const uint32_t of_part = Units::blocks_of(job.slot);
   const uint64_t begin = blocks.part * job.slot;
   const Units row{job,
                   turn,
@@ -37,11 +36,13 @@ TOWLINE_DEVICE void run_marked_row(const Job& job, Turn& turn, Scratch& scratch)
   Stopped stopped;
   const bool came = row.take_all(part, squares, stopped);
   bool failed = !came;
-  const float scale = scale_of(job, sum_of_row(job, turn, blocks, squares, failed, stopped, scratch, [&] {
-                                 if (!came) return;
-                                 if (job.residual != 0) row.store_sums(part, job.residual);
-                                 row.empty(part);
-                               }));
+  const auto store = [&] {
+    if (!came) return;
+    if (job.residual != 0) row.store_sums(part, job.residual);
+    row.empty(part);
+  };
+  const float scale =
+      scale_of(job, sum_of_row<Units::kShort>(job, turn, blocks, squares, failed, stopped, scratch, store));
   if (!failed)
     row.each([&](uint32_t k, uint64_t unit) {
       Bits lanes[Units::kLanes];
@@ -54,9 +55,9 @@ TOWLINE_DEVICE void run_marked_row(const Job& job, Turn& turn, Scratch& scratch)
       memcpy(&result, lanes, 8);
       Units::store(job.out[0] + row.begin + unit * 8, result);
     });
-  if (counts) me.marked[row.first_block + device::thread()] = marked + 1;
+  if (counts) me.marked[row.first_block + device::thread()] = marked + Units::kTurns;
   for (uint32_t block = device::thread() + device::threads(); block < of_part; block += device::threads())
-    ++me.marked[row.first_block + block];  // of the model's one thread
+    me.marked[row.first_block + block] += Units::kTurns;  // of the model's one thread
   report(job, turn, stopped);
 }
 
@@ -64,7 +65,7 @@ template <class E, uint32_t kRanks>
 TOWLINE_DEVICE void run_marked_norm(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
   run_any_norm_row(job, scratch, block, blocks, [&](auto odd, Turn& turn) {
     constexpr bool kOdd = decltype(odd)::value;
-    run_marked_row<E, kRanks, kOdd, kRowUnits>(job, turn, scratch);
+    run_marked_row<E, MarkedUnits<E, kRanks, kOdd, kRowUnits>>(job, turn, scratch);
   });
 }
 
@@ -80,9 +81,33 @@ TOWLINE_DEVICE void run_marked_rows(const Job& job, Scratch& scratch, uint32_t b
 #endif
   run_norm_row(job, scratch, block, blocks, [&](Turn& turn) {
     if (kMost == 1 || job.slot <= device::threads())
-      run_marked_row<E, kRanks, false, 1>(job, turn, scratch);
+      run_marked_row<E, MarkedUnits<E, kRanks, false, 1>>(job, turn, scratch);
     else
-      run_marked_row<E, kRanks, false, kMost>(job, turn, scratch);
+      run_marked_row<E, MarkedUnits<E, kRanks, false, kMost>>(job, turn, scratch);
+  });
+}
+
+// Sums and rows in two shots (owned_units.h).
+template <class E, uint32_t kRanks>
+TOWLINE_DEVICE void run_owned(const Job& job, Scratch& scratch, uint32_t block, uint32_t blocks) {
+#if defined(__CUDA_ARCH__)
+  constexpr uint32_t kMost = kOwnedUnitsOfThread;
+#else
+  constexpr uint32_t kMost = kOwnedUnitsOfBlock;
+#endif
+  run_any_norm_row(job, scratch, block, blocks, [&](auto odd, Turn& turn) {
+    constexpr bool kOdd = decltype(odd)::value;
+    const auto run = [&](auto units) {
+      using Units = OwnedUnits<E, kRanks, kOdd, decltype(units)::value>;
+      if (job.way == Way::kMarkedNorm)
+        run_marked_row<E, Units>(job, turn, scratch);
+      else
+        run_marked_units<Units>(job, turn);
+    };
+    if (!kOdd && job.slot <= device::threads())
+      run(std::integral_constant<uint32_t, 1>{});
+    else
+      run(std::integral_constant<uint32_t, kMost>{});
   });
 }
 

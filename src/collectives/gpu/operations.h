@@ -295,13 +295,14 @@ inline constexpr uint32_t kSmallKernels = kMovingKernel + 1;
 inline constexpr uint32_t kNormKernels = 2 * kSmallKernels;
 inline constexpr uint32_t kFloatTypes = 3;  // that models use: TOWLINE_FLOAT_KERNELS
 // Norms; then, for 2, 4 and 8 ranks each, those with marks; then those in lines, and the one that moves; then norms in lines; then small sums;
-// then norms of rows that start at multiples of 8.
+// then norms of rows that start at multiples of 8; then, for 4 and 8 ranks, small sums and norms in two shots.
 inline constexpr uint32_t kMarkedNormKernels = kNormKernels + kFloatTypes;
 inline constexpr uint32_t kLineKernels = kMarkedNormKernels + 3 * kFloatTypes;
 inline constexpr uint32_t kLineNormKernels = kLineKernels + 3 * (kFloatTypes + 1);
 inline constexpr uint32_t kMarkedSumKernels = kLineNormKernels + 3 * kFloatTypes;
 inline constexpr uint32_t kMarkedRowKernels = kMarkedSumKernels + 3 * kFloatTypes;
-inline constexpr uint32_t kKernels = kMarkedRowKernels + 3 * kFloatTypes;
+inline constexpr uint32_t kOwnedKernels = kMarkedRowKernels + 3 * kFloatTypes;
+inline constexpr uint32_t kKernels = kOwnedKernels + 2 * kFloatTypes;
 constexpr uint32_t ranks_row(uint32_t size) { return size <= 2 ? 0 : size <= 4 ? 1 : 2; }
 constexpr uint32_t marked_norm_kernel(uint32_t size, uint32_t type) {
   return kMarkedNormKernels + ranks_row(size) * kFloatTypes + type;
@@ -317,6 +318,10 @@ constexpr uint32_t marked_sum_kernel(uint32_t size, uint32_t type) {
 }
 constexpr uint32_t marked_row_kernel(uint32_t size, uint32_t type) {
   return kMarkedRowKernels + ranks_row(size) * kFloatTypes + type;
+}
+// Of more than two ranks.
+constexpr uint32_t owned_kernel(uint32_t size, uint32_t type) {
+  return kOwnedKernels + (size <= 4 ? 0 : kFloatTypes) + type;
 }
 // kFloatTypes: not one of them.
 constexpr uint32_t float_type(uint32_t datatype) {
@@ -339,6 +344,8 @@ constexpr uint32_t float_type(uint32_t datatype) {
 #define TOWLINE_RANKED_FLOAT_KERNELS_OF(apply, ranks)                                     \
   apply(float32, PlainElement<float>, ranks) apply(float16, SmallElement<Float16>, ranks) \
       apply(bfloat16, SmallElement<Bfloat16>, ranks)
+#define TOWLINE_OWNED_FLOAT_KERNELS(apply) \
+  TOWLINE_RANKED_FLOAT_KERNELS_OF(apply, 4) TOWLINE_RANKED_FLOAT_KERNELS_OF(apply, 8)
 #define TOWLINE_RANKED_FLOAT_KERNELS(apply) \
   TOWLINE_RANKED_FLOAT_KERNELS_OF(apply, 2) \
   TOWLINE_RANKED_FLOAT_KERNELS_OF(apply, 4) TOWLINE_RANKED_FLOAT_KERNELS_OF(apply, 8)

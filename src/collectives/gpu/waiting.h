@@ -217,11 +217,23 @@ struct Turn {
 TOWLINE_DEVICE const uint64_t* signal_of(const Job& job, const Turn& turn, uint32_t peer) {
   return &control_of(job, job.rank).signal[peer][turn.block];
 }
-// Says what the thread has kept to itself.
+// Says what the thread has kept to itself. A peer at the same operation may wait for a rank that has not come: then that one is named.
+TOWLINE_DEVICE_CALL void report_later(const Job& job, uint32_t block, uint32_t epoch, uint32_t peer,
+                                      uint32_t digest) {
+  const Control& me = control_of(job, job.rank);
+  if (peer == job.rank) return report_stop(job, peer, nullptr, epoch, digest);
+  const auto came = [&](uint32_t rank) {
+    const auto at = static_cast<uint32_t>(device::load_relaxed(&me.signal[rank][block]) >> 32);
+    return static_cast<int32_t>(at - epoch) >= 0;
+  };
+  const bool waits = digest == 0 && came(peer) && device::load_acquire(&me.left[peer]) == 0 &&
+                     !is_of_another(job, device::load_relaxed(&me.signal[peer][block]), epoch);
+  for (uint32_t rank = 0; waits && rank < job.size; ++rank)
+    if (rank != job.rank && !came(rank)) peer = rank;
+  report_stop(job, peer, &me.signal[peer][block], epoch, digest);
+}
 TOWLINE_DEVICE void report(const Job& job, const Turn& turn, const Stopped& stopped) {
-  if (stopped.peer == ~0u) return;
-  report_stop(job, stopped.peer, stopped.peer == job.rank ? nullptr : signal_of(job, turn, stopped.peer),
-              turn.epoch, stopped.digest);
+  if (stopped.peer != ~0u) report_later(job, turn.block, turn.epoch, stopped.peer, stopped.digest);
 }
 
 // What a rank's memory held when its operation began is seen by the ranks that see a store of the operation. On a GPU this needs nothing of
