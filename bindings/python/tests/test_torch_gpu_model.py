@@ -119,6 +119,40 @@ def test_threads_that_are_first_together_make_one_communicator(monkeypatch):
     assert made == ["world/gpu0", "world/gpu-pair-0-2"]
 
 
+def test_threads_that_are_first_on_two_gpus_make_two_communicators(monkeypatch):
+    from towline import _torch_gpu
+
+    names, both = {}, threading.Barrier(2)
+
+    class Communicator:
+        def __init__(self, name, config, **_):
+            if config in names:
+                return
+            names[config] = name
+            both.wait(10)  # the other thread is inside too
+            if "gpu = 5" in config:
+                raise towline.TimedOut("a rank does not come")
+
+        def hook(self, kind, function):
+            return None
+
+    monkeypatch.setattr(_torch_gpu.collectives, "Communicator", Communicator)
+    monkeypatch.setattr(_torch_gpu.gpu, "graph", lambda index: 0)
+    host = types.SimpleNamespace(rank=0, size=4, name="world", timeout=5.0, hook=lambda kind, function: None)
+    group = _torch_gpu.Communicators(host, None, in_pairs=True)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        failing, other = threads.submit(group.of_all, 5), threads.submit(group.of_all, 6)
+        other.result()
+        with pytest.raises(towline.TimedOut):
+            failing.result()
+    assert sorted(names.values()) == ["world/gpu0", "world/gpu1"]
+    before = names.pop("[tuning.collectives]\ngpu = 5\n")
+    both = threading.Barrier(1)
+    with pytest.raises(towline.TimedOut):
+        group.of_all(5)
+    assert names["[tuning.collectives]\ngpu = 5\n"] == before, "one that failed takes no number"
+
+
 def test_a_first_operation_in_a_graph_is_refused_with_advice(monkeypatch):
     from towline import _torch_gpu
 

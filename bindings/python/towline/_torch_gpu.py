@@ -7,6 +7,7 @@ current then come after the operation, without holding up the host.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -218,6 +219,8 @@ class Communicators:
         self._hooks: list[Any] = []
         self._of_all: dict[int, collectives.Communicator] = {}
         self._of_pairs: dict[tuple[int, int], collectives.Communicator] = {}
+        self._numbers: dict[int, int] = {}  # in of_all()'s names, of those that are made or being made
+        self._numbering = threading.Lock()
         self._making: dict[tuple[int, ...], threading.Lock] = {}  # each has its own: two pairs may form at once
         self._ended = False
         self.check: Callable[[], None] | None = None  # called before one is made; may refuse
@@ -228,9 +231,20 @@ class Communicators:
             with self._making.setdefault((index,), threading.Lock()):
                 made = self._of_all.get(index)  # another thread may have made it
                 if made is None:
-                    name = f"{self._name}/gpu{len(self._of_all)}"
-                    made = self._of_all[index] = self._make(index, name, self._rank, self._size)
+                    made = self._of_all[index] = self._make_numbered(index)
         return made
+
+    def _make_numbered(self, index: int) -> collectives.Communicator:
+        """Ranks use different GPUs, so the first of the group is 0, whatever its index; one that can't be made has no number."""
+        with self._numbering:
+            taken = self._numbers.values()
+            number = self._numbers[index] = next(number for number in itertools.count() if number not in taken)
+        try:
+            return self._make(index, f"{self._name}/gpu{number}", self._rank, self._size)
+        except BaseException:
+            with self._numbering:
+                del self._numbers[index]
+            raise
 
     def for_message(self, index: int, peer: int, together: bool) -> tuple[collectives.Communicator, int]:
         """The communicator, and the peer's rank in it."""
