@@ -217,6 +217,11 @@ void StagedTransfer::take_set() noexcept {
   has_set_ = !set_.spoilt();
   if (has_set_) return;
   set_.release();
+  if (collects_)
+    objects_failed(0, bytes_, TOWLINE_STALE, 0);
+  else
+    not_moved(0, bytes_, TOWLINE_STALE, 0);
+  next_chunk_ = chunks_;
   whole_.leg_failed(Status::kStale);
   failed_ = true;
 }
@@ -465,7 +470,7 @@ void StagedTransfer::finish() noexcept {
   if (has_set_) set_.release();
   part.worker->remove_staged(*this);
   if (!failed_) return whole_.part_ended(part, {kResultBytes, TOWLINE_OK, 0, kAllFences, 0, 0, 0, 0});
-  not_moved(next_chunk_ * chunk_bytes_, bytes_, has_set_ ? TOWLINE_CANCELLED : TOWLINE_STALE, 0);
+  not_moved(next_chunk_ * chunk_bytes_, bytes_, TOWLINE_CANCELLED, 0);
   if (collects_) name_objects();
   if (ranges_.empty()) return whole_.part_ended(part, {kResultBytes, TOWLINE_OK, 0, kAllFences, 0, 0, 0, 0});
   std::sort(ranges_.begin(), ranges_.end(),

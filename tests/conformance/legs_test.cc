@@ -217,6 +217,25 @@ TEST_P(LegsTest, ACancelHasOneOutcomeAndAFence) {
   EXPECT_TRUE(same());
 }
 
+TEST_P(LegsTest, ACancelWhileItWaitsForItsTurnNamesWhatIsCancelled) {
+  const Transfer first = move(Op::write);
+  const Transfer second = move(Op::write);  // so both sets are in use
+  const Transfer third = move(Op::write);
+  ASSERT_NO_FATAL_FAILURE(hold(first));
+  ASSERT_EQ(second.post(), Status::kInProgress);
+  ASSERT_EQ(third.post(), Status::kInProgress);
+  EXPECT_EQ(third.cancel(), Status::kOk);
+  EXPECT_EQ(third.wait(5s), Status::kCancelled);
+  gpu("hold", 0);
+  ASSERT_EQ(third.wait_fenced(Fence::kBoth, 60s), Status::kOk);
+  const auto result = third.result();
+  ASSERT_EQ(result.failures().size(), 1u);
+  EXPECT_EQ(result.failures()[0].status, TOWLINE_CANCELLED);
+  EXPECT_EQ(result.failures()[0].count, kCount);
+  EXPECT_EQ(first.wait(60s), Status::kOk);
+  EXPECT_EQ(second.wait(60s), Status::kOk);
+}
+
 TEST_P(LegsTest, ThePeersEndEndsItAtOnce) {
   const Transfer transfer = move(Op::write);
   hold(transfer);
