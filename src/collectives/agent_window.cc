@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "agent/block_list.h"
 #include "agent/transfer.h"
@@ -155,6 +156,7 @@ void AgentWindow::open(size_t rank, std::span<const uint8_t> offer) {
 std::unique_ptr<AgentWindow> AgentWindow::open_all(std::string problem, const Make& make,
                                                    const std::function<bool(size_t rank)>& elsewhere,
                                                    const Exchange& exchange) {
+  constexpr const char* kNoMemory = "out of memory";
   std::unique_ptr<AgentWindow> made;
   std::vector<uint8_t> mine;
   try {
@@ -164,14 +166,18 @@ std::unique_ptr<AgentWindow> AgentWindow::open_all(std::string problem, const Ma
     }
   } catch (const Error& error) {
     problem = error.message();
-    mine.clear();
+  } catch (const std::bad_alloc&) {
+    problem = kNoMemory;
   }
+  if (!problem.empty()) mine.clear();
   const auto offers = exchange(0, mine);
   for (size_t rank = 0; rank < offers.size() && problem.empty(); ++rank) {
     try {
       if (elsewhere(rank) && !offers[rank].empty()) made->open(rank, offers[rank]);
     } catch (const Error& error) {
       problem = fmt::format("it cannot reach rank {}'s: {}", rank, error.message());
+    } catch (const std::bad_alloc&) {
+      problem = kNoMemory;
     }
   }
   if (problem.size() > 1000) problem.resize(1000);

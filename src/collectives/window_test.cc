@@ -212,6 +212,23 @@ TEST(AgentWindowTest, ThatHasNoRoomForItsCountersLeavesNothingWithItsAgent) {
   }
 }
 
+TEST(AgentWindowTest, ThatARankHasNoMemoryForIsRefusedOnEveryRank) {
+  const auto opened = [](const AgentWindow::Make& make) {
+    std::string told;
+    EXPECT_THROW(AgentWindow::open_all(
+                     "", make, [](size_t) { return false; },
+                     [&](int round, std::span<const uint8_t> mine) {
+                       if (round == 1) told.assign(mine.begin(), mine.end());
+                       return std::vector<std::vector<uint8_t>>{{mine.begin(), mine.end()}};
+                     }),
+                 Error);
+    return told;
+  };
+  EXPECT_EQ(opened([]() -> std::unique_ptr<AgentWindow> { throw std::bad_alloc(); }), "out of memory")
+      << "the others wait for it until their deadline";
+  EXPECT_EQ(opened([]() -> std::unique_ptr<AgentWindow> { fail(Status::kLimitExceeded, "no"); }), "no");
+}
+
 INSTANTIATE_TEST_SUITE_P(Ways, Windows, testing::Values(0, 1, 2), [](const auto& setup) {
   return setup.param == 0 ? "shm" : setup.param == 1 ? "tcp" : "both";
 });
