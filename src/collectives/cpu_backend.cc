@@ -233,11 +233,17 @@ void CpuBackend::share_memory(Deadline deadline) {
   group_ = std::make_unique<ShmGroup>(std::move(mapping), index, members, settings_, breaker_);
   watch_processes();
   if (!one_host()) {
-    if (rank_ == 0) store_.set("mesh", as_bytes(Id::random().to_hex()));
-    const std::vector<uint8_t> text = store_.get("mesh", deadline);
-    const auto secret = Id::from_hex(std::string(text.begin(), text.end()));
-    if (!secret) fail(Status::kProtocol, "the store's \"mesh\" is no identity");
-    mesh_->join(infos_, *secret, deadline);
+    if (rank_ == 0) {
+      // It knows the secret first: whoever connects before the others can have it is a stranger.
+      const Id secret = Id::random();
+      mesh_->join(infos_, secret, deadline);
+      store_.set("mesh", as_bytes(secret.to_hex()));
+    } else {
+      const std::vector<uint8_t> text = store_.get("mesh", deadline);
+      const auto secret = Id::from_hex(std::string(text.begin(), text.end()));
+      if (!secret) fail(Status::kProtocol, "the store's \"mesh\" is no identity");
+      mesh_->join(infos_, *secret, deadline);
+    }
     // No rank continues before rank 0 can announce a break to all ranks.
     if (rank_ == 0) {
       while (!mesh_->complete()) {

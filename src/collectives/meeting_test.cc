@@ -81,6 +81,36 @@ TEST(Meeting, AnApplicationThatEndsTheWaitDuringALookForFailuresIsHeard) {
   EXPECT_TRUE(slow->interrupted);
 }
 
+// Which remembers whether the secret of the connections was asked for.
+class SecretStore final : public rendezvous::Store {
+ public:
+  explicit SecretStore(std::shared_ptr<rendezvous::Store> store) : store_(std::move(store)) {}
+  void set(const std::string& key, std::span<const uint8_t> value) override { store_->set(key, value); }
+  rendezvous::Bytes get(const std::string& key, Deadline deadline) override {
+    if (key.ends_with("mesh")) asked = true;
+    return store_->get(key, deadline);
+  }
+  std::string describe() const override { return store_->describe(); }
+
+  std::atomic<bool> asked{false};
+
+ private:
+  const std::shared_ptr<rendezvous::Store> store_;
+};
+
+TEST(Meeting, Rank0KnowsTheSecretBeforeTheOthersConnect) {
+  World world;
+  world.size = 3;
+  world.ranks_per_host = 1;
+  const auto common = std::make_shared<rendezvous::MemoryStore>();
+  std::vector<std::shared_ptr<SecretStore>> stores;
+  for (int rank = 0; rank < world.size; ++rank) stores.push_back(std::make_shared<SecretStore>(common));
+  run_threads(world.size,
+              [&](int rank) { join(world, rank, stores[static_cast<size_t>(rank)], "secret")->close(); });
+  EXPECT_FALSE(stores[0]->asked) << "others may have it sooner, and wait among strangers";
+  EXPECT_TRUE(stores[1]->asked);
+}
+
 TEST(Meeting, RanksWithOtherSettingsOrSizesAreToldSo) {
   const auto refused = [](const std::string& name, const std::function<void(World&, int)>& differ) {
     auto store = std::make_shared<rendezvous::MemoryStore>();
