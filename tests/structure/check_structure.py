@@ -51,7 +51,19 @@ SHARED = ("transports/direct", "transports/carrier")  # rooms below these that b
 EMBEDDED = {"agent": ["metadata/blob", "metadata/listener"]}  # the default directory: part of the core, behind no ABI
 CLIENTS = ("bindings", "compat", "tools", "examples", "bench")  # of the public API
 # What tests of clients include as well, below tests/. These headers include nothing of Towline's, only one another.
-CLIENTS_SUPPORT = {f"support/{name}.h" for name in ("etcd_servers", "fuzz_accepted", "loopback", "ports", "server_process", "temporary_folder")}
+CLIENTS_SUPPORT = {
+    f"support/{name}.h"
+    for name in (
+        "etcd_servers",
+        "failing_allocations",
+        "failing_new",
+        "fuzz_accepted",
+        "loopback",
+        "ports",
+        "server_process",
+        "temporary_folder",
+    )
+}
 VENDORS = {  # the headers, and the folders that may include them
     r"(cuda|nvrtc|cudaTypedefs|cooperative_groups|cub/|thrust/)": ["gpu", "transports/cuda", "collectives", "moe", "storage/gds", "bench/gpu"],
     r"nccl": ["collectives"],

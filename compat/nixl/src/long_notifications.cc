@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <utility>
 
 namespace towline::nixl {
 
@@ -18,12 +19,12 @@ void LongNotifications::read(const std::string& sender, std::string_view incarna
   std::memcpy(&number, body.data(), sizeof number);
   Sender& from = senders_[sender];
   if (from.incarnation != incarnation) {
+    Sender anew{std::string{incarnation}, {}, 0};
     bytes_ -= from.bytes;
-    from = {std::string{incarnation}, {}, 0};
+    from = std::move(anew);
   }
-  const auto [found, is_new] = from.arriving.try_emplace(number);
+  const auto found = from.arriving.try_emplace(number).first;
   Arriving& arriving = found->second;
-  const size_t before = is_new ? 0 : arriving.bytes();
   // Numbers count up, so the first is the oldest one, unless it is this one itself.
   if (from.arriving.size() > kMostArriving) {
     const auto oldest = from.arriving.begin();
@@ -35,20 +36,25 @@ void LongNotifications::read(const std::string& sender, std::string_view incarna
     ++arriving.whole;
   }
   while (arriving.whole != 0 && arriving.ended != 0) {
+    texts.push_back(arriving.text);
     --arriving.whole;
     --arriving.ended;
-    texts.push_back(arriving.text);
   }
-  bytes_ += arriving.bytes() - before;
-  from.bytes += arriving.bytes() - before;
+  count(from, arriving);
   if (arriving.whole == 0 && arriving.ended == 0 && arriving.pieces.none()) drop(from, found);
   if (from.arriving.empty()) senders_.erase(sender);
   keep_bound();
 }
 
+void LongNotifications::count(Sender& of, Arriving& one) noexcept {
+  const size_t before = std::exchange(one.counted, one.bytes());
+  bytes_ += one.counted - before;
+  of.bytes += one.counted - before;
+}
+
 void LongNotifications::drop(Sender& of, std::map<uint64_t, Arriving>::iterator one) noexcept {
-  bytes_ -= one->second.bytes();
-  of.bytes -= one->second.bytes();
+  bytes_ -= one->second.counted;
+  of.bytes -= one->second.counted;
   of.arriving.erase(one);
 }
 

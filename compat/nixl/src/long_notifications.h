@@ -55,6 +55,7 @@ class LongNotifications {
     std::string text;    // the last complete one
     uint64_t whole = 0;  // complete arrivals not delivered yet
     uint64_t ended = 0;  // ends not matched yet
+    size_t counted = 0;  // bytes(), as the sums have it: an exception may leave it behind
     [[nodiscard]] size_t bytes() const noexcept { return kEntryBytes + pieces.bytes() + text.size(); }
   };
   struct Sender {
@@ -63,6 +64,7 @@ class LongNotifications {
     size_t bytes = 0;  // of those
   };
 
+  void count(Sender& of, Arriving& one) noexcept;
   void drop(Sender& of, std::map<uint64_t, Arriving>::iterator one) noexcept;
   void keep_bound() noexcept;
 

@@ -44,19 +44,18 @@ bool Pieces::add(std::string_view body, std::string& frame) {
 }
 
 bool ArrivingFrames::add(const std::string& sender, std::string_view body, std::string& frame) {
-  const auto [found, is_new] = senders_.try_emplace(sender);
-  if (is_new) bytes_ += kEntryBytes;
-  Pieces& pieces = found->second;
-  bytes_ -= pieces.bytes();
-  const bool complete = pieces.add(body, frame);
-  bytes_ += pieces.bytes();
+  const auto found = senders_.try_emplace(sender).first;
+  Sender& from = found->second;
+  const bool complete = from.pieces.add(body, frame);
+  const size_t before = std::exchange(from.counted, kEntryBytes + from.pieces.bytes());
+  bytes_ += from.counted - before;
   const auto drop = [&](auto entry) {
-    bytes_ -= kEntryBytes + entry->second.bytes();
+    bytes_ -= entry->second.counted;
     senders_.erase(entry);
   };
-  if (pieces.none()) drop(found);
+  if (from.pieces.none()) drop(found);
   while (bytes_ > most_bytes_)
-    drop(std::ranges::max_element(senders_, {}, [](const auto& entry) { return entry.second.bytes(); }));
+    drop(std::ranges::max_element(senders_, {}, [](const auto& entry) { return entry.second.counted; }));
   return complete;
 }
 

@@ -91,9 +91,14 @@ class ArrivingFrames {
   static constexpr size_t kEntryBytes = 1024;  // what each counts for beside its pieces
 
  private:
+  struct Sender {
+    Pieces pieces;
+    size_t counted = 0;  // in bytes_: an exception may leave it behind
+  };
+
   const size_t most_bytes_;
   size_t bytes_ = 0;
-  std::map<std::string, Pieces, std::less<>> senders_;
+  std::map<std::string, Sender, std::less<>> senders_;
 };
 
 // The notice that carries a notification: its text, wrapped if it would be taken for a message.

@@ -18,6 +18,8 @@
 #include <nixl.h>
 #include <towline_nixl.h>
 
+#include "support/failing_new.h"
+
 #include "../src/frame.h"
 #include "../src/log.h"
 #include "../src/long_notifications.h"
@@ -372,6 +374,58 @@ TEST(Messages, OfMetadataThatDoesNotEndOnlySoManyBytesAreKept) {
   ArrivingFrames none;
   EXPECT_FALSE(none.add("a", "x", whole));
   EXPECT_EQ(none.bytes(), 0U);
+}
+
+// What is counted stays what is kept, though memory runs out in between.
+TEST(Messages, WithoutMemoryAreCountedAsTheyAre) {
+  const std::string text(130'000, 't');
+  std::vector<std::string> messages;
+  const auto keep = [&](std::string piece) {
+    messages.push_back(std::move(piece));
+    return NIXL_SUCCESS;
+  };
+  ASSERT_EQ(send_pieces(1, text, keep), NIXL_SUCCESS);
+  messages.push_back(make_end_message(1));
+  const std::vector<std::string> loads = make_load_messages(text);
+  const auto without_memory = [](int after, auto&& body) {
+    support::fail_allocations(after, 1);
+    bool failed = false;
+    try {
+      body();
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    support::stop_failing();
+    return failed;
+  };
+  int after = 0;
+  for (bool failed = true; failed; ++after) {
+    LongNotifications long_ones{1 << 20};
+    std::vector<std::string> texts;
+    const auto read_all = [&](std::string_view incarnation) {
+      for (const std::string& message : messages) long_ones.read("a", incarnation, message, texts);
+    };
+    failed = without_memory(after, [&] { read_all("an incarnation whose text has a length"); });
+    texts.clear();
+    read_all("another incarnation, of the same length");  // which drops what the first left
+    EXPECT_EQ(texts, std::vector<std::string>{text}) << after;
+    ASSERT_EQ(long_ones.bytes(), 0U) << after;
+  }
+  EXPECT_GT(after, 5);
+  after = 0;
+  for (bool failed = true; failed; ++after) {
+    ArrivingFrames frames{1 << 20};
+    std::string whole;
+    const auto add_all = [&] {
+      for (const std::string& message : loads) (void)frames.add("a sender", message_body(message), whole);
+    };
+    failed = without_memory(after, add_all);
+    whole.clear();
+    add_all();
+    EXPECT_TRUE(whole == text) << after;
+    ASSERT_EQ(frames.bytes(), 0U) << after;
+  }
+  EXPECT_GT(after, 3);
 }
 
 TEST(Remotes, CountWhatAgentsSentThemselves) {
