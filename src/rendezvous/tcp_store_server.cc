@@ -157,6 +157,7 @@ struct TcpStoreServer::State {
       TOWLINE_LOG_EVERY(kWarning, kLogNs,
                         "store: too many clients ({}, {} of them at {}); one more is refused", clients.size(),
                         of_host, host);
+      if (of_host == 0) clients_of.erase(host);
       return;
     }
     client.stream.tune({});
