@@ -26,16 +26,19 @@ towline_agent_t* Agent::use() const {
 }
 
 void Agent::close() {
-  while (closing && native != nullptr) {  // by another thread
+  // Then the parent owns it: its threads do not exist here, its connections must stay.
+  const bool forked = getpid() != pid;
+  while (closing && !forked && native != nullptr) {  // by another thread
     const WithoutGil without_gil;
     uint32_t turns = 0;
     back_off(turns);
   }
   if (native == nullptr) return;
-  closing = true;
-  (previous != nullptr ? previous->next : open_agents) = next;
-  if (next != nullptr) next->previous = previous;
-  if (getpid() != pid) {  // the parent owns it: its threads do not exist here, its connections must stay
+  if (!std::exchange(closing, true)) {
+    (previous != nullptr ? previous->next : open_agents) = next;
+    if (next != nullptr) next->previous = previous;
+  }
+  if (forked) {
     native = nullptr;
     return;
   }

@@ -215,6 +215,38 @@ print(agent.name)
     assert done.stdout == "leaver\n"
 
 
+def test_forked_child_waits_for_no_thread_that_closes_the_agent():
+    done = run_script(
+        """
+import os, signal, threading, towline
+freed, forked = threading.Event(), threading.Event()
+class Cache(bytearray):
+    def __del__(self):
+        freed.set()
+        forked.wait()
+owner = towline.Agent("owner", listen="127.0.0.1:0", backends="shm")
+reader = towline.Agent("reader", listen="127.0.0.1:0", backends="shm", progress="caller")
+region = owner.register(Cache(1 << 20), access="read")
+kept = reader.register(bytearray(4096))
+theirs = reader.connect(owner.address).block_list([(region.address, 4096)])
+reader.copy(theirs, reader.block_list([(kept.address, 4096)])).result(timeout=20)
+del region  # the reader, which makes no progress, may reach it still
+thread = threading.Thread(target=owner.close)
+thread.start()
+assert freed.wait(20) and owner.closed
+if (child := os.fork()) == 0:
+    signal.alarm(20)
+    owner.close()
+    os._exit(0)
+forked.set()
+thread.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    )
+    assert_clean(done)
+    assert done.stdout == "0\n"
+
+
 def test_killed_peer_is_noticed(make_agent):
     server = Server(pages=4)
     agent = make_agent("survivor")
