@@ -330,9 +330,9 @@ int main(int argc, char** argv) {
   }
   const std::pair<const char*, const char*> settings[] = {
       {"as it chooses", ""},
-      {"without marked stores", "[tuning.collectives]\ngpu_marked_bytes = 0\n"},
+      {"without marked stores", "[tuning.collectives]\ngpu_marked_bytes = 0\ngpu_marked_two_bytes = 0\n"},
       {"marked to 64 KiB", "[tuning.collectives]\ngpu_marked_bytes = 65536\n"},
-      {"staged", "[tuning.collectives]\ngpu_direct = 0\ngpu_marked_bytes = 0\n"}};
+      {"staged", "[tuning.collectives]\ngpu_direct = 0\ngpu_marked_bytes = 0\ngpu_marked_two_bytes = 0\n"}};
   for (const auto& [name, config] : settings) {
     std::vector<std::vector<Outcome>> columns;
     for (const int size : {2, 4, 8}) {

@@ -336,7 +336,7 @@ TEST_P(CollectivesOnGpu, MessagesGoRoundARing) {
 
 #define PUSHED "[tuning.collectives]\ngpu_direct = 0\ngpu_push = 1\n"
 #define LINES "gpu_lines = 1\n"
-#define NO_MARKS "gpu_marked_bytes = 0\ngpu_marked_parts_bytes = 0\n"
+#define NO_MARKS "gpu_marked_bytes = 0\ngpu_marked_parts_bytes = 0\ngpu_marked_two_bytes = 0\n"
 INSTANTIATE_TEST_SUITE_P(
     Ranks, CollectivesOnGpu,
     testing::Values(

@@ -353,7 +353,7 @@ INSTANTIATE_TEST_SUITE_P(
         testing::Values(1, 2, 3, 8),
         testing::Values(
             "", "[tuning.collectives]\ngpu_direct = 0\n",
-            "[tuning.collectives]\ngpu_direct = 0\ngpu_marked_bytes = 0\n",
+            "[tuning.collectives]\ngpu_direct = 0\ngpu_marked_bytes = 0\ngpu_marked_two_bytes = 0\n",
             "[tuning.collectives]\ngpu_direct = 0\ngpu_lines = 1\ngpu_marked_bytes = 2000000\n")));
 
 // ---- Between hosts

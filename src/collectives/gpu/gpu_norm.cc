@@ -102,7 +102,7 @@ bool GpuBackend::mark_in_slots(const towline_collective_norm_t& norm, uint64_t u
   const uint64_t of_part = units_of_part(units, parts.count);
   const uint64_t of_thread = (of_part + parts.threads - 1) / parts.threads;
   if (norm.rows * parts.count > marking_blocks() ||
-      job.bytes > std::max(in_slots_.sums, in_slots_.sums_two) ||
+      job.bytes > (owned ? in_slots_.sums_two : in_slots_.sums) ||
       of_thread > (owned ? kOwnedUnitsOfThread : kUnitsOfThread) ||
       (!owned && norm.rows * parts.count * marked_blocks_of(of_part, size_) > marked_blocks(size_)))
     return false;
