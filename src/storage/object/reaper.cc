@@ -44,14 +44,18 @@ void Reaper::await(std::shared_ptr<Beginning> beginning) noexcept {
   Call& call = beginning->call;
   call.last_attempt = true;
   call.done = [this, known = beginning.get()](const Answer& answer) {
-    client_.run([this, known, begun = answer.ok()] {
-      const auto found = std::ranges::find(beginnings_, known, &std::shared_ptr<Beginning>::get);
-      if (found == beginnings_.end()) return;  // given up
-      const std::shared_ptr<Beginning> named = std::move(*found);
-      beginnings_.erase(found);
-      if (begun) return adopt(named->call.name, named->upload_id);
-      waiting_.fetch_sub(1, std::memory_order_relaxed);
-    });
+    try {
+      client_.run([this, known, begun = answer.ok()] {
+        const auto found = std::ranges::find(beginnings_, known, &std::shared_ptr<Beginning>::get);
+        if (found == beginnings_.end()) return;  // given up
+        const std::shared_ptr<Beginning> named = std::move(*found);
+        beginnings_.erase(found);
+        if (begun) return adopt(named->call.name, named->upload_id);
+        waiting_.fetch_sub(1, std::memory_order_relaxed);
+      });
+    } catch (const std::bad_alloc&) {
+      known->left.store(true, std::memory_order_relaxed);
+    }
   };
   try {
     // The answer's command follows this one.
@@ -63,15 +67,19 @@ void Reaper::await(std::shared_ptr<Beginning> beginning) noexcept {
   }
 }
 
-void Reaper::ask(Orphans::iterator orphan) {
-  client_.protocol().make_abort(orphan->call, orphan->name, orphan->upload_id);
-  orphan->call.done = [this, orphan](const Answer& answer) { ended(orphan, answer); };
-  client_.start(orphan->call);
+void Reaper::ask(Orphans::iterator orphan) noexcept {
+  try {
+    client_.protocol().make_abort(orphan->call, orphan->name, orphan->upload_id);
+    orphan->call.done = [this, orphan](const Answer& answer) { ended(orphan, answer); };
+    client_.start(orphan->call);
+  } catch (const std::exception&) {
+    orphan->left = true;
+  }
 }
 
 // A part that was still under way may arrive after the abort and stay: it is aborted until there is no such
 // upload.
-void Reaper::ended(Orphans::iterator orphan, const Answer& answer) {
+void Reaper::ended(Orphans::iterator orphan, const Answer& answer) noexcept try {
   if (answer.ok()) ++orphan->aborted;
   const bool gone = answer.status == Status::kNotFound || orphan->aborted >= kMostAborts;
   if (!gone && answer.status != Status::kPermissionDenied) {
@@ -89,6 +97,8 @@ void Reaper::ended(Orphans::iterator orphan, const Answer& answer) {
     orphans_.erase(orphan);
     waiting_.fetch_sub(1, std::memory_order_relaxed);
   });
+} catch (const std::exception&) {
+  orphan->left = true;
 }
 
 void Reaper::finish(uint64_t deadline_ns) {
@@ -96,9 +106,12 @@ void Reaper::finish(uint64_t deadline_ns) {
   std::condition_variable changed;
   bool over = false;
   std::function<void()> look = [&] {
-    const bool untold =
-        std::any_of(orphans_.begin(), orphans_.end(), [](const Orphan& one) { return one.aborted == 0; });
-    if ((untold || !beginnings_.empty()) && monotonic_now_ns() < deadline_ns) {
+    const bool untold = std::any_of(orphans_.begin(), orphans_.end(),
+                                    [](const Orphan& one) { return one.aborted == 0 && !one.left; });
+    const bool unnamed = std::any_of(beginnings_.begin(), beginnings_.end(), [](const auto& one) {
+      return !one->left.load(std::memory_order_relaxed);
+    });
+    if ((untold || unnamed) && monotonic_now_ns() < deadline_ns) {
       client_.timers().after(kLookEveryNs, look);
       return;
     }
@@ -111,9 +124,10 @@ void Reaper::finish(uint64_t deadline_ns) {
     }
     orphans_.clear();
     for (auto& beginning : beginnings_) {
-      client_.service().note_failure(
-          "an upload of " + shown(beginning->call.name.text()) +
-          " that was just begun may stay behind: the server did not name it in time");
+      const bool left = beginning->left.load(std::memory_order_relaxed);
+      client_.service().note_failure("an upload of " + shown(beginning->call.name.text()) +
+                                     " that was just begun may stay behind: " +
+                                     (left ? "out of memory" : "the server did not name it in time"));
       beginning->client.run([beginning] { beginning->client.stop(beginning->call); });
     }
     beginnings_.clear();

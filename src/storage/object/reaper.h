@@ -2,6 +2,7 @@
 // until it is aborted. Where the server can't be reached it tries again until it can, or the instance ends.
 #pragma once
 
+#include <atomic>
 #include <list>
 #include <memory>
 #include <string>
@@ -17,6 +18,7 @@ struct Beginning {
   Client& client;
   Call call{};
   std::string upload_id{};
+  std::atomic<bool> left{false};  // nobody heard its answer, for lack of memory
 };
 
 class Reaper {
@@ -42,12 +44,13 @@ class Reaper {
     uint32_t aborted = 0;  // how often the server has said so
     uint64_t pause_ns = 0;
     Timers::Id timer = 0;
+    bool left = false;  // nobody asks any more, for lack of memory
   };
   using Orphans = std::list<Orphan>;
 
   void adopt(const ObjectName& name, const std::string& upload_id);
-  void ask(Orphans::iterator orphan);
-  void ended(Orphans::iterator orphan, const Answer& answer);
+  void ask(Orphans::iterator orphan) noexcept;
+  void ended(Orphans::iterator orphan, const Answer& answer) noexcept;
 
   Client& client_;
   Orphans orphans_;                                   // on the client's thread

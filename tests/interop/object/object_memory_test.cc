@@ -185,5 +185,48 @@ TEST_F(ObjectsWithoutMemory, WritesEnd) {
   }
 }
 
+// The agent's end waits for the server's word on such uploads, but not where the word finds no memory.
+TEST_F(ObjectsWithoutMemory, AnUploadThatIsNotAbortedForLackOfMemoryDoesNotHoldUpTheEnd) {
+  support::spare_this_thread();
+  bool failed = true;
+  // Each of the first, up to the abort, whose own failures take a pause each.
+  for (int after = 0; failed && after < 500; after += after < 8 ? 1 : 7) {
+    std::atomic<bool> asked{false};
+    std::atomic<bool> may_answer{false};
+    std::atomic<bool> answers{false};
+    std::atomic<bool> aborts{false};
+    Proxy proxy(server_->port(), [&](const Request& request) -> Fault {
+      if (request.method == "DELETE") aborts = true;
+      if (request.method != "POST") return {};
+      asked = true;
+      asked.notify_all();
+      may_answer.wait(false);
+      support::fail_allocations_anywhere(after, 1);
+      answers = true;
+      return {.answer = Proxy::http(200,
+                                    "<InitiateMultipartUploadResult><UploadId>unknown</UploadId>"
+                                    "</InitiateMultipartUploadResult>")};
+    });
+    connect(proxy.url(), "part = \"5MiB\"\nmultipart = \"6MiB\"\n");
+    {
+      const Region object = open("left", {.create = true, .bytes = 7 * kMib});
+      const Transfer write = transfer(Op::write, 0, object, 0, 7 * kMib);
+      ASSERT_EQ(write.post(), Status::kInProgress);
+      asked.wait(false);
+      write.cancel();
+      ASSERT_EQ(write.wait(20s), Status::kCancelled);
+    }
+    may_answer = true;
+    may_answer.notify_all();
+    while (!answers || (!aborts && support::anywhere_left != 0)) std::this_thread::yield();
+    failed = support::stop_failing_anywhere();
+    const auto began = std::chrono::steady_clock::now();
+    agent_->close();
+    ASSERT_LT(std::chrono::steady_clock::now() - began, 5s) << "allocation " << after;
+  }
+  support::spared = false;
+  EXPECT_FALSE(failed);
+}
+
 }  // namespace
 }  // namespace towline::interop
