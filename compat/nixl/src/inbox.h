@@ -2,6 +2,7 @@
 // their reader in order of arrival.
 #pragma once
 
+#include <cstddef>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -23,9 +24,10 @@ class MessageReader {
 
 class Inbox {
  public:
-  explicit Inbox(MessageReader& reader) : reader_(reader) {}
+  explicit Inbox(MessageReader& reader, size_t most_bytes = kMostBytes)
+      : reader_(reader), most_bytes_(most_bytes) {}
 
-  // Reads what has arrived.
+  // Reads what has arrived, unless it keeps `most_bytes` of notifications: then the rest waits with its senders' credit.
   void drain(const Agent& agent);
   // The same, and returns all notifications.
   std::vector<Notification> take(const Agent& agent);
@@ -35,12 +37,18 @@ class Inbox {
   void put_message(const std::string& name, std::string_view incarnation, std::string_view message);
 
  private:
-  void drain_locked(const Agent& agent);
+  static constexpr size_t kMostBytes = size_t{1} << 30;
+  static constexpr size_t kEntryBytes = 128;  // what each counts for beside its text
+
+  void drain_locked(const Agent& agent, size_t most_bytes);
+  void keep(std::string name, std::string text);
   void read_long(const std::string& name, std::string_view incarnation, std::string_view message);
 
   MessageReader& reader_;
+  const size_t most_bytes_;
   std::mutex mutex_;
   std::vector<Notification> kept_;
+  size_t kept_bytes_ = 0;
   LongNotifications long_;
 };
 

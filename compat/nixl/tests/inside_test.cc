@@ -21,6 +21,7 @@
 #include "support/failing_new.h"
 
 #include "../src/frame.h"
+#include "../src/inbox.h"
 #include "../src/log.h"
 #include "../src/long_notifications.h"
 #include "../src/messages.h"
@@ -426,6 +427,36 @@ TEST(Messages, WithoutMemoryAreCountedAsTheyAre) {
     ASSERT_EQ(frames.bytes(), 0U) << after;
   }
   EXPECT_GT(after, 3);
+}
+
+TEST(Inboxes, OfApplicationsThatTakeNothingLeaveTheRestUnread) {
+  class Reader final : public MessageReader {
+    void read_message(const std::string&, std::string_view, std::string_view) override {}
+  };
+  const towline::Agent agent{"inbox-a", {.listen = "none"}};
+  const towline::Agent other{"inbox-b", {.listen = "none"}};
+  const towline::Peer to = other.add_peer(agent.metadata());
+  Reader reader;
+  Inbox inbox{reader, 100'000};
+  const std::vector<std::byte> notice(kMaxNotificationBytes, std::byte{'n'});
+  const auto send = [&] {  // false: no room for a second
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{1};
+    while (std::chrono::steady_clock::now() < until) {
+      inbox.drain(agent);
+      if (to.send(notice) == towline::Status::kOk) return true;
+      std::this_thread::yield();
+    }
+    return false;
+  };
+  size_t sent = 0;
+  while (sent < 100 && send()) ++sent;
+  EXPECT_GT(sent, 2U);
+  EXPECT_LT(sent, 100U) << "requests take in whatever peers send";
+  size_t taken = 0;
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{20};
+  while (taken < sent && std::chrono::steady_clock::now() < until) taken += inbox.take(agent).size();
+  EXPECT_EQ(taken, sent);
+  EXPECT_TRUE(send());
 }
 
 TEST(Remotes, CountWhatAgentsSentThemselves) {
