@@ -137,7 +137,8 @@ nixl_status_t nixlAgentData::load(const nixl_blob_t& blob, std::string& agent_na
     return fail(NIXL_ERR_NOT_FOUND, "{}: metadata of agent '{}' without its addresses: load those first",
                 kCall, frame.name);
   }
-  if (sent && !make_room(frame.name, blob.size())) {
+  const std::shared_ptr<Remote> held = sent ? remotes.find(frame.name) : nullptr;
+  if (sent && !make_room(frame.name, blob.size() + (held != nullptr ? held->bytes() : 0))) {
     return fail(NIXL_ERR_NOT_ALLOWED, "{}: others have sent the metadata of {} agents, or {} bytes of it",
                 kCall, Remotes::kMostSent, Remotes::kMostSentBytes);
   }

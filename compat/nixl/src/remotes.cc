@@ -37,6 +37,12 @@ bool LoadedRanges::covers(nixl_mem_t type, const nixlBasicDesc& desc) const {
   return desc.addr < end && desc.len <= end - desc.addr;
 }
 
+size_t LoadedRanges::size() const noexcept {
+  size_t count = 0;
+  for (const auto& [space, ends] : ends_) count += ends.size();
+  return count;
+}
+
 Remote::Remote(Peer peer, const Frame& frame) : peer_(std::move(peer)) { merge(frame); }
 
 void Remote::merge(const Frame& frame) {
@@ -60,6 +66,14 @@ size_t Remote::first_unknown(nixl_mem_t type, const Rows& rows) const {
   size_t i = 0;
   while (i < rows.count && ranges_.covers(type, rows[i])) ++i;
   return i;
+}
+
+size_t Remote::bytes() const {
+  constexpr size_t kEntryBytes = 64;  // of a region or a range
+  size_t regions = 0;
+  (void)towline_peer_regions(peer_.native(), nullptr, sizeof(towline_region_info_t), &regions);
+  std::lock_guard lock(mutex_);
+  return kEntryBytes * (regions + ranges_.size());
 }
 
 bool Remote::is_alive() const noexcept {
@@ -98,10 +112,11 @@ nixl_status_t Remotes::load(Peer peer, const Frame& frame, size_t sent_bytes) {
   const bool same =
       known != by_name_.end() && known->second.remote->peer().incarnation() == peer.incarnation();
   if (same) {
+    Remote& remote = *known->second.remote;
+    remote.merge(frame);
     size_t& counted = known->second.sent_bytes;
     if (sent_bytes == 0) counted = 0;  // the application brought it too
-    if (counted != 0) counted = std::max(counted, sent_bytes);
-    known->second.remote->merge(frame);
+    if (counted != 0) counted = std::max({counted, sent_bytes, remote.bytes()});
     return NIXL_SUCCESS;
   }
   if (!frame.addresses) {

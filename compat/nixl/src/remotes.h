@@ -20,6 +20,7 @@ class LoadedRanges {
  public:
   void add(const FrameRange& range);
   [[nodiscard]] bool covers(nixl_mem_t type, const nixlBasicDesc& desc) const;
+  [[nodiscard]] size_t size() const noexcept;
 
  private:
   using Space = std::tuple<uint32_t, uint64_t>;         // kind, device
@@ -41,6 +42,8 @@ class Remote {
   [[nodiscard]] bool leaves() const noexcept;
   // Another incarnation has taken its place, since Towline knows that it is not there any more.
   [[nodiscard]] bool is_replaced() const noexcept;
+  // About what its metadata takes: of all that has been loaded, however often.
+  [[nodiscard]] size_t bytes() const;
   // Adds further metadata.
   void merge(const Frame& frame);
   // The index of the first of `count` descriptors that has not been loaded, else `count`.

@@ -482,6 +482,27 @@ TEST(Remotes, CountWhatAgentsSentThemselves) {
   EXPECT_EQ(remotes.sent("").bytes, 30U);
 }
 
+TEST(Remotes, CountWhatPartialMetadataAddsAndNotHowOftenItComes) {
+  const towline::Agent agent{"partly-a"};
+  const towline::Agent other{"partly-b"};
+  Remotes remotes;
+  const auto load = [&](uint64_t first) {
+    Frame frame;
+    frame.name = other.name();
+    frame.addresses = frame.partial = true;
+    for (uint64_t i = first; i < first + 1000; ++i)
+      frame.ranges.push_back({DRAM_SEG, 0, i * 8192 + 4096, 4096});
+    const std::vector<std::byte> blob = other.metadata();
+    EXPECT_EQ(remotes.load(agent.add_peer(blob), frame, 100), NIXL_SUCCESS);
+    return remotes.sent("").bytes;
+  };
+  load(0);
+  const size_t once = load(0);
+  EXPECT_EQ(load(0), once);
+  for (uint64_t i = 1; i < 10; ++i) load(i * 1000);
+  EXPECT_GT(remotes.sent("").bytes, 10 * 1000 * sizeof(FrameRange));
+}
+
 TEST(Messages, ThatAreTooLongAreToldHowLongTheyMayBe) {
   EXPECT_EQ(too_long("a notification", "genNotif"), NIXL_ERR_INVALID_PARAM);
   EXPECT_EQ(last_error(),
