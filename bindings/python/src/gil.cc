@@ -52,7 +52,10 @@ WithGil::WithGil() noexcept : held_(!interpreter_ends() && Py_IsInitialized() !=
 }
 
 WithGil::~WithGil() {
-  if (held_) PyGILState_Release(state_);
+  if (!held_) return;
+  // Python code that ran here may have waited for the GIL when the interpreter ended: the same unwinding, which stops here.
+  while (PyGILState_Check() == 0) pause();
+  PyGILState_Release(state_);
 }
 
 }  // namespace towline::python

@@ -215,6 +215,31 @@ print(agent.name)
     assert done.stdout == "leaver\n"
 
 
+def test_interpreter_ends_while_memory_of_an_agent_is_finalized():
+    done = run_script(
+        """
+import threading, towline
+runs = threading.Event()
+class Cache(bytearray):
+    def __del__(self):  # on a thread of the agent's own, and for good
+        threading.Thread(target=owner.close, daemon=True).start()
+        while True:
+            if owner.closed:
+                runs.set()
+owner = towline.Agent("owner", listen="127.0.0.1:0", backends="shm")
+reader = towline.Agent("reader", listen="127.0.0.1:0", backends="shm", progress="caller")
+region = owner.register(Cache(1 << 20), access="read")
+kept = reader.register(bytearray(4096))
+theirs = reader.connect(owner.address).block_list([(region.address, 4096)])
+reader.copy(theirs, reader.block_list([(kept.address, 4096)])).result(timeout=20)
+del region
+reader.close()
+assert runs.wait(20)
+"""
+    )
+    assert_clean(done)
+
+
 def test_forked_child_waits_for_no_thread_that_closes_the_agent():
     done = run_script(
         """
