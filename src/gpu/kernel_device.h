@@ -159,6 +159,8 @@ class KernelDevice {
   virtual std::unique_ptr<LoadedKernels> load(uint32_t gpu, const KernelSet& set) = 0;
   // `graph`: the number of the graph that the stream records, or 0.
   [[nodiscard]] virtual StreamState stream_state(uint32_t gpu, void* stream, uint64_t& graph) = 0;
+  // The same of a stream of make_stream's, which may have another context than its GPU's. 0 as well: the graph was spoilt.
+  [[nodiscard]] virtual uint64_t recorded_graph(uint32_t gpu, void* stream) noexcept = 0;
   // Its memory is host memory: a model's.
   [[nodiscard]] virtual bool on_host() const noexcept { return false; }
   // Can kernels on this GPU use the address? Otherwise they would break the process's context.

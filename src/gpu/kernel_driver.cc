@@ -350,6 +350,14 @@ class NvidiaKernels final : public KernelDevice {
     graph = recorded;
     return StreamState::kRecords;
   }
+  [[nodiscard]] uint64_t recorded_graph(uint32_t gpu, void* stream) noexcept override {
+    const CurrentForLaunch current(api_, nvidia_context(gpu));
+    driver::CaptureStatus status = driver::kCaptureNone;
+    uint64_t recorded = 0;
+    const driver::Result asked = api_.stream_get_capture(static_cast<driver::Stream>(stream), &status,
+                                                         &recorded, nullptr, nullptr, nullptr);
+    return asked == driver::kSuccess && status == driver::kCaptureActive ? recorded : 0;
+  }
   [[nodiscard]] bool usable(uint32_t gpu, uint64_t address) const override {
     int types[] = {driver::kMemoryType, driver::kDeviceOrdinal, driver::kIsManaged};
     unsigned type = 0;

@@ -154,8 +154,15 @@ TEST_P(CollectivesBeside, GraphsHaveThem) {
     Buffer a(rank.gpu, kLarge * 4);
     Buffer b(rank.gpu, kLarge * 4);
     fill(rank, a, kLarge, 1);
+    void* const other = rank.gpu.make_stream();
+    Buffer c(rank.gpu, kSmall * 4);
+    fill(rank, c, kSmall, 1);
     rank.gpu.record(stream);
     towline_work_t* const work = beside(rank, reduce_call(a, b, kLarge), stream);
+    // Who looks for the end of one outside of the graph has looked at this one as well.
+    towline_work_t* const outside = beside(rank, reduce_call(c, c, kSmall), other);
+    EXPECT_EQ(towline_work_wait(outside, TOWLINE_FOREVER), TOWLINE_OK) << towline_last_error();
+    towline_work_release(outside);
     EXPECT_EQ(towline_work_state(work), uint32_t{TOWLINE_WORK_IN_PROGRESS});
     // Not yet ordered after the first for the stream, but for the communicator.
     const towline_collective_t second = reduce_call(b, a, kLarge);
@@ -180,6 +187,7 @@ TEST_P(CollectivesBeside, GraphsHaveThem) {
     EXPECT_EQ(only_value(rank, b, kLarge), 3 * size);
     EXPECT_EQ(communicator_error(rank.on_gpu), "");
     rank.gpu.free_graph(graph);
+    rank.gpu.free_stream(other);
     rank.gpu.free_stream(stream);
   });
 }

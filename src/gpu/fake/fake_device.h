@@ -168,7 +168,8 @@ class FakeStream {
     std::vector<FakeStream*> joined;
   };
 
-  explicit FakeStream(uint32_t gpu);
+  // green: of a context of some multiprocessors, which is not the GPU's.
+  explicit FakeStream(uint32_t gpu, bool green = false);
   FakeStream(const FakeStream&) = delete;
   FakeStream& operator=(const FakeStream&) = delete;
   ~FakeStream();  // what it was given is done first
@@ -176,6 +177,7 @@ class FakeStream {
   [[nodiscard]] static bool lives(const void* stream);
   static void drain_all(uint32_t gpu);
   [[nodiscard]] uint32_t gpu() const noexcept { return gpu_; }
+  [[nodiscard]] bool green() const noexcept { return green_; }
   void put(Work work);
   void hold(bool held);  // begins nothing meanwhile
   void drain();
@@ -193,6 +195,7 @@ class FakeStream {
   void run();
 
   const uint32_t gpu_;
+  const bool green_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Work> queue_;

@@ -152,7 +152,8 @@ class CountedAhead final : public StreamsAhead {
 
 class ThreadStream final : public OwnStream {
  public:
-  ThreadStream(uint32_t gpu, bool was_ahead) : gpu_(gpu), was_ahead_(was_ahead), stream_(gpu) {}
+  ThreadStream(uint32_t gpu, bool was_ahead, bool green)
+      : gpu_(gpu), was_ahead_(was_ahead), stream_(gpu, green) {}
   ~ThreadStream() override {
     if (was_ahead_) ahead().add(gpu_, 1);
   }
@@ -207,10 +208,10 @@ class FakeKernels final : public KernelDevice {
     return std::make_unique<PlainWords>(bytes);
   }
   std::unique_ptr<Moment> make_moment(uint32_t) override { return std::make_unique<FakeMoment>(); }
-  std::unique_ptr<OwnStream> make_stream(uint32_t gpu, const ReserveWish&) override {
+  std::unique_ptr<OwnStream> make_stream(uint32_t gpu, const ReserveWish& wish) override {
     const bool was_ahead = ahead().take(gpu);
     if (!was_ahead) refuse_streams(gpu);
-    return std::make_unique<ThreadStream>(gpu, was_ahead);
+    return std::make_unique<ThreadStream>(gpu, was_ahead, wish.any());
   }
   std::unique_ptr<StreamsAhead> make_streams_ahead(uint32_t gpu, uint32_t count) override {
     if (count != 0) refuse_streams(gpu);
@@ -226,9 +227,12 @@ class FakeKernels final : public KernelDevice {
   [[nodiscard]] StreamState stream_state(uint32_t gpu, void* stream, uint64_t& graph) override {
     auto* const theirs = static_cast<FakeStream*>(stream);
     graph = 0;
-    if (theirs->gpu() != gpu) return StreamState::kForeign;
+    if (theirs->gpu() != gpu || theirs->green()) return StreamState::kForeign;
     graph = theirs->recording();
     return graph != 0 ? StreamState::kRecords : StreamState::kRuns;
+  }
+  [[nodiscard]] uint64_t recorded_graph(uint32_t, void* stream) noexcept override {
+    return static_cast<FakeStream*>(stream)->recording();
   }
   [[nodiscard]] bool on_host() const noexcept override { return true; }
   [[nodiscard]] bool usable(uint32_t gpu, uint64_t address) const override {

@@ -21,7 +21,7 @@ Living& living() {
 
 }  // namespace
 
-FakeStream::FakeStream(uint32_t gpu) : gpu_(gpu), thread_([this] { run(); }) {
+FakeStream::FakeStream(uint32_t gpu, bool green) : gpu_(gpu), green_(green), thread_([this] { run(); }) {
   const std::lock_guard lock(living().mutex);
   living().streams.insert(this);
 }
