@@ -87,7 +87,8 @@ void StreamBackend::check_memory(const towline_collective_t& call, const Call& p
 uint64_t StreamBackend::graph_of(void* stream) const {
   uint64_t graph = 0;
   if (device_.stream_state(gpu_, stream, graph) == cuda::StreamState::kForeign)
-    fail(Status::kInvalidArgument, "the stream is not of GPU {}, which this communicator uses", gpu_);
+    fail(Status::kInvalidArgument,
+         "the stream is not of GPU {}, which this communicator uses, or not of its primary context", gpu_);
   if (graph != 0) in_graphs_.store(true, std::memory_order_relaxed);
   return graph;
 }
