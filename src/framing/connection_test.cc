@@ -6,7 +6,6 @@
 #include <array>
 #include <cstring>
 #include <numeric>
-#include <utility>
 
 #include "base/os/unique_fd.h"
 #include "framing/test_support.h"
@@ -444,13 +443,8 @@ TEST_F(FrameTest, ThatIsRefusedTooOftenBreaksTheConnection) {
 
 // A status that this release does not know, or that says something of a wait, would not be an outcome.
 TEST(RefusalTest, OfAnUnknownStatusIsABreachOfTheProtocolForItsPart) {
-  constexpr std::pair<int32_t, Status> kSaid[] = {
-      {static_cast<int32_t>(Status::kNotYet), Status::kProtocol},
-      {-1000, Status::kProtocol},
-      {INT32_MIN, Status::kProtocol},
-      {static_cast<int32_t>(Status::kOutOfRange), Status::kOutOfRange},
-      {static_cast<int32_t>(Status::kAgain), Status::kLimitExceeded}};
-  for (const auto& [said, outcome] : kSaid) {
+  for (const int32_t said :
+       {static_cast<int32_t>(Status::kNotYet), -1000, INT32_MIN, static_cast<int32_t>(Status::kOutOfRange)}) {
     int fds[2];
     ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
     const UniqueFd peer{fds[0]};
@@ -478,7 +472,9 @@ TEST(RefusalTest, OfAnUnknownStatusIsABreachOfTheProtocolForItsPart) {
               static_cast<ssize_t>(frames.size()));
     for (int i = 0; i < 10; ++i) a.progress();
     ASSERT_TRUE(a.host.ended(1));
-    EXPECT_EQ(a.host.status(1), outcome) << said;
+    EXPECT_EQ(a.host.status(1),
+              said == static_cast<int32_t>(Status::kOutOfRange) ? Status::kOutOfRange : Status::kProtocol)
+        << said;
     EXPECT_FALSE(a.connection.down());
   }
 }

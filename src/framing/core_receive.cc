@@ -291,9 +291,7 @@ TOWLINE_WAKE_PATH bool Connection::take_ack(LaneState& lane, uint32_t ack) noexc
 bool Connection::take_nack(LaneState& lane) noexcept {
   const FrameHeader& header = lane.in.header;
   const uint64_t end = header.offset + header.extent;
-  Status status = error_from_wire(header.status);
-  // The owner has too little of something. As an outcome kAgain would say that the post was not accepted.
-  if (status == Status::kAgain) status = Status::kLimitExceeded;
+  const Status status = error_from_wire(header.status);
   if (!lane.in.reads.empty()) {
     (void)find_request(lane);
     const ReadRequest& request = requests_[lane.in.reads.front()];
