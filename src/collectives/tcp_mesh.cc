@@ -1,7 +1,5 @@
 #include "collectives/tcp_mesh.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -10,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/os/descriptor_limit.h"
 #include "collectives/interrupt.h"
 #include "collectives/mesh_frames.h"
 #include "collectives/pipe.h"
@@ -26,12 +25,6 @@ constexpr uint64_t kBreakNs = 500 * kMillisecondNs;
 // there is no route.
 constexpr uint64_t kDialNs = 5 * kSecondNs;
 constexpr uint64_t kDialPauseNs = 100 * kMillisecondNs;
-
-size_t most_arriving() noexcept {
-  rlimit descriptors = {};
-  if (getrlimit(RLIMIT_NOFILE, &descriptors) != 0) descriptors.rlim_cur = kMostArriving;
-  return std::clamp<size_t>(descriptors.rlim_cur / 4, kFewArriving, kMostArriving);
-}
 
 class StreamChannel final : public Channel {
  public:
@@ -65,7 +58,7 @@ TcpMesh::TcpMesh(int rank, int size, const std::string& listen, Breaker& breaker
       size_(size),
       breaker_(breaker),
       hello_ns_(hello_ns),
-      most_arriving_(most_arriving()),
+      most_arriving_(std::clamp(descriptor_limit() / 4, kFewArriving, kMostArriving)),
       socket_(parse_endpoint(listen, 0)),
       controls_(static_cast<size_t>(size)),
       pipes_(static_cast<size_t>(size)),

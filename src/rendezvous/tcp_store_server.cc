@@ -5,7 +5,6 @@
 // client that is silent in the middle of a request or does not read its answers, and an exception ends only
 // the client that caused it.
 #include <poll.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
@@ -19,6 +18,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/os/descriptor_limit.h"
 #include "base/os/stream.h"
 #include "base/sync/wake.h"
 #include "rendezvous/store_requests.h"
@@ -45,10 +45,8 @@ struct ClientLimits {
 };
 
 ClientLimits client_limits() noexcept {
-  rlimit descriptors = {};
-  if (getrlimit(RLIMIT_NOFILE, &descriptors) != 0) descriptors.rlim_cur = 1024;
-  return {std::min<size_t>(descriptors.rlim_cur / 4 * 3, kMostClients),
-          std::min<size_t>(descriptors.rlim_cur / 2, kMostClientsOfAddress)};
+  const size_t descriptors = descriptor_limit();
+  return {std::min(descriptors / 4 * 3, kMostClients), std::min(descriptors / 2, kMostClientsOfAddress)};
 }
 
 struct Client {

@@ -1,16 +1,14 @@
 #include "transports/tcp/sources.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
+
+#include "base/os/descriptor_limit.h"
 
 namespace towline::tcp {
 
 Sources::Limits Sources::default_limits() noexcept {
-  constexpr rlim_t kMost = 65536;  // each connection costs memory as well
-  rlimit descriptors = {};
-  if (getrlimit(RLIMIT_NOFILE, &descriptors) != 0) descriptors.rlim_cur = 1024;
-  const auto limit = static_cast<uint32_t>(std::min(descriptors.rlim_cur, kMost));
+  constexpr size_t kMost = 65536;  // each connection costs memory as well
+  const auto limit = static_cast<uint32_t>(std::min(descriptor_limit(), kMost));
   return {std::max(limit / 2, 1u), std::max(limit / 4, 1u)};
 }
 
