@@ -13,5 +13,9 @@ namespace towline {
   return value < 0 && value >= static_cast<int32_t>(Status::kInternal) ? static_cast<Status>(value)
                                                                        : Status::kProtocol;
 }
+// The same of an answer that may be 0: kOk.
+[[nodiscard]] constexpr Status status_from_wire(int32_t value) noexcept {
+  return value == 0 ? Status::kOk : error_from_wire(value);
+}
 
 }  // namespace towline

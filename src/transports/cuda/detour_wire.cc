@@ -105,8 +105,7 @@ bool decode(std::span<const uint8_t> message, Moved& moved) {
   WireReader reader{message};
   const uint16_t version = open_message(reader, Type::kMoved);
   moved.number = reader.u64();
-  const int32_t status = reader.i32();
-  moved.status = status == 0 ? Status::kOk : error_from_wire(status);
+  moved.status = status_from_wire(reader.i32());
   moved.code = reader.i32();
   moved.text = reader.string16(kMaxText);
   return complete(reader, version);

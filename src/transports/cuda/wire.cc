@@ -79,8 +79,7 @@ std::optional<Answer> decode_answer(std::span<const uint8_t> packet) {
   WireReader reader{packet};
   const uint16_t version = open_packet(reader, Type::kAnswer);
   Answer answer;
-  const int32_t status = reader.i32();
-  answer.status = status == 0 ? Status::kOk : error_from_wire(status);
+  answer.status = status_from_wire(reader.i32());
   answer.text = reader.string16(kMaxAnswerText);
   answer.parts = reader.u32();
   answer.region_address = reader.u64();

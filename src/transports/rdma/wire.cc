@@ -84,7 +84,7 @@ std::optional<Answer> decode_answer(std::span<const uint8_t> message) {
   answer.key = in.u64();
   const int32_t status = in.i32();
   if (status > 0) return std::nullopt;
-  answer.status = status == 0 ? Status::kOk : error_from_wire(status);
+  answer.status = status_from_wire(status);
   answer.reason = in.string16();
   if (!in.ok() || answer.reason.size() > kMaxReasonBytes) return std::nullopt;
   if (answer.status == Status::kOk) {

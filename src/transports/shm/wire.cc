@@ -199,8 +199,7 @@ std::optional<DescriptorAnswer> decode_descriptor_answer(std::span<const uint8_t
   const Header header = open_packet(reader, PacketType::kDescriptorAnswer);
   DescriptorAnswer answer;
   answer.request = reader.u64();
-  const int32_t status = reader.i32();
-  answer.status = status == 0 ? Status::kOk : error_from_wire(status);
+  answer.status = status_from_wire(reader.i32());
   answer.address = reader.u64();
   answer.bytes = reader.u64();
   answer.file_offset = reader.u64();
