@@ -123,6 +123,8 @@ class GpuBackend final : public StreamBackend {
   [[nodiscard]] uint32_t marking_kernel(const Launch& launch, bool lines) const;
   void mark(Launch& launch, uint64_t bytes, bool lines) const;
   void mark_owned(Launch& launch) const;
+  void divide(Launch& launch, uint64_t units, uint64_t of_block) const;
+  [[nodiscard]] static uint32_t threads_for(uint64_t units) noexcept;
   void choose(Launch& launch) const;
   void push(Launch& launch) const;
   // Kernels move so much with a block before another one pays.

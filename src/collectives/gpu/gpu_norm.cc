@@ -55,12 +55,7 @@ uint64_t GpuBackend::most_parts(uint64_t rows, uint64_t units, uint64_t least) c
 // through memory, but there can be room for fewer. Those of 8 are no quicker for more than four rows. (H200.)
 GpuBackend::RowParts GpuBackend::parts_in_slots(uint64_t rows, uint64_t units) const noexcept {
   const uint64_t most = most_parts(rows, units, kLeastUnitsOfPart);
-  // Of as many threads as there are units, and a quarter of kThreads at least: its warps are one in each quarter of a multiprocessor.
-  const auto threads_of = [&](uint64_t parts) {
-    uint32_t threads = kThreads;
-    while (threads > kThreads / 4 && units_of_part(units, parts) <= threads / 2) threads /= 2;
-    return threads;
-  };
+  const auto threads_of = [&](uint64_t parts) { return threads_for(units_of_part(units, parts)); };
   const auto turns = [&](uint64_t parts) {
     return (units_of_part(units, parts) + threads_of(parts) - 1) / threads_of(parts);
   };

@@ -121,10 +121,9 @@ void GpuBackend::choose(Launch& launch) const {
   // The last 8 bytes of a line are loaded whole: pieces of them take longer than slots do.
   const bool lines = lines_ && job.bytes % 8 == 0 && (job.reduces == 0 || adds);
   const MarkedLimits& marked = lines ? in_lines_ : in_slots_;
-  const uint64_t most_marked = !all_reduce                  ? marked.parts
-                               : adds && job.bytes % 8 == 0 ? marked.sums
-                                                            : marked.bytes;
-  const bool owned = !lines && adds && job.bytes % 8 == 0 && size_ > 2;
+  const bool whole_sums = adds && job.bytes % 8 == 0;
+  const uint64_t most_marked = !all_reduce ? marked.parts : whole_sums ? marked.sums : marked.bytes;
+  const bool owned = !lines && whole_sums && size_ > 2;
   if (job.mark.op == TOWLINE_COLLECTIVE_BARRIER ||
       (job.compare == 0 && largest_part(job) == 0 && job.bytes == 0)) {
     job.way = Way::kBarrier;
@@ -178,21 +177,30 @@ void GpuBackend::mark(Launch& launch, uint64_t bytes, bool lines) const {
   const uint64_t units = (bytes + unit - 1) / unit;
   const uint64_t of_block = lines ? kLinesPerBlock : slots_per_block_;
   launch.kernel = marking_kernel(launch, lines);
-  launch.blocks =
-      static_cast<uint32_t>(std::clamp<uint64_t>((units + of_block - 1) / of_block, 1, marking_blocks()));
   launch.threads = marking_threads_;
-  launch.job.slot = (units + launch.blocks - 1) / launch.blocks;
+  divide(launch, units, of_block);
 }
 
 // A float sum in two shots.
 void GpuBackend::mark_owned(Launch& launch) const {
   const uint64_t units = launch.job.bytes / 8;
   launch.kernel = owned_kernel(size_, float_type(launch.job.mark.datatype));
-  launch.blocks = static_cast<uint32_t>(
-      std::clamp<uint64_t>((units + slots_per_block_ - 1) / slots_per_block_, 1, marking_blocks()));
+  divide(launch, units, slots_per_block_);
+  launch.threads = threads_for(launch.job.slot);
+}
+
+// Among blocks, of which another one pays for `of_block` units.
+void GpuBackend::divide(Launch& launch, uint64_t units, uint64_t of_block) const {
+  launch.blocks =
+      static_cast<uint32_t>(std::clamp<uint64_t>((units + of_block - 1) / of_block, 1, marking_blocks()));
   launch.job.slot = (units + launch.blocks - 1) / launch.blocks;
-  launch.threads = kThreads;
-  while (launch.threads > kThreads / 4 && launch.job.slot <= launch.threads / 2) launch.threads /= 2;
+}
+
+// As many as a block has units, and a quarter of kThreads at least: its warps are one in each quarter of a multiprocessor.
+uint32_t GpuBackend::threads_for(uint64_t units) noexcept {
+  uint32_t threads = kThreads;
+  while (threads > kThreads / 4 && units <= threads / 2) threads /= 2;
+  return threads;
 }
 
 void GpuBackend::push(Launch& launch) const {

@@ -36,8 +36,8 @@ struct MarkedUnits {
   // Units whose slots a thread asks for together: with many ranks one unit has enough of them.
   static constexpr uint32_t kTogether = kUnits == 1 || kRanks > 4 ? 1 : kRanks > 2 ? 2 : 4;
   static constexpr uint32_t kSlots = marked_slots(kRanks);
-  static constexpr uint32_t kTurns = 1;  // that an operation takes
-  static constexpr bool kShort = kUnits == 1;
+  static constexpr uint32_t kTurns = 1;        // that an operation takes
+  static constexpr bool kShort = kUnits == 1;  // little to store (sum_of_row)
   // How many blocks' slots so many units take.
   TOWLINE_DEVICE static uint32_t blocks_of(uint64_t units_of_block) {
     return static_cast<uint32_t>(marked_blocks_of(units_of_block, kRanks));
@@ -125,22 +125,28 @@ struct MarkedUnits {
         came &= (marks[k][rank][0] == job.digest) & (marks[k][rank][1] == job.digest);
       });
       if (came) return true;
-      device::pause();
-      if ((++waiter.turns & 63) != 0) continue;
-      uint32_t missing = 0;
-      uint32_t digest = 0;
-      each_slot([&](uint32_t k, uint32_t rank) {
-        const uint32_t(&found)[2] = marks[k][rank];
-        if (digest != 0 || (found[0] == job.digest && found[1] == job.digest)) return;
-        missing = rank;
-        digest = other_digest(found, job.digest);
-      });
-      if (digest != 0)
-        stop(job, missing, digest, stopped);
-      else if (!stops_now(job, waiter, missing, signal_of(job, turn, missing), turn.epoch, stopped))
-        continue;
-      return false;
+      if (ends(waiter, stopped, [&](auto&& does) {
+            each_slot([&](uint32_t k, uint32_t rank) { does(rank, marks[k][rank]); });
+          }))
+        return false;
     }
+  }
+  // After a look that came too early, whose marks each_mark(does) gives as does(rank, marks). True: the wait has stopped.
+  template <class EachMark>
+  TOWLINE_DEVICE bool ends(Waiter& waiter, Stopped& stopped, EachMark&& each_mark) const {
+    device::pause();
+    if ((++waiter.turns & 63) != 0) return false;
+    uint32_t missing = 0;
+    uint32_t digest = 0;
+    each_mark([&](uint32_t rank, const uint32_t(&found)[2]) {
+      if (digest != 0 || (found[0] == job.digest && found[1] == job.digest)) return;
+      missing = rank;
+      digest = other_digest(found, job.digest);
+    });
+    if (digest == 0)
+      return stops_now(job, waiter, missing, signal_of(job, turn, missing), turn.epoch, stopped);
+    stop(job, missing, digest, stopped);
+    return true;
   }
 
   // Makes the inputs the sums, and adds to `squares`. False: it stopped.

@@ -146,21 +146,11 @@ struct OwnedUnits : MarkedUnits<E, kRanks, kOdd, kUnits> {
       TOWLINE_UNROLL
       for (uint32_t k = 0; k < kUnits; ++k) came &= (marks[k][0] == job.digest) & (marks[k][1] == job.digest);
       if (came) return true;
-      device::pause();
-      if ((++waiter.turns & 63) != 0) continue;
-      uint32_t missing = 0;
-      uint32_t digest = 0;
-      TOWLINE_UNROLL
-      for (uint32_t k = 0; k < kUnits; ++k) {
-        if (digest != 0 || (marks[k][0] == job.digest && marks[k][1] == job.digest)) continue;
-        missing = part.owner[k];
-        digest = other_digest(marks[k], job.digest);
-      }
-      if (digest != 0)
-        stop(job, missing, digest, stopped);
-      else if (!stops_now(job, waiter, missing, signal_of(job, turn, missing), turn.epoch, stopped))
-        continue;
-      return false;
+      const auto each_mark = [&](auto&& does) {
+        TOWLINE_UNROLL
+        for (uint32_t k = 0; k < kUnits; ++k) does(part.owner[k], marks[k]);
+      };
+      if (Base::ends(waiter, stopped, each_mark)) return false;
     }
   }
 
