@@ -19,6 +19,17 @@ move = agent.transfer(blocks, blocks)
 move.wait()
 """
 
+# A Cache that its owner has given up, and that a reader, which makes no progress, may reach still.
+KEEP_WHAT_IS_READ = """
+owner = towline.Agent("owner", listen="127.0.0.1:0", backends="shm")
+reader = towline.Agent("reader", listen="127.0.0.1:0", backends="shm", progress="caller")
+region = owner.register(Cache(1 << 20), access="read")
+kept = reader.register(bytearray(4096))
+theirs = reader.connect(owner.address).block_list([(region.address, 4096)])
+reader.copy(theirs, reader.block_list([(kept.address, 4096)])).result(timeout=20)
+del region
+"""
+
 
 def assert_clean(done) -> None:
     assert done.returncode == 0, done.stderr
@@ -226,13 +237,9 @@ class Cache(bytearray):
         while True:
             if owner.closed:
                 runs.set()
-owner = towline.Agent("owner", listen="127.0.0.1:0", backends="shm")
-reader = towline.Agent("reader", listen="127.0.0.1:0", backends="shm", progress="caller")
-region = owner.register(Cache(1 << 20), access="read")
-kept = reader.register(bytearray(4096))
-theirs = reader.connect(owner.address).block_list([(region.address, 4096)])
-reader.copy(theirs, reader.block_list([(kept.address, 4096)])).result(timeout=20)
-del region
+"""
+        + KEEP_WHAT_IS_READ
+        + """
 reader.close()
 assert runs.wait(20)
 """
@@ -249,13 +256,9 @@ class Cache(bytearray):
     def __del__(self):
         freed.set()
         forked.wait()
-owner = towline.Agent("owner", listen="127.0.0.1:0", backends="shm")
-reader = towline.Agent("reader", listen="127.0.0.1:0", backends="shm", progress="caller")
-region = owner.register(Cache(1 << 20), access="read")
-kept = reader.register(bytearray(4096))
-theirs = reader.connect(owner.address).block_list([(region.address, 4096)])
-reader.copy(theirs, reader.block_list([(kept.address, 4096)])).result(timeout=20)
-del region  # the reader, which makes no progress, may reach it still
+"""
+        + KEEP_WHAT_IS_READ
+        + """
 thread = threading.Thread(target=owner.close)
 thread.start()
 assert freed.wait(20) and owner.closed

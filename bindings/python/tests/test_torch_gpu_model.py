@@ -93,9 +93,17 @@ def test_a_rank_that_does_not_come_is_named(ranks):
     assert all("rank 0 did not come" in one for one in told[1:]), told
 
 
-def test_threads_that_are_first_together_make_one_communicator(monkeypatch):
+def group_of_four(monkeypatch, communicator):
+    """What a group of four ranks has on GPUs; its communicators are of that class."""
     from towline import _torch_gpu
 
+    monkeypatch.setattr(_torch_gpu.collectives, "Communicator", communicator)
+    monkeypatch.setattr(_torch_gpu.gpu, "graph", lambda index: 0)
+    host = types.SimpleNamespace(rank=0, size=4, name="world", timeout=5.0, hook=lambda kind, function: None)
+    return _torch_gpu.Communicators(host, None, in_pairs=True)
+
+
+def test_threads_that_are_first_together_make_one_communicator(monkeypatch):
     made, both = [], threading.Barrier(2)
 
     class Communicator:
@@ -107,10 +115,7 @@ def test_threads_that_are_first_together_make_one_communicator(monkeypatch):
         def hook(self, kind, function):
             return None
 
-    monkeypatch.setattr(_torch_gpu.collectives, "Communicator", Communicator)
-    monkeypatch.setattr(_torch_gpu.gpu, "graph", lambda index: 0)
-    host = types.SimpleNamespace(rank=0, size=4, name="world", timeout=5.0, hook=lambda kind, function: None)
-    group = _torch_gpu.Communicators(host, None, in_pairs=True)
+    group = group_of_four(monkeypatch, Communicator)
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         for ask in (lambda _: group.of_all(0), lambda _: group.for_message(0, 2, False)[0]):
             both.reset()
@@ -120,8 +125,6 @@ def test_threads_that_are_first_together_make_one_communicator(monkeypatch):
 
 
 def test_threads_that_are_first_on_two_gpus_make_two_communicators(monkeypatch):
-    from towline import _torch_gpu
-
     names, both = {}, threading.Barrier(2)
 
     class Communicator:
@@ -136,10 +139,7 @@ def test_threads_that_are_first_on_two_gpus_make_two_communicators(monkeypatch):
         def hook(self, kind, function):
             return None
 
-    monkeypatch.setattr(_torch_gpu.collectives, "Communicator", Communicator)
-    monkeypatch.setattr(_torch_gpu.gpu, "graph", lambda index: 0)
-    host = types.SimpleNamespace(rank=0, size=4, name="world", timeout=5.0, hook=lambda kind, function: None)
-    group = _torch_gpu.Communicators(host, None, in_pairs=True)
+    group = group_of_four(monkeypatch, Communicator)
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         failing, other = threads.submit(group.of_all, 5), threads.submit(group.of_all, 6)
         other.result()
