@@ -234,7 +234,7 @@ void CpuBackend::share_memory(Deadline deadline) {
   watch_processes();
   if (!one_host()) {
     if (rank_ == 0) {
-      // It knows the secret first: whoever connects before the others can have it is a stranger.
+      // It knows the secret first, so who connects before it is in the store is a stranger.
       const Id secret = Id::random();
       mesh_->join(infos_, secret, deadline);
       store_.set("mesh", as_bytes(secret.to_hex()));

@@ -66,7 +66,7 @@ class Pieces {
   bool add(std::string_view body, std::string& frame);
   // True if no incomplete frame is pending.
   [[nodiscard]] bool none() const noexcept { return next_ == 0; }
-  // Of the incomplete frame.
+  // That the incomplete frame has so far.
   [[nodiscard]] size_t bytes() const noexcept { return bytes_.size(); }
 
  private:

@@ -371,13 +371,13 @@ TEST(Messages, OfMetadataThatDoesNotEndOnlySoManyBytesAreKept) {
   EXPECT_FALSE(frames.add("honest", message_body(messages[1]), whole));
   EXPECT_TRUE(frames.add("honest", message_body(messages[2]), whole));
   EXPECT_TRUE(whole == frame);
-  // What is no piece of anything leaves nothing behind.
+  // A message that is no piece leaves nothing behind.
   ArrivingFrames none;
   EXPECT_FALSE(none.add("a", "x", whole));
   EXPECT_EQ(none.bytes(), 0U);
 }
 
-// What is counted stays what is kept, though memory runs out in between.
+// Running out of memory in between does not upset the counts.
 TEST(Messages, WithoutMemoryAreCountedAsTheyAre) {
   const std::string text(130'000, 't');
   std::vector<std::string> messages;

@@ -1,4 +1,4 @@
-// What a thread is at: marks that it has while they live, one inside another.
+// What a thread is inside of. Marks nest, and count while they live.
 #pragma once
 
 namespace towline {
