@@ -136,6 +136,7 @@ TOWLINE_WAKE_PATH uint32_t Connection::progress(uint64_t now_ns) noexcept {
     work += read;
     if (read != 0 && attentive_ && express_ != nullptr && !down_) work += attend_express(now_ns);
   }
+  if (!down_ && (cancelled_ != 0 || owed_watched_)) watch_owed(now_ns);
   // Most passes find nothing: a spinning receiver must poll its lanes again soon.
   if (work == 0 && !down_ && !has_work()) return 0;
   quiet_passes_ = 0;
@@ -170,12 +171,50 @@ TOWLINE_WAKE_PATH void Connection::watch_frames(LaneState& lane, uint64_t now_ns
   look(lane.out.watch, out.frame_open && out.served != 0, out.frame_sequence, out.frame.bytes(), "writing");
 }
 
+// Measures how long the peer does not count frames, or answer requests, of which a part is cancelled: its memory is
+// wanted back. A lane that waits for this side's GPU is not read, and its peer has time.
+void Connection::look_at_owed(uint64_t now_ns) noexcept {
+  owed_watched_ = cancelled_ != 0;
+  const auto look = [now_ns](OwedWatch& watch, bool owed, uint64_t settled, uint64_t bytes) {
+    if (!owed) return watch.none();
+    watch.look(settled, bytes, now_ns);
+  };
+  for (const auto& lane : lanes_) {
+    Output& out = lane->out;
+    Input& in = lane->in;
+    bool uncounted = false;
+    bool unanswered = false;
+    if (owed_watched_ && !in.stalled) {
+      for (std::size_t i = 0; i < out.sent.size() && !uncounted; ++i) uncounted = out.sent[i].part->cancelled;
+      for (std::size_t i = 0; i < in.reads.size() && !unanswered; ++i)
+        unanswered = requests_[in.reads[i]].part->cancelled;
+    }
+    look(out.owed, uncounted, out.acked, uncounted ? out.sent.front().bytes : 0);
+    const ReadRequest* const oldest = unanswered ? &requests_[in.reads.front()] : nullptr;
+    look(in.owed, unanswered, in.answered_bytes, unanswered ? oldest->end - oldest->next : 0);
+  }
+}
+
+void Connection::watch_owed(uint64_t now_ns) noexcept {
+  look_at_owed(now_ns);
+  for (const auto& lane : lanes_) {
+    const char* text = nullptr;
+    if (now_ns >= lane->in.owed.deadline_ns(options_.frame_timeout_ns))
+      text = "the peer lives and does not answer what a cancelled transfer asked";
+    if (now_ns >= lane->out.owed.deadline_ns(options_.frame_timeout_ns))
+      text = "the peer lives and does not count what a cancelled transfer sent";
+    if (text != nullptr) return break_lane(*lane, IoResult::error(Status::kPeerLost, 0, text), "waiting for");
+  }
+}
+
 uint64_t Connection::frame_deadline_ns() const noexcept {
   uint64_t next_ns = down_ ? kNoDeadline : express_end_ns_;
   for (const auto& lane : lanes_) {
     if (down_) break;
     next_ns = std::min(next_ns, lane->in.watch.deadline_ns(options_.frame_timeout_ns));
     next_ns = std::min(next_ns, lane->out.watch.deadline_ns(options_.frame_timeout_ns));
+    next_ns = std::min(next_ns, lane->out.owed.deadline_ns(options_.frame_timeout_ns));
+    next_ns = std::min(next_ns, lane->in.owed.deadline_ns(options_.frame_timeout_ns));
   }
   return next_ns;
 }

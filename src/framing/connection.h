@@ -141,8 +141,8 @@ class Connection {
   [[nodiscard]] bool idle() const noexcept;
   // When progress() last did something.
   [[nodiscard]] uint64_t last_activity_ns() const noexcept { return last_activity_ns_; }
-  // When incomplete frames that hold resources will have taken too long: progress() must be called by then.
-  // UINT64_MAX: there are none.
+  // When incomplete frames that hold resources, or the peer's answers to what was cancelled, will have taken too
+  // long: progress() must be called by then. UINT64_MAX: there are none.
   [[nodiscard]] uint64_t frame_deadline_ns() const noexcept;
   [[nodiscard]] const ConnectionStatistics& statistics() const noexcept { return statistics_; }
   [[nodiscard]] std::string describe() const;  // JSON object
@@ -156,6 +156,7 @@ class Connection {
   bool write_small(Part& part, LaneState& lane, const towline_submit_args& args) noexcept;
   bool hold_message(Part& part, const towline_submit_args& args) noexcept;
   void stop_producing(Part& part) noexcept;
+  void note_answered(LaneState& lane, uint64_t bytes) noexcept;
   void note_failure(Part& part, Status status, uint64_t begin, uint64_t end,
                     int32_t vendor_code = 0) noexcept;
   void settle(Part& part) noexcept;
@@ -314,6 +315,8 @@ class Connection {
   // connection.cc
   LaneState& append_lane(std::unique_ptr<Lane> lane);
   void watch_frames(LaneState& lane, uint64_t now_ns) noexcept;
+  void look_at_owed(uint64_t now_ns) noexcept;
+  void watch_owed(uint64_t now_ns) noexcept;
   uint32_t attend(LaneState& lane, uint64_t now_ns) noexcept;
   uint32_t attend_express(uint64_t now_ns) noexcept;
   void express_ended() noexcept;
@@ -357,6 +360,8 @@ class Connection {
   Status landings_refused_ = Status::kOk;
   uint64_t read_bytes_ = 0;  // outstanding in requests
   uint64_t held_message_bytes_ = 0;
+  uint32_t cancelled_ = 0;     // parts, until they have ended
+  bool owed_watched_ = false;  // a watch over what the peer owes may be under way
   uint64_t last_activity_ns_ = 0;
   bool down_ = false;
   bool armed_ = false;

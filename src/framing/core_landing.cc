@@ -586,8 +586,7 @@ void Connection::land_received_data(LaneState& lane, ReadRequest& request, bool 
   Status status = Status::kCorrupt;
   if (good) status = begin_scatter(index, vendor_code);
   request.next += slot.bytes;
-  lane.in.read_bytes -= slot.bytes;
-  read_bytes_ -= slot.bytes;
+  note_answered(lane, slot.bytes);
   const bool last = request.next == request.end;
   if (last) settle_request(lane, Status::kOk);  // not the part, which still waits for this copy
   if (status != Status::kOk) scatter_ended(index, status, vendor_code);

@@ -137,16 +137,19 @@ bool Connection::hold_message(Part& part, const towline_submit_args& args) noexc
 // No more frames or requests are made. The part ends when the owner has counted or answered the existing
 // ones. Until then a WRITE's bytes may land there and a READ's here, and the owner may be reading: only its
 // last answer fences both sides. A READ could end here at once and drop late data, but then this side would
-// not know when the owner stops using the memory.
+// not know when the owner stops using the memory. An owner that does neither in time loses the connection: see
+// watch_owed().
 void Connection::cancel(uint64_t cookie) noexcept {
   if (down_) return;
   Part* found = nullptr;
   parts_.for_each_live([&](Part& part) {
     if (part.cookie == cookie && part.state != PartState::kEnded) found = &part;
   });
-  if (found == nullptr || found->state == PartState::kMessage) return;
+  if (found == nullptr || found->cancelled || found->state == PartState::kMessage) return;
   found->cancelled = true;
+  ++cancelled_;
   stop_producing(*found);
+  look_at_owed(host_.now_ns());
   wake_if_needed();
 }
 
@@ -201,6 +204,7 @@ TOWLINE_WAKE_PATH uint32_t Connection::retry_messages() noexcept {
 void Connection::end_part(Part& part) noexcept {
   if (part.list != nullptr) part.list->remove(part);
   part.state = PartState::kEnded;
+  if (part.cancelled) --cancelled_;
   held_message_bytes_ -= part.message.size();
   part.message.clear();
   ended_.push(part);

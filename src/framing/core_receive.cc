@@ -354,9 +354,14 @@ void Connection::end_data(LaneState& lane, bool good) noexcept {
   else if (!good)
     note_failure(*request.part, Status::kCorrupt, request.next, request.next + bytes);
   request.next += bytes;
-  lane.in.read_bytes -= bytes;
-  read_bytes_ -= bytes;
+  note_answered(lane, bytes);
   if (request.next == request.end) settle_request(lane, Status::kOk);
+}
+
+void Connection::note_answered(LaneState& lane, uint64_t bytes) noexcept {
+  lane.in.read_bytes -= bytes;
+  lane.in.answered_bytes += bytes;
+  read_bytes_ -= bytes;
 }
 
 // The oldest read request of the lane has been answered, or the rest of it refused.
@@ -365,8 +370,7 @@ void Connection::settle_request(LaneState& lane, Status status) noexcept {
   ReadRequest& request = requests_[index];
   const uint64_t left = request.end - request.next;
   lane.in.reads.pop();
-  lane.in.read_bytes -= left;
-  read_bytes_ -= left;
+  note_answered(lane, left);
   free_requests_.push_back(index);  // within its capacity
   Part* const part = std::exchange(request.part, nullptr);
   --part->outstanding;

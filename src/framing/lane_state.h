@@ -64,6 +64,8 @@ struct ReadAnswer {
   std::unique_ptr<WireSegment[]> segments;  // kMaxSegments, made when first needed
 };
 
+inline constexpr uint64_t kSlowestBytesPerS = 16u << 10;
+
 // Measures, once a pass, how long the current frame takes. A sender that stops in the middle of a frame must
 // not hold the owner's memory for longer than the owner allows.
 class FrameWatch {
@@ -90,14 +92,38 @@ class FrameWatch {
   [[nodiscard]] uint64_t left() const noexcept { return left_; }
 
  private:
-  static constexpr uint64_t kSlowestBytesPerS = 16u << 10;
-
   bool under_way_ = false;
   uint32_t sequence_ = 0;
   uint64_t began_ns_ = 0;
   uint64_t moved_ns_ = 0;
   uint64_t most_left_ = 0;
   uint64_t left_ = 0;
+};
+
+// Measures, once a pass, how long the owner takes to count the oldest frame, or to answer the oldest request. An owner
+// that lives and does neither must not hold this side's memory for longer than a frame may take.
+class OwedWatch {
+ public:
+  // `settled`: changes with everything that is counted or answered. `bytes`: of the oldest.
+  void look(uint64_t settled, uint64_t bytes, uint64_t now_ns) noexcept {
+    if (!under_way_ || settled != settled_) {
+      under_way_ = true;
+      settled_ = settled;
+      since_ns_ = now_ns;
+    }
+    bytes_ = bytes;
+  }
+  void none() noexcept { under_way_ = false; }
+  [[nodiscard]] uint64_t deadline_ns(uint64_t timeout_ns) const noexcept {
+    if (!under_way_) return kNoDeadline;
+    return Deadline::after(since_ns_, timeout_ns + bytes_ * (kSecondNs / kSlowestBytesPerS)).ns();
+  }
+
+ private:
+  bool under_way_ = false;
+  uint64_t settled_ = 0;
+  uint64_t since_ns_ = 0;
+  uint64_t bytes_ = 0;
 };
 
 // Bytes of input gathered before they are taken apart: a message, a preamble and some read ahead, in one
@@ -182,6 +208,7 @@ struct Output {
   BoundedQueue<uint32_t> answers;                 // indices of ReadAnswers
   BoundedQueue<uint32_t> gathers{kLandingSlots};  // slots of the next DATA, in order
   FrameWatch watch;                               // of DATA under way, which pins what it reads
+  OwedWatch owed;                                 // counts, while a part of an uncounted frame is cancelled
   PartList short_parts;                           // WRITEs bound to this lane, of one frame (or few)
   PartList long_parts;                            // and of more: only if there is a single lane
 
@@ -224,6 +251,8 @@ struct Input {
   uint64_t refused_part = 0;     // the chained part of which a frame was refused last
   BoundedQueue<uint32_t> reads;  // indices of ReadRequests, in the order asked on this lane
   uint64_t read_bytes = 0;       // outstanding in them
+  uint64_t answered_bytes = 0;   // of all requests so far
+  OwedWatch owed;                // answers, while a part of a request is cancelled
   FrameWatch watch;              // of the frame under way
 
   // True if a frame has begun and is incomplete, and does not wait for a slot; how many bytes of it are missing, as

@@ -29,7 +29,8 @@ struct ConnectionOptions {
   bool checksum = false;                       // CRC-32C over every payload we send
   uint32_t features = kFeatures;  // that the peer named in the handshake; it is sent nothing else
   // An incomplete frame breaks the connection if no byte of it arrives for this long, or if it arrives at
-  // less than 16 KiB/s on average.
+  // less than 16 KiB/s on average. While a part is cancelled, so does a frame of it that the peer does not count, and
+  // a request that it does not answer, within this time and that of their bytes at 16 KiB/s.
   uint64_t frame_timeout_ns = 20'000'000'000;
   std::shared_ptr<RefusalBudget> refusals;  // of the peer's accesses; null: no limit
   MakeLander make_lander;                   // for GPU memory of this side; null: it has none
