@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "base/os/unique_fd.h"
@@ -144,6 +145,25 @@ TEST_F(CancelTest, ThatIsCountedLeavesNoTimeBehind) {
   EXPECT_EQ(side_->connection.frame_deadline_ns(), kNoDeadline);
   live(60);
   EXPECT_FALSE(side_->connection.down()) << "the other one is not cancelled";
+}
+
+// Its data is here, and only its message still has to find room in a lane that the peer does not read.
+TEST_F(CancelTest, ThatWaitsForRoomForAMessageEndsAtOnce) {
+  const std::string message(48 << 10, 'm');
+  ASSERT_EQ(side_->submit(side_->prepare(plan_.plan(), TOWLINE_READ), 1, 0, kBytes, message),
+            Status::kInProgress);
+  pass();
+  take();
+  const std::vector<uint8_t> filling(32 << 10);
+  while (static_cast<Status>(side_->connection.send(filling.data(), filling.size())) == Status::kOk) pass();
+  answer(0, kBytes);
+  pass();
+  ASSERT_FALSE(side_->host.ended(1));
+  side_->connection.cancel(1);
+  pass();
+  ASSERT_TRUE(side_->host.ended(1));
+  EXPECT_EQ(side_->host.status(1), Status::kCancelled);
+  EXPECT_EQ(side_->host.result(1).fences, kBoth);
 }
 
 }  // namespace

@@ -145,11 +145,16 @@ void Connection::cancel(uint64_t cookie) noexcept {
   parts_.for_each_live([&](Part& part) {
     if (part.cookie == cookie && part.state != PartState::kEnded) found = &part;
   });
-  if (found == nullptr || found->cancelled || found->state == PartState::kMessage) return;
+  if (found == nullptr || found->cancelled) return;
   found->cancelled = true;
   ++cancelled_;
-  stop_producing(*found);
-  look_at_owed(host_.now_ns());
+  if (found->state == PartState::kMessage) {  // everything is placed, and its message won't be sent
+    found->status = Status::kCancelled;
+    end_part(*found);
+  } else {
+    stop_producing(*found);
+    look_at_owed(host_.now_ns());
+  }
   wake_if_needed();
 }
 
