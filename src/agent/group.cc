@@ -150,7 +150,9 @@ void Group::note_peer(PlannedPost& post) {
   Peer* const peer = post.remote().peer();
   if (link == nullptr || peer == nullptr) return;
   if (!post.fenced(TOWLINE_FENCE_LOCAL)) local_fence_lost_ = true;
-  if (!post.fenced(TOWLINE_FENCE_REMOTE)) {
+  const Status there = post.fence(TOWLINE_FENCE_REMOTE);
+  if (there == Status::kUnsupported) remote_fence_lost_ = true;
+  if (there == Status::kNotYet) {
     for (uint32_t i = 0; i < post.part_room(); ++i) {
       const Part& part = post.parts()[i];
       if (part.link != nullptr)
@@ -366,9 +368,10 @@ Status Group::fence(uint32_t fences) const noexcept {
   if (in_flight_ != 0) return Status::kNotYet;
   if (fences != 0 && local_fence_lost_) return Status::kUnsupported;
   if ((fences & TOWLINE_FENCE_REMOTE) == 0) return Status::kOk;
+  if (remote_fence_lost_) return Status::kUnsupported;
   const bool all = std::all_of(unfenced_.begin(), unfenced_.end(), [](const Unfenced& entry) {
     if (entry.peer->ended() == Status::kPeerRestarted) return true;
-    return entry.link != nullptr && !entry.link->unfenced(entry.generation);
+    return entry.link != nullptr && entry.link->remote_fence(entry.generation) == Status::kOk;
   });
   return all ? Status::kOk : Status::kNotYet;
 }

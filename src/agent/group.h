@@ -128,6 +128,7 @@ class Group final : public Ending {
   std::vector<Unfenced> unfenced_;
   bool local_fence_lost_ =
       false;  // a member ended without its local fence: only its backend's end gives that
+  bool remote_fence_lost_ = false;  // the same of a fence that nothing will tell of
   uint64_t failed_member_ = UINT64_MAX;
   void* failed_user_data_ = nullptr;
   std::string why_;

@@ -88,8 +88,9 @@ class Link {
   }
   // A part of the current generation has ended, but its bytes may still move at the peer.
   void note_unfenced() noexcept;
-  // True if bytes of parts of that generation may still move at the peer. Any thread.
-  [[nodiscard]] bool unfenced(uint32_t generation) const noexcept;
+  // kOk if no bytes of parts of that generation move at the peer any more; kNotYet if they may; kUnsupported if they may,
+  // and nothing will tell when they have stopped. Any thread.
+  [[nodiscard]] Status remote_fence(uint32_t generation) const noexcept;
   // The peer has ended its side of a connection, of this link or of another. Any thread.
   void ended_at_peer(uint64_t id) noexcept;
   // Closes the connection soon if it is that one. Any thread.

@@ -83,10 +83,15 @@ void Link::note_unfenced() noexcept {
   peer_.given_up_changed();
 }
 
-bool Link::unfenced(uint32_t generation) const noexcept {
-  if (generation <= never_fenced_.load(std::memory_order_acquire)) return true;
-  return unfenced_id_.load(std::memory_order_acquire) != 0 &&
-         unfenced_generation_.load(std::memory_order_acquire) == generation;
+// Where connections have no numbers, nobody but a restart of the peer tells; this agent, which has its own files and
+// objects as its peer, does not restart.
+Status Link::remote_fence(uint32_t generation) const noexcept {
+  const bool own = peer_.incarnation() == worker_.agent().incarnation();
+  if (generation <= never_fenced_.load(std::memory_order_acquire))
+    return own ? Status::kUnsupported : Status::kNotYet;
+  const bool asked = unfenced_id_.load(std::memory_order_acquire) != 0 &&
+                     unfenced_generation_.load(std::memory_order_acquire) == generation;
+  return asked ? Status::kNotYet : Status::kOk;
 }
 
 void Link::ended_at_peer(uint64_t id) noexcept {

@@ -239,11 +239,13 @@ Status Post::remote_fence() const noexcept {
   if (remote().peer()->ended() == Status::kPeerRestarted) return Status::kOk;
   if (staged_ != nullptr) return staged_->far_fence();
   if (local_fence_lost()) return Status::kUnsupported;  // something else than the connection moves them
-  for (uint32_t i = 0; i < part_room_; ++i) {
+  Status all = Status::kOk;
+  for (uint32_t i = 0; i < part_room_ && all != Status::kUnsupported; ++i) {
     const Part& part = parts_[i];
-    if (part.link != nullptr && part.link->unfenced(part.link_generation)) return Status::kNotYet;
+    const Status one = part.link == nullptr ? Status::kOk : part.link->remote_fence(part.link_generation);
+    if (one != Status::kOk) all = one;
   }
-  return Status::kOk;
+  return all;
 }
 
 Status Post::wait_fenced(uint32_t fences, uint64_t timeout_ns) noexcept {

@@ -582,6 +582,15 @@ TEST_F(ObjectFaults, ALostAnswerToAWriteIsSettledByLooking) {
   const Transfer lost = transfer(Op::write, 0, small, 0, kMib);
   EXPECT_EQ(run(lost), Status::kIo);
   EXPECT_EQ(lost.wait_fenced(Fence::kLocal, 60s), Status::kOk);
+  EXPECT_EQ(lost.wait_fenced(Fence::kRemote, 60s), Status::kUnsupported) << "nothing will tell";
+  EXPECT_NE(last_error().find("no fence for writing 1 blocks"), std::string_view::npos) << last_error();
+  Plan plan = agent_->plan(in_memory(0, kMib), in_object(small, 0, kMib));
+  const Group group = agent_->group();
+  ASSERT_GE(static_cast<int>(group.add(plan)), 0) << last_error();
+  (void)group.close();
+  EXPECT_EQ(group.wait(60s), Status::kIo) << group.error();
+  EXPECT_EQ(group.wait_fenced(Fence::kLocal, 60s), Status::kOk) << group.error();
+  EXPECT_EQ(group.wait_fenced(Fence::kRemote, 60s), Status::kUnsupported) << group.error();
   EXPECT_NE(lost.route().find("is not known"), std::string::npos) << lost.route();
 }
 
@@ -728,7 +737,7 @@ TEST_F(ObjectFaults, AWriteThatIsCancelledWhileItIsLookedForHasNoRemoteFence) {
   write.cancel();
   EXPECT_EQ(write.wait(60s), Status::kCancelled);
   EXPECT_EQ(write.wait_fenced(Fence::kLocal, 60s), Status::kOk);
-  EXPECT_EQ(write.wait_fenced(Fence::kRemote, 100ms), Status::kNotYet);
+  EXPECT_EQ(write.wait_fenced(Fence::kRemote, 60s), Status::kUnsupported);
 }
 
 // ---- clocks and regions
