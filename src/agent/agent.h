@@ -254,6 +254,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   [[nodiscard]] bool wait_until(Done&& done, std::atomic<uint32_t>& word, std::atomic<uint32_t>& sleepers,
                                 uint64_t timeout_ns) noexcept;
   Peer& learn(const metadata::PeerMetadata& metadata, bool may_ask);
+  // What is told of a peer; but of this agent itself, as whom another may pose, it is what it says itself.
+  [[nodiscard]] metadata::PeerMetadata with_own_word(metadata::PeerMetadata told);
   // Finds or makes the unsolicited peer of a hello or a blob. Throws Error(kLimitExceeded).
   PeerHold meet(const metadata::PeerSummary& told, std::span<const uint8_t> blob);
   [[nodiscard]] PeerHold meet_by_hello(const Backend& backend, const metadata::PeerSummary& told);

@@ -62,6 +62,28 @@ TEST(Names, WhatAStrangerOffersChangesNothingOfAPeerThatWasAskedFor) {
   EXPECT_EQ(&add(*agent, real), &peer);
 }
 
+TEST(Names, OfThisAgentItselfOnlyItsOwnWordIsTaken) {
+  const auto agent = make_agent("agent");
+  metadata::PeerMetadata forged = metadata::decode(agent->metadata(nullptr));
+  const metadata::PeerMetadata real = forged;
+  ASSERT_FALSE(real.backends.empty());
+  forged.identity.name = "another";
+  forged.identity.host.pid += 1;
+  forged.listen = {"192.0.2.2:2"};
+  for (metadata::BackendMetadata& backend : forged.backends) backend.address = {9, 9, 9};
+  forged.regions = stranger("x", 3).regions;
+  Peer& self = add(*agent, forged);
+  EXPECT_EQ(self.name(), "agent");
+  EXPECT_EQ(self.identity().pid, real.identity.host.pid);
+  EXPECT_EQ(self.listen_addresses(), real.listen);
+  EXPECT_TRUE(self.regions().empty());
+  for (const metadata::BackendMetadata& backend : real.backends) {
+    std::vector<uint8_t> address;
+    ASSERT_TRUE(self.address(backend.name, address)) << backend.name;
+    EXPECT_EQ(address, backend.address) << backend.name;
+  }
+}
+
 TEST(Names, ANameAloneEndsNobody) {
   const auto agent = make_agent("agent");
   Peer& real = add(*agent, stranger("x"));

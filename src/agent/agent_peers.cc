@@ -73,7 +73,13 @@ void Agent::gate_transfers_locked(const Peer& peer, Status why) noexcept {
 
 Peer& Agent::add_peer(std::span<const uint8_t> blob, bool may_ask) {
   check_usable();
-  return learn(metadata::decode(blob), may_ask);
+  return learn(with_own_word(metadata::decode(blob)), may_ask);
+}
+
+metadata::PeerMetadata Agent::with_own_word(metadata::PeerMetadata told) {
+  if (told.identity.incarnation != incarnation_) return told;
+  const Worker::Guard guard(*workers_[0]);
+  return describe_self(nullptr, false);
 }
 
 Peer& Agent::connect_peer(const std::string& address, Deadline deadline, const std::atomic<bool>* stop) {
@@ -95,7 +101,7 @@ void Agent::refresh_peer(Peer& peer, Deadline deadline, const std::atomic<bool>*
   for (const std::string& address : addresses) {
     try {
       const metadata::PeerMetadata now =
-          metadata::decode(metadata::exchange(address, metadata(nullptr), deadline, stop));
+          with_own_word(metadata::decode(metadata::exchange(address, metadata(nullptr), deadline, stop)));
       if (now.identity.incarnation == peer.incarnation()) {
         peer.merge(now);
         std::lock_guard lock(control_mutex_);
