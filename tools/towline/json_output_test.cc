@@ -131,7 +131,18 @@ TEST(JsonOutput, a_failure_is_an_object_with_the_error_and_the_exit_code) {
   expect_failure(run({"info --nosuch --json 2>/dev/null"}), 2, "--nosuch");
   expect_failure(run({"bench --json --iterations many 2>/dev/null"}), 2, "many");
   expect_failure(run({"nosuch --json 2>/dev/null"}), 2, "nosuch");
+  expect_failure(run({"cp --json=true /no/such/file /tmp/to 2>/dev/null"}), 1, "no such file");
+  expect_failure(run({"info --json=1 --nosuch 2>/dev/null"}), 2, "--nosuch");
   expect_failure(run({"replay --json --requests 1 --layers 2 2>/dev/null"}, SIGINT), 130, "interrupted");
+}
+
+TEST(JsonOutput, a_failure_is_no_object_where_json_is_turned_off) {
+  for (const char* arguments :
+       {"cp --json=false /no/such/file /tmp/to 2>/dev/null", "cp /no/such/file /tmp/to 2>/dev/null"}) {
+    const Printed printed = run({arguments});
+    EXPECT_EQ(printed.exit_code, 1) << arguments;
+    EXPECT_TRUE(printed.object.is_discarded()) << printed.object;
+  }
 }
 
 TEST(JsonOutput, names_that_are_not_utf8_are_printed) {

@@ -29,9 +29,15 @@ constexpr int kFailedExit = 1;
 constexpr int kUsageExit = 2;
 constexpr int kInterruptedExit = 130;
 
-// Whether the command line has --json, also if the rest of it makes no sense.
+// Whether the command line has --json, also if the rest of it makes no sense. A flag may have a value.
 bool asks_for_json(int argc, char** argv) {
-  return std::find(argv + 1, argv + argc, std::string_view{"--json"}) != argv + argc;
+  constexpr std::string_view kFlag = "--json";
+  return std::any_of(argv + 1, argv + argc, [&](std::string_view word) {
+    if (!word.starts_with(kFlag)) return false;
+    const std::string value = CLI::detail::to_lower(std::string{word.substr(kFlag.size())});
+    const auto off = {"=false", "=off", "=no", "=disable", "=f", "=n", "=0", "=-"};
+    return value.empty() || (value.front() == '=' && std::ranges::find(off, value) == off.end());
+  });
 }
 
 // Processes that a command starts are this program again.
@@ -62,6 +68,7 @@ int run(int argc, char** argv, bool json) {
       "  towline cp peer:10.0.0.7:7700 /data/kv.bin --verify\n"
       "towline COMMAND --help says more.\n\n"
       "Exit codes: 0 done, 1 failed, 2 a command line that makes no sense, 130 interrupted.\n"
+      "If the reader of its output goes away, SIGPIPE ends it; a shell reports that as 141.\n"
       "With --json, a failure is an object with \"error\" and \"exit_code\" on standard output as well.");
   bool no_color = false;
   std::string no_color_variable;  // no-color.org: any value that is not empty counts
