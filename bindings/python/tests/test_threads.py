@@ -163,11 +163,46 @@ def test_an_agent_is_closed_under_the_feet_of_others(make_agent):
             pair.near.metadata()
 
 
+def test_the_interpreter_ends_after_an_agent_that_a_finalizer_closes():
+    code = """
+        import threading, towline
+        finalized = threading.Event()
+        class Cache(bytearray):
+            def __del__(self):
+                owner.close()
+                finalized.set()
+        class Owner(towline.Agent):
+            def close(self):
+                beside = threading.current_thread().name == "towline-close"
+                if beside:
+                    threading.main_thread().join()  # the program has ended, and the interpreter is about to
+                super().close()
+                if beside:
+                    print("closed", flush=True)
+        owner = Owner("owner", listen="127.0.0.1:0", backends="shm")
+        reader = towline.Agent("reader", listen="127.0.0.1:0", backends="shm", progress="caller")
+        region = owner.register(Cache(1 << 20), access="read")
+        mine = bytearray(1 << 20)
+        kept = reader.register(mine)
+        peer = reader.connect(owner.address)
+        theirs = peer.block_list([(region.address, 4096)])
+        reader.copy(theirs, reader.block_list([(kept.address, 4096)])).result(timeout=20)
+        del region  # the reader, which makes no progress, may reach it still
+        reader.close()
+        assert finalized.wait(20)
+    """
+    done = run_script(code)
+    assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr
+
+
 @pytest.mark.parametrize("how", ["while it runs", "while it closes"])
 def test_a_finalizer_of_registered_memory_may_close_the_agent(how):
     code = f"""
         import threading, towline
         finalized = threading.Event()
+        started = []
+        start = threading.Thread.start
+        threading.Thread.start = lambda thread: (started.append(thread.name), start(thread))
         class Cache(bytearray):
             def __del__(self):
                 owner.close()
@@ -186,6 +221,8 @@ def test_a_finalizer_of_registered_memory_may_close_the_agent(how):
         else:
             reader.close()
         assert finalized.wait(20)
+        # What closes already needs no thread, which an interpreter that ends could not start.
+        assert started.count("towline-close") == {1 if how == "while it runs" else 0}, started
         for thread in threading.enumerate():
             if thread.name == "towline-close":
                 thread.join()

@@ -89,10 +89,12 @@ class Agent(_core.Agent):
     def close(self) -> None:
         """Ends every transfer (their outcome is CLOSED), tells the peers, and waits for threads that are in a call.
 
-        The finalizer of registered memory may run on a thread of the agent's own, or while it closes: there it only begins.
+        The finalizer of registered memory may run on a thread of the agent's own, or while it closes: there it only begins,
+        and the interpreter ends after it.
         """
         if _core._is_letting_go():
-            threading.Thread(target=self.close, name="towline-close").start()
+            if not self.closed:  # the thread is no daemon, though its parent here is one to Python
+                threading.Thread(target=self.close, name="towline-close", daemon=False).start()
             return
         hub = self._hub_of_loops
         if hub is not None:
