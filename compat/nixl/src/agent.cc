@@ -109,6 +109,7 @@ nixlAgentData::nixlAgentData(const std::string& agent_name, const nixlAgentConfi
 nixlAgentData::~nixlAgentData() {
   // No background thread may use this object while the rest is destroyed.
   calls.stop();
+  sent_metadata.stop();
   opened_directory.reset();
   // Ends all transfers and waits for their local fences. Everything freed after this only releases memory.
   agent.reset();

@@ -27,6 +27,7 @@
 #include "metadata_calls.h"
 #include "metadata_directory.h"
 #include "remotes.h"
+#include "sent_metadata.h"
 #include "settings.h"
 #include "telemetry.h"
 
@@ -215,7 +216,7 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   // Waits for the peer's credit until the deadline.
   nixl_status_t send_notice(const towline::Peer& peer, std::string_view notice, uint64_t until_ns,
                             const char* call);
-  // Processes new messages of peers and of the metadata server. Does not block.
+  // Processes new messages of peers and of the metadata server. Blocks for a moment at most.
   void catch_up();
   // True if catch_up() already ran in this tick of the clock; marks it as run.
   [[nodiscard]] bool caught_up_lately() noexcept;
@@ -224,6 +225,10 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
 
   void read_message(const std::string& sender, std::string_view incarnation,
                     std::string_view message) override;
+  void read_all() override;
+  // What an agent has sent of itself, and that it takes this back. On the thread of sent_metadata.
+  void take_sent(const std::string& sender, towline::nixl::SentMetadata::Frame frame);
+  void take_back(const std::string& sender, std::string_view incarnation);
   void gone(const std::string& agent_name) override;
 
   [[nodiscard]] const towline::Agent& towline_agent() const noexcept { return *agent; }
@@ -254,6 +259,7 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   towline::nixl::LinkedList<nixlDlistH> lists;
   towline::nixl::LinkedList<nixlXferReqH> requests;
   towline::nixl::MetadataCalls calls;
+  towline::nixl::SentMetadata sent_metadata;
   std::mutex directory_mutex;
   std::unique_ptr<towline::nixl::MetadataDirectory> opened_directory;
 };

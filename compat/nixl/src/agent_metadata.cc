@@ -249,32 +249,61 @@ nixl_status_t nixlAgent::makeConnection(const std::string& remote_agent,
 void nixlAgentData::read_message(const std::string& sender, std::string_view incarnation,
                                  std::string_view message) {
   if (message_type(message) == MessageType::kInvalidate) {
-    const std::shared_ptr<Remote> remote = remotes.find(sender);
-    // The connection stays: the sender's next messages arrive over it.
-    if (remote == nullptr || remote->peer().incarnation() != incarnation) return;
-    (void)remotes.forget(sender);
-    forget_engines(sender);
+    (void)sent_metadata.run(0, [this, sender, from = std::string{incarnation}] { take_back(sender, from); });
     return;
   }
   // Only an agent that listens takes what others send unasked.
   if (message_type(message) != MessageType::kLoad || !config.useListenThread) return;
-  std::string bytes;
-  if (!arriving_frames.add(sender, message_body(message), bytes)) return;
-  Frame frame;
-  // An agent may send only its own metadata.
-  if (decode(bytes, frame).empty() && frame.name != sender) {
-    log(LogLevel::kWarning,
-        fmt::format("agent '{}' sent metadata of agent '{}', which is not loaded", sender, frame.name));
-    return;
-  }
-  const std::shared_ptr<Remote> known = remotes.find(sender);
-  if (known != nullptr && known->is_alive() && known->peer().incarnation() != incarnation) {
-    log(LogLevel::kWarning,
-        fmt::format("another agent '{}' sent its metadata while the first is there: not loaded", sender));
-    return;
-  }
+  SentMetadata::Frame frame{std::string{incarnation}, {}};
+  if (!arriving_frames.add(sender, message_body(message), frame.bytes)) return;
+  const size_t bytes = frame.bytes.size();
+  const bool room = sent_metadata.run(
+      bytes, [this, sender, frame = std::move(frame)]() mutable { take_sent(sender, std::move(frame)); });
+  if (!room) log(LogLevel::kWarning, fmt::format("no room for the metadata that agent '{}' sent", sender));
+}
+
+void nixlAgentData::take_back(const std::string& sender, std::string_view incarnation) {
+  sent_metadata.drop(sender, incarnation);
+  const std::shared_ptr<Remote> remote = remotes.find(sender);
+  // The connection stays: the sender's next messages arrive over it.
+  if (remote == nullptr || remote->peer().incarnation() != incarnation) return;
+  (void)remotes.forget(sender);
+  forget_engines(sender);
+}
+
+void nixlAgentData::take_sent(const std::string& sender, SentMetadata::Frame frame) {
   std::string loaded;
-  (void)guard("metadata sent by another agent", metadata_to_nixl, [&] { return load(bytes, loaded, true); });
+  (void)guard("metadata sent by another agent", metadata_to_nixl, [&] {
+    Frame read;
+    // An agent may send only its own metadata.
+    if (decode(frame.bytes, read).empty() && read.name != sender) {
+      return fail(NIXL_ERR_NOT_ALLOWED, "agent '{}' sent metadata of agent '{}', which is not loaded", sender,
+                  read.name);
+    }
+    const std::shared_ptr<Remote> known = remotes.find(sender);
+    if (known == nullptr || !known->is_there() || known->peer().incarnation() == frame.incarnation)
+      return load(frame.bytes, loaded, true);
+    log(LogLevel::kWarning,
+        fmt::format(
+            "another agent '{}' sent its metadata while the first is there: not loaded before that has left",
+            sender));
+    return sent_metadata.keep(sender, std::move(frame)) ? NIXL_SUCCESS : NIXL_ERR_NOT_ALLOWED;
+  });
+}
+
+// Frames that were kept go on once nobody is there under their sender's name.
+void nixlAgentData::read_all() {
+  if (!sent_metadata.keeps_any()) return;
+  const auto may_go_on = [this](const std::string& sender) {
+    const std::shared_ptr<Remote> known = remotes.find(sender);
+    return known == nullptr || !known->is_there();
+  };
+  for (auto& [sender, frame] : sent_metadata.take_kept(may_go_on)) {
+    const size_t bytes = frame.bytes.size();
+    (void)sent_metadata.run(bytes, [this, name = sender, kept = std::move(frame)]() mutable {
+      take_sent(name, std::move(kept));
+    });
+  }
 }
 
 void nixlAgentData::catch_up() {

@@ -28,6 +28,7 @@ void Inbox::drain_locked(const Agent& agent, size_t most_bytes) {
       reader_.read_message(name, notice.peer_incarnation(), text);
     }
   }
+  reader_.read_all();
 }
 
 void Inbox::read_long(const std::string& name, std::string_view incarnation, std::string_view message) {

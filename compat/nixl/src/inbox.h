@@ -20,6 +20,8 @@ class MessageReader {
   // Reads an internal message. Called with the inbox locked.
   virtual void read_message(const std::string& name, std::string_view incarnation,
                             std::string_view message) = 0;
+  // All messages that have come are read. Called with the inbox locked.
+  virtual void read_all() {}
 };
 
 class Inbox {

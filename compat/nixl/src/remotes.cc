@@ -80,6 +80,10 @@ bool Remote::is_alive() const noexcept {
   return !gone() && towline_peer_health(peer_.native()) == TOWLINE_HEALTH_ALIVE;
 }
 
+bool Remote::is_there() const noexcept {
+  return is_alive() || (!gone() && towline_peer_health(peer_.native()) == TOWLINE_HEALTH_SUSPECT);
+}
+
 bool Remote::has_left() const noexcept {
   return !gone() && towline_peer_health(peer_.native()) == TOWLINE_HEALTH_LOST;
 }

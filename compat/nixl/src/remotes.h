@@ -35,6 +35,8 @@ class Remote {
   [[nodiscard]] const Peer& peer() const noexcept { return peer_; }
   // True if it is not forgotten and Towline believes that its process is alive.
   [[nodiscard]] bool is_alive() const noexcept;
+  // The same, also while it is silent.
+  [[nodiscard]] bool is_there() const noexcept;
   // True if it closed, or its process ended, and its metadata was not invalidated after that.
   [[nodiscard]] bool has_left() const noexcept;
   // The same, after a moment if its leaving is still to be noticed: a peer that leaves takes its memory back

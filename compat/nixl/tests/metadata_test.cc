@@ -1,4 +1,11 @@
 // Metadata: by hand, to and from an address, whole and partial; peers that restart.
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+
 #include "support.h"
 
 namespace compat {
@@ -31,6 +38,36 @@ towline::nixl::MetadataCall outcome(const nixlAgent& agent) {
   EXPECT_TRUE(eventually([&] { return towline::nixl::metadata_calls(agent).back().status != NIXL_IN_PROG; }));
   return towline::nixl::metadata_calls(agent).back();
 }
+
+// Takes connections at a port, and says nothing.
+class SilentPort {
+ public:
+  explicit SilentPort(uint16_t port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)) {
+    const int yes = 1;
+    (void)::setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_ANY);
+    EXPECT_EQ(::bind(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    EXPECT_EQ(::listen(fd_, 16), 0);
+  }
+  SilentPort(const SilentPort&) = delete;
+  SilentPort& operator=(const SilentPort&) = delete;
+  ~SilentPort() { ::close(fd_); }
+
+  // -1 if nobody has connected.
+  [[nodiscard]] int accept() const { return ::accept4(fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); }
+  [[nodiscard]] static bool is_open(int fd) {
+    std::array<char, 4096> said;
+    ssize_t got = 0;
+    while ((got = ::recv(fd, said.data(), said.size(), 0)) > 0) continue;
+    return got < 0 && errno == EAGAIN;
+  }
+
+ private:
+  int fd_;
+};
 
 bool knows(const Side& side, const std::string& name, const nixl_xfer_dlist_t& descs = {DRAM_SEG}) {
   return side.agent->checkRemoteMD(name, descs) == NIXL_SUCCESS;
@@ -194,6 +231,51 @@ TEST(Metadata, SentAgainAfterARestartTakesThePlaceOfTheOld) {
     EXPECT_TRUE(eventually([&] { return knows(a, "resent-b", b.blocks(1, 64)); })) << i;
     kept.back()->agent.reset();
   }
+}
+
+TEST(Metadata, SentWhileTheFormerAgentIsThereIsLoadedOnceThatHasLeft) {
+  Side a("former-a", 1 << 20, listening());
+  Side former("former-b");
+  a.load(former);
+  ASSERT_EQ(run(*a.agent, request(a, NIXL_WRITE, a.blocks(1, 64), former.blocks(1, 64), "former-b")),
+            NIXL_SUCCESS);
+  Side b("former-b");
+  const nixl_opt_args_t to_a = at(a);
+  ASSERT_EQ(b.agent->sendLocalMD(&to_a), NIXL_SUCCESS);
+  ASSERT_EQ(outcome(*b.agent).status, NIXL_SUCCESS);
+  b.load(a);
+  ASSERT_EQ(b.agent->genNotif("former-a", "behind it"), NIXL_SUCCESS);
+  std::vector<std::string> texts;
+  ASSERT_TRUE(receives(*a.agent, "former-b", 1, texts));
+  EXPECT_TRUE(knows(a, "former-b", former.blocks(1, 64)));
+  EXPECT_FALSE(knows(a, "former-b", b.blocks(1, 64)));
+  former.agent.reset();
+  EXPECT_TRUE(eventually([&] { return knows(a, "former-b", b.blocks(1, 64)); }));
+  EXPECT_EQ(run(*a.agent, request(a, NIXL_WRITE, a.blocks(1, 64), b.blocks(1, 64), "former-b")),
+            NIXL_SUCCESS);
+}
+
+// Whether the former agent of a name is there is asked where it listens, for up to half a second.
+TEST(Metadata, SentUnderTheNameOfASilentAgentHoldsNoNotificationUp) {
+  Side a("silent-a", 1 << 20, listening());
+  auto former = std::make_unique<Side>("silent-b", 1 << 20, listening());
+  a.load(*former);
+  const uint16_t port = port_of(*former->agent);
+  former->agent.reset();
+  const SilentPort silent(port);
+  Side b("silent-b");
+  const nixl_opt_args_t to_a = at(a);
+  ASSERT_EQ(b.agent->sendLocalMD(&to_a), NIXL_SUCCESS);
+  ASSERT_EQ(outcome(*b.agent).status, NIXL_SUCCESS);
+  int asking = -1;
+  ASSERT_TRUE(eventually([&] {
+    nixl_notifs_t none;
+    EXPECT_EQ(a.agent->getNotifs(none), NIXL_SUCCESS);
+    return (asking = silent.accept()) >= 0;
+  }));
+  EXPECT_TRUE(SilentPort::is_open(asking)) << "getNotifs waited until it was no longer asked";
+  EXPECT_TRUE(eventually([&] { return knows(a, "silent-b", b.blocks(1, 64)); }));
+  ::close(asking);
 }
 
 TEST(Metadata, SentToAnAgentThatDoesNotListenIsNotLoaded) {
