@@ -376,9 +376,26 @@ Status Group::fence(uint32_t fences) const noexcept {
   return all ? Status::kOk : Status::kNotYet;
 }
 
+void Group::seek_fence(uint32_t fences) const noexcept {
+  if ((fences & TOWLINE_FENCE_REMOTE) == 0 || fence(fences) != Status::kNotYet) return;
+  for (std::size_t i = 0;; ++i) {
+    Unfenced entry = {};
+    {
+      const std::lock_guard lock(mutex_);
+      if (in_flight_ != 0 || i >= unfenced_.size()) return;
+      entry = unfenced_[i];
+    }
+    if (entry.link != nullptr) entry.link->seek_confirmation(entry.generation);
+  }
+}
+
 Status Group::wait_fenced(uint32_t fences, uint64_t timeout_ns) noexcept {
   if (fork_generation_ != fork_generation()) return Status::kForked;
-  (void)wait_for([this, fences] { return fence(fences) != Status::kNotYet; }, timeout_ns);
+  const auto known = [this, fences] {
+    seek_fence(fences);
+    return fence(fences) != Status::kNotYet;
+  };
+  (void)wait_for(known, timeout_ns);
   return fence(fences);
 }
 

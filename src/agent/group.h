@@ -58,6 +58,8 @@ class Group final : public Ending {
   // kNotYet; kUnsupported: they will never hold, since a member has none.
   [[nodiscard]] Status fence(uint32_t fences) const noexcept;
   [[nodiscard]] bool fenced(uint32_t fences) const noexcept { return fence(fences) == Status::kOk; }
+  // See Post.
+  void seek_fence(uint32_t fences) const noexcept;
   // Why fence() answers kUnsupported, in a sentence; "" without memory.
   [[nodiscard]] std::string no_fence() const noexcept;
   void hold() noexcept { references_.fetch_add(1, std::memory_order_relaxed); }
@@ -83,7 +85,7 @@ class Group final : public Ending {
   };
   struct Unfenced {
     const Peer* peer;
-    const Link* link;  // null: known when the peer is gone
+    Link* link;  // null: known when the peer is gone
     uint32_t generation;
   };
 

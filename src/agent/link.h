@@ -91,6 +91,9 @@ class Link {
   // kOk if no bytes of parts of that generation move at the peer any more; kNotYet if they may; kUnsupported if they may,
   // and nothing will tell when they have stopped. Any thread.
   [[nodiscard]] Status remote_fence(uint32_t generation) const noexcept;
+  // Somebody waits for the peer's word on parts of that generation: connects to ask it, at most once a heartbeat, unless
+  // another link of the peer asks. Any thread that holds no worker's lock.
+  void seek_confirmation(uint32_t generation) noexcept;
   // The peer has ended its side of a connection, of this link or of another. Any thread.
   void ended_at_peer(uint64_t id) noexcept;
   // Closes the connection soon if it is that one. Any thread.
@@ -205,8 +208,9 @@ class Link {
   std::atomic<uint32_t> unfenced_generation_{0};
   std::atomic<uint64_t> unfenced_id_{0};
   std::atomic<uint32_t> never_fenced_{0};  // the same for a connection without a number
-  uint64_t asked_changes_ = 0;             // of peer_.given_up_changes(), on this connection
-  std::vector<uint64_t> ending_;           // connections that the peer asked to end, not answered yet
+  std::atomic<uint64_t> seek_again_ns_{0};
+  uint64_t asked_changes_ = 0;    // of peer_.given_up_changes(), on this connection
+  std::vector<uint64_t> ending_;  // connections that the peer asked to end, not answered yet
 
   std::unordered_map<uint64_t, Import> imports_;
   std::vector<Part*> prepared_;

@@ -100,6 +100,21 @@ void Link::ended_at_peer(uint64_t id) noexcept {
   worker_.wake();
 }
 
+void Link::seek_confirmation(uint32_t generation) noexcept {
+  if (remote_fence(generation) != Status::kNotYet) return;
+  for (const Link* link = peer_.first_of_links(); link != nullptr; link = link->next())
+    if (link->talks() || link->state() == State::kConnecting) return;
+  const Agent& agent = worker_.agent();
+  const uint64_t now_ns = agent.now_ns();
+  if (now_ns < seek_again_ns_.load(std::memory_order_relaxed) || !worker_.try_lock()) return;
+  seek_again_ns_.store(now_ns + agent.tuning().heartbeat_ns, std::memory_order_relaxed);
+  contain([&] {
+    if (peer_.ended() == Status::kOk) connect(UINT64_MAX);
+  });
+  worker_.unlock();
+  worker_.wake();  // it watches the deadline
+}
+
 uint32_t Link::ask_to_end() noexcept {
   const uint64_t changes = peer_.given_up_changes();
   if (asked_changes_ == changes) return 0;

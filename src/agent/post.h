@@ -205,6 +205,8 @@ class Post : public Ending {
   // kNotYet; kUnsupported: they will never hold, since the backend could not say when nothing moves any more.
   [[nodiscard]] Status fence(uint32_t fences) const noexcept;
   [[nodiscard]] bool fenced(uint32_t fences) const noexcept { return fence(fences) == Status::kOk; }
+  // For those who wait for these fences: connects to a peer that has to be asked. See Link::seek_confirmation.
+  void seek_fence(uint32_t fences) const noexcept;
   // Why fence() answers kUnsupported, in a sentence; "" without memory.
   [[nodiscard]] std::string no_fence() const noexcept;
   [[nodiscard]] std::string backend_name() const;

@@ -248,9 +248,21 @@ Status Post::remote_fence() const noexcept {
   return all;
 }
 
+void Post::seek_fence(uint32_t fences) const noexcept {
+  if ((fences & TOWLINE_FENCE_REMOTE) == 0 || fence(fences) != Status::kNotYet || !ready()) return;
+  if (staged_ != nullptr) return staged_->seek_far_fence();
+  for (uint32_t i = 0; i < part_room_; ++i)
+    if (Link* const link = parts_[i].link; link != nullptr)
+      link->seek_confirmation(parts_[i].link_generation);
+}
+
 Status Post::wait_fenced(uint32_t fences, uint64_t timeout_ns) noexcept {
   if (fork_generation_ != fork_generation()) return Status::kForked;
-  (void)wait_for([this, fences] { return fence(fences) != Status::kNotYet; }, timeout_ns);
+  const auto known = [this, fences] {
+    seek_fence(fences);
+    return fence(fences) != Status::kNotYet;
+  };
+  (void)wait_for(known, timeout_ns);
   return fence(fences);
 }
 

@@ -493,6 +493,10 @@ void StagedTransfer::finish() noexcept {
   whole_.part_ended(part, {kResultBytes, end.status, end.vendor_code, fences_, 0, 0, end.begin, end.end});
 }
 
+void StagedTransfer::seek_far_fence() const noexcept {
+  for (const Legs& legs : legs_) legs.far->seek_fence(TOWLINE_FENCE_REMOTE);
+}
+
 Status StagedTransfer::far_fence() const noexcept {
   Status all = Status::kOk;
   for (const Legs& legs : legs_) {

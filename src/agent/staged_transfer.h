@@ -76,6 +76,7 @@ class StagedTransfer {
 
   // No byte can land on the far side any more. Any thread, nothing in flight.
   [[nodiscard]] Status far_fence() const noexcept;
+  void seek_far_fence() const noexcept;
 
   // For route().
   struct Description {

@@ -277,7 +277,8 @@ int32_t towline_post_fence_async(towline_post_t* post, uint32_t fences, towline_
       EventQueue::tell(std::move(ticket), Status::kOk);
       return Status::kOk;
     }
-    auto ask = [&run, fences](bool) {
+    auto ask = [&run, fences](bool closing) {
+      if (!closing) run.seek_fence(fences);
       const Status fence = run.fence(fences);
       if (fence != Status::kNotYet) return fence;
       return run.its_plan().closing() ? Status::kStale : Status::kInProgress;
@@ -302,7 +303,8 @@ int32_t towline_group_fence_async(towline_group_t* group, uint32_t fences, towli
     run.agent().check_usable();
     TicketHold ticket = capi::queue_for(run.agent(), queue).ticket(TOWLINE_EVENT_FENCED, user_data);
     ticket->value = fences;
-    auto ask = [&run, fences](bool) {
+    auto ask = [&run, fences](bool closing) {
+      if (!closing) run.seek_fence(fences);
       const Status fence = run.fence(fences);
       return fence == Status::kNotYet ? Status::kInProgress : fence;
     };

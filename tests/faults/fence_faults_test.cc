@@ -11,6 +11,7 @@
 #include "eventually.h"
 #include "stalling_proxy.h"
 #include "support/loopback.h"
+#include "towline/queue.hpp"
 #include "towline/towline.hpp"
 #include "victim.h"
 
@@ -77,6 +78,61 @@ TEST(RemoteFence, WhatStoodStillOnTheWayDoesNotLandOnceItIsFenced) {
   EXPECT_EQ(old_bytes, 0) << "bytes of the WRITE that was lost landed after its fence";
   EXPECT_EQ(std::count(memory.data(), memory.data() + kVictimBytes, std::byte{0xbb}),
             static_cast<ptrdiff_t>(kVictimBytes));
+}
+
+// Each way of waiting connects to ask the peer: nothing else is posted.
+class RemoteFenceAfterALoss : public ::testing::Test {
+ protected:
+  RemoteFenceAfterALoss() {
+    std::fill_n(memory_.data(), kVictimBytes, std::byte{0xaa});
+    EXPECT_EQ(plan_.post().wait(20s), Status::kOk) << last_error();  // all sockets are up
+    network_.stall();
+  }
+
+  const uint16_t port_ = support::free_port();
+  StallingProxy network_{port_};
+  const Victim owner_{{.backends = "tcp",
+                       .config = std::string(kFourSockets) + "[tcp]\nport_range = \"" +
+                                 std::to_string(port_) + "-" + std::to_string(port_) + "\"\nadvertise = \"" +
+                                 support::loopback_address(network_.port()) + "\"\n",
+                       .shared_memory = false}};
+  const Agent writer_{
+      "writer",
+      {.listen = "none",
+       .backends = "tcp",
+       .config = std::string(kFourSockets) + "[peer]\nheartbeat = \"50ms\"\nsuspect = \"150ms\"\nlost = "
+                                             "\"400ms\"\n"}};
+  Memory memory_{kVictimBytes};
+  const Region region_ = writer_.register_memory(dram(memory_), {.access = Access::kAll});
+  const Peer peer_ = writer_.connect(owner_.address());
+  const Plan plan_ = writer_.plan(
+      writer_.block_list(blocks_of(memory_.data(), kVictimBytes, kSentBlock)),
+      peer_.block_list(blocks_of(reinterpret_cast<const void*>(owner_.memory()), kVictimBytes, kSentBlock)));
+};
+
+TEST_F(RemoteFenceAfterALoss, APostsWaitAsksThePeer) {
+  const Post lost = plan_.post();
+  ASSERT_EQ(lost.wait(10s), Status::kPeerLost);
+  EXPECT_EQ(lost.wait_fenced(Fence::kRemote, 10s), Status::kOk);
+}
+
+TEST_F(RemoteFenceAfterALoss, AGroupsWaitAsksThePeer) {
+  const Group group = writer_.group();
+  ASSERT_TRUE(group.post(plan_).accepted()) << last_error();
+  ASSERT_EQ(group.wait(10s), Status::kPeerLost);
+  EXPECT_EQ(group.wait_fenced(Fence::kRemote, 10s), Status::kOk);
+}
+
+TEST_F(RemoteFenceAfterALoss, AnEventOfTheFenceAsksThePeer) {
+  const Queue queue{writer_};
+  const Post lost = plan_.post();
+  ASSERT_EQ(lost.wait(10s), Status::kPeerLost);
+  queue.fence(lost, Fence::kRemote, nullptr);
+  ASSERT_EQ(queue.wait(10s), Status::kOk);
+  for (const Event& event : queue.ready()) {
+    EXPECT_EQ(event.kind, TOWLINE_EVENT_FENCED);
+    EXPECT_EQ(event.status, TOWLINE_OK);
+  }
 }
 
 }  // namespace

@@ -358,14 +358,27 @@ nb::object result(Post& post, nb::handle timeout) {
   return result_object(post);
 }
 
+// `holding`: the fences that hold.
+[[noreturn]] void not_fenced(const std::string& what, uint32_t holding) {
+  if ((holding & TOWLINE_FENCE_LOCAL) == 0) raise_not_yet(what + " is not fenced yet");
+  raise_not_yet(
+      what +
+      " is not fenced at its peer yet: the peer has not confirmed that nothing of it can move there any "
+      "more. The local memory may be reused (fences=\"local\")");
+}
+
 void wait_fenced(const Post& post, nb::handle fences, nb::handle timeout) {
   const uint32_t wanted = fences_of(fences);
   const Deadline deadline(timeout_ns(timeout, TOWLINE_FOREVER));
   const int32_t status = wait_in_slices(deadline, TOWLINE_NOT_YET, [&](uint64_t slice) {
     return towline_post_wait_fenced(post.native, wanted, slice);
   });
-  if (status == TOWLINE_NOT_YET)
-    raise_not_yet("a post of " + std::to_string(post.bytes) + " bytes is not fenced yet");
+  if (status == TOWLINE_NOT_YET) {
+    towline_result_t result = {};
+    result.struct_size = sizeof result;
+    check(towline_post_result(post.native, &result), "towline_post_result");
+    not_fenced("a post of " + std::to_string(post.bytes) + " bytes", result.fences);
+  }
   check(status, "towline_post_wait_fenced");
 }
 
@@ -452,7 +465,12 @@ void wait_group_fenced(const Group& group, nb::handle fences, nb::handle timeout
   const int32_t status = wait_in_slices(deadline, TOWLINE_NOT_YET, [&](uint64_t slice) {
     return towline_group_wait_fenced(group.native, wanted, slice);
   });
-  if (status == TOWLINE_NOT_YET) raise_not_yet("a group is not fenced yet");
+  if (status == TOWLINE_NOT_YET) {
+    towline_group_result_t result = {};
+    result.struct_size = sizeof result;
+    check(towline_group_result(group.native, &result), "towline_group_result");
+    not_fenced("a group", result.fences);
+  }
   check(status, "towline_group_wait_fenced");
 }
 
