@@ -208,11 +208,13 @@ std::string Post::sentence(Status status, const std::string& more) const {
   if (legs != nullptr && status != Status::kTimedOut && status != Status::kCancelled)
     if (const Post* const failed = legs->describe().failed; failed != nullptr)
       leg = fmt::format(" in the leg over {}", failed->backend_name());
+  // Until its fence the backend has not told of every byte.
+  const Status fence = this->fence(TOWLINE_FENCE_LOCAL);
   return fmt::format(
-      "{} {} blocks ({} bytes) {} peer '{}' over {}: {}{}{}{}; {} bytes have moved; the local memory {}",
+      "{} {} blocks ({} bytes) {} peer '{}' over {}: {}{}{}{}; {}{} bytes have moved; the local memory {}",
       route_.op() == TOWLINE_WRITE ? "writing" : "reading", plan_.picked_blocks(), plan_.bytes(),
       direction_of(route_.op()), remote().peer()->name(), way_name(), status_text(status), leg, more, where,
-      moved_bytes(), reuse_of(fence(TOWLINE_FENCE_LOCAL)));
+      fence == Status::kNotYet ? "at least " : "", moved_bytes(), reuse_of(fence));
 }
 
 std::string Post::no_fence() const noexcept {

@@ -110,6 +110,15 @@ class RemoteFenceAfterALoss : public ::testing::Test {
       peer_.block_list(blocks_of(reinterpret_cast<const void*>(owner_.memory()), kVictimBytes, kSentBlock)));
 };
 
+TEST_F(RemoteFenceAfterALoss, APostThatIsNotFencedDoesNotSayWhatMovedAsIfItKnew) {
+  const Post cancelled = plan_.post();
+  cancelled.cancel();
+  ASSERT_EQ(cancelled.wait(10s), Status::kCancelled);
+  EXPECT_NE(cancelled.error().find("at least 0 bytes have moved; the local memory is not fenced yet"),
+            std::string::npos)
+      << cancelled.error();
+}
+
 TEST_F(RemoteFenceAfterALoss, APostsWaitAsksThePeer) {
   const Post lost = plan_.post();
   ASSERT_EQ(lost.wait(10s), Status::kPeerLost);
