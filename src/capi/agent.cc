@@ -27,6 +27,13 @@ int32_t refuse(const char* function, Status code, const char* why) noexcept {
   }
 }
 
+int32_t refuse(const char* function, const std::system_error& error) noexcept {
+  if (error.code() != std::errc::resource_unavailable_try_again)
+    return refuse(function, Status::kInternal, error.what());
+  return refuse(function, Status::kLimitExceeded,
+                "the system gives no more threads: ulimit -u and the cgroup's pids.max limit them");
+}
+
 void fail_null(const char* what) { fail(Status::kInvalidArgument, "{} is null", what); }
 
 int32_t refuse_null(const char* function, const char* what) noexcept {

@@ -9,6 +9,7 @@
 #include <new>
 #include <span>
 #include <string>
+#include <system_error>
 #include <type_traits>
 #include <vector>
 
@@ -68,6 +69,8 @@ namespace towline::capi {
 int32_t refuse(Status code, std::string text) noexcept;
 // The same: "<function>: <why>".
 int32_t refuse(const char* function, Status code, const char* why) noexcept;
+// What the C++ library throws: of threads, when the system gives none.
+[[gnu::cold]] int32_t refuse(const char* function, const std::system_error& error) noexcept;
 
 // "<function>: <what> is null".
 [[gnu::cold]] int32_t refuse_null(const char* function, const char* what) noexcept;
@@ -94,6 +97,8 @@ int32_t guard(const char* function, Call&& call) noexcept {
     return refuse(function, error.code(), error.what());
   } catch (const std::bad_alloc&) {
     return refuse(function, Status::kOutOfMemory, "out of memory");
+  } catch (const std::system_error& error) {
+    return refuse(function, error);
   } catch (const std::exception& error) {
     return refuse(function, Status::kInternal, error.what());
   }

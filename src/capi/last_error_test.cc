@@ -1,6 +1,10 @@
 // Every failure leaves a sentence of its own, on the data path too.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <initializer_list>
 #include <memory>
 #include <string>
@@ -139,6 +143,25 @@ TEST(LastErrorOfNull, names_the_call_and_what_is_null) {
   refused(towline_queue_wait(nullptr, 0), "towline_queue_wait: queue is null");
   refused(towline_queue_next(nullptr, nullptr, 0, sizeof(towline_event_t)),
           "towline_queue_next: queue is null");
+}
+
+// In a process of its own: the limit counts every thread of its user, and spares root.
+TEST(LastErrorOfThreads, ASystemThatGivesNoneIsNamedWithItsLimits) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    if (getuid() == 0 && setuid(65534) != 0) _exit(2);
+    const rlimit none = {1, 1};
+    if (setrlimit(RLIMIT_NPROC, &none) != 0) _exit(3);
+    towline_agent_t* agent = nullptr;
+    const int32_t status = towline_agent_create("crowded", nullptr, &agent);
+    const bool named = last_error().find("ulimit -u") != std::string_view::npos;
+    if (!named) (void)dprintf(STDERR_FILENO, "%d: %s\n", status, std::string(last_error()).c_str());
+    _exit(status == TOWLINE_LIMIT_EXCEEDED && named ? EXIT_SUCCESS : EXIT_FAILURE);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 }  // namespace
