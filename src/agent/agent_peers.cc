@@ -252,6 +252,7 @@ Status Agent::send_message(Peer& peer, const void* message, size_t bytes, uint64
   if (notice_bytes != UINT64_MAX && link->take_notice_credit(notice_bytes) != Status::kOk)
     return Status::kAgain;
   const Status status = told(link->send(message, bytes));
+  if (status == Status::kAgain) link->note_no_room();
   if (status != Status::kOk && notice_bytes != UINT64_MAX) link->return_notice_credit(notice_bytes);
   if (status == Status::kOk && notice_bytes != UINT64_MAX) link->sent().add_notice(link->worker().index());
   return status;

@@ -15,6 +15,8 @@ namespace towline {
 
 namespace {
 
+constexpr uint64_t kRoomPauseNs = 2 * kMillisecondNs;
+
 // Anybody can bring names, and there is a limited number of series.
 std::string_view name_of_series(const Peer& peer) noexcept {
   return peer.unsolicited() ? kStrangersName : std::string_view(peer.name());
@@ -302,6 +304,8 @@ TOWLINE_WAKE_PATH Status Link::take_notice_credit(uint64_t notice_bytes) noexcep
   notice_bytes_sent_ = taken;
   return Status::kOk;
 }
+
+void Link::note_no_room() noexcept { room_at_ns_ = worker_.agent().now_ns() + kRoomPauseNs; }
 
 bool Link::has_room() const noexcept {
   return notice_bytes_sent_ + notice_credit(TOWLINE_MAX_NOTICE_BYTES) - notice_bytes_credited_ <=
@@ -595,7 +599,7 @@ uint32_t Link::do_upkeep(uint64_t now_ns) {
       break;
   }
   if (up()) heartbeat(now_ns);
-  if (up() && peer_.awaits_credit() && has_room()) peer_.credit_came(Status::kOk);
+  if (up() && peer_.awaits_credit() && has_room() && now_ns >= room_at_ns_) peer_.credit_came(Status::kOk);
   if (!talks()) return done;
   done += ask_to_end() + answer_endings();
   if (worker_.agent().has_revoked_regions() || !revoking_here_.empty()) done += answer_revocations();

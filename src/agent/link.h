@@ -101,6 +101,9 @@ class Link {
 
   // Takes credit for a notice of `notice_bytes`; kAgain if the peer has not consumed enough yet.
   [[nodiscard]] Status take_notice_credit(uint64_t notice_bytes) noexcept;
+  // The backend refused for lack of room. It does not tell when it has some again, so whoever waits for credit is told a
+  // little later rather than at once.
+  void note_no_room() noexcept;
   void return_notice_credit(uint64_t notice_bytes) noexcept {
     notice_bytes_sent_ -= notice_credit(notice_bytes);
   }
@@ -229,6 +232,7 @@ class Link {
   std::atomic<uint64_t> notice_bytes_consumed_{0};
   uint64_t notice_bytes_reported_ = 0;
   uint64_t notice_bytes_received_ = 0;
+  uint64_t room_at_ns_ = 0;  // before that the backend is full, as far as is known
   std::atomic<Status> takes_tags_{Status::kAgain};
   bool pong_due_ = false;
   bool sending_waiting_ = false;

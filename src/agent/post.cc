@@ -397,6 +397,7 @@ Status Post::submit_now(Part& part, void* const* stream, uint32_t flags) noexcep
   part.link->part_ended();
   part.worker->untrack(part);
   if (notice) part.link->return_notice_credit(options_.notice_bytes);
+  if (status == TOWLINE_AGAIN) part.link->note_no_room();
   return static_cast<Status>(status);
 }
 

@@ -24,7 +24,7 @@ constexpr auto kOursTakes = 2500ms;
 constexpr const char* kOurs = "loopback:registering?register_ms=2500";
 constexpr const char* kTheirs = "loopback:registering?register_ms=600000";
 constexpr const char* kQuick = "loopback:registering";
-constexpr uint64_t kBytes = 1 << 20;
+constexpr uint64_t kRegisteredBytes = 1 << 20;
 // What a busy machine needs beside the promised time.
 constexpr auto kSlack = 1s;
 
@@ -56,15 +56,16 @@ class Registering : public ::testing::TestWithParam<WhoRegisters> {
   Registering()
       : victim_({.backends = "rdma", .config = over(GetParam().their_rails).config, .shared_memory = false}),
         agent_(std::in_place, "waiting", over(GetParam().our_rails)),
-        memory_(kBytes),
-        region_(agent_->register_memory(dram(memory_.data(), kBytes), {.access = Access::kAll})),
+        memory_(kRegisteredBytes),
+        region_(agent_->register_memory(dram(memory_.data(), kRegisteredBytes), {.access = Access::kAll})),
         peer_(agent_->connect(victim_.address())) {}
 
   // The first one is made while the connection comes up, so that its posts wait for the memory.
   Transfer write(TransferOptions options = {}) {
     return agent_->transfer(
-        agent_->block_list(Blocks::at(memory_.data(), kBytes)),
-        peer_.block_list(Blocks::at(reinterpret_cast<const void*>(victim_.memory()), kBytes)), options);
+        agent_->block_list(Blocks::at(memory_.data(), kRegisteredBytes)),
+        peer_.block_list(Blocks::at(reinterpret_cast<const void*>(victim_.memory()), kRegisteredBytes)),
+        options);
   }
   // Posted, and waiting for the memory.
   Transfer waiting(TransferOptions options = {}) {
@@ -177,8 +178,8 @@ TEST(RegisteringMuch, ClosingTheAgentLeavesOutRegistrationsThatHaveNotBegun) {
   std::vector<Region> regions;
   Agent agent("closing", over("loopback:registering?register_ms=1500"));
   for (auto& bytes : memory) {
-    bytes.resize(kBytes);
-    regions.push_back(agent.register_memory(dram(bytes.data(), kBytes), {.access = Access::kAll}));
+    bytes.resize(kRegisteredBytes);
+    regions.push_back(agent.register_memory(dram(bytes.data(), kRegisteredBytes), {.access = Access::kAll}));
   }
   const auto began = Clock::now();
   agent.close();
