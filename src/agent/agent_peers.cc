@@ -240,14 +240,17 @@ Link* Agent::message_link(Peer& peer, uint64_t deadline_ns) {
 Status Agent::send_message(Peer& peer, const void* message, size_t bytes, uint64_t notice_bytes,
                            bool tagged) {
   check_usable();
-  if (peer.ended() != Status::kOk) return peer.ended();
+  if (const Status ended = peer.ended(); ended != Status::kOk) fail(ended, "{}", peer.loss(ended, {}));
   Link* link = peer.up_link(my_worker().index());
   if (link == nullptr) link = message_link(peer, now_ns() + options_.default_timeout_ns);
   if (tagged && link->takes_tags() == Status::kAgain)  // its first message says so
     drive_until([&] { return !link->up() || link->takes_tags() != Status::kAgain; },
                 now_ns() + options_.default_timeout_ns);
   Worker::Guard guard(link->worker());
-  if (!link->up()) return told(Status::kPeerLost);
+  if (!link->up()) {
+    const Status lost = told(Status::kPeerLost);
+    fail(lost, "{}", peer.loss(lost, link->last_error_text()));
+  }
   if (const Status status = tagged ? link->takes_tags() : Status::kOk; status != Status::kOk) return status;
   if (notice_bytes != UINT64_MAX && link->take_notice_credit(notice_bytes) != Status::kOk)
     return Status::kAgain;

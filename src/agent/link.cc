@@ -142,7 +142,7 @@ void Link::close(Status why, std::string_view text) noexcept {
     for (const Link* link = peer_.first_of_links(); link != nullptr; link = link->next())
       other_up = other_up || link->up();
     if (!other_up) peer_.set_health(TOWLINE_HEALTH_LOST);
-    peer_.credit_came(other_up ? Status::kOk : worker_.agent().told(Status::kPeerLost));
+    peer_.credit_came(other_up ? Status::kOk : worker_.agent().told(Status::kPeerLost), last_error_text_);
     TOWLINE_LOG(kInfo, "peer '{}' over {}: {} ({})", peer_.name(), backend_.name, last_error_text_,
                 status_name(why));
   }

@@ -218,14 +218,27 @@ void Peer::await_credit(TicketHold ticket) {
   agent_.maintain_soon();
 }
 
-void Peer::credit_came(Status status) noexcept {
+void Peer::credit_came(Status status, std::string_view why) noexcept {
   std::vector<TicketHold> told;
   {
     const std::lock_guard lock(mutex_);
     told.swap(awaiting_credit_);
     credit_waits_.store(0, std::memory_order_relaxed);
   }
-  for (TicketHold& ticket : told) EventQueue::tell(std::move(ticket), status);
+  for (TicketHold& ticket : told) {
+    std::string sentence;
+    try {
+      if (is_error(status)) sentence = loss(status, why);
+    } catch (const std::bad_alloc&) {  // then the status says it
+    }
+    EventQueue::tell(std::move(ticket), status, std::move(sentence));
+  }
+}
+
+std::string Peer::loss(Status status, std::string_view why) const {
+  const std::string_view text = status_text(status);
+  return why.empty() || why == text ? fmt::format("peer '{}': {}", name_, text)
+                                    : fmt::format("peer '{}': {} ({})", name_, text, why);
 }
 
 bool Peer::address(const std::string& backend, std::vector<uint8_t>& address) const {

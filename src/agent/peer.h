@@ -110,10 +110,13 @@ class Peer {
 
   // Told once a link has credit for any notice, or nothing is to be waited for.
   void await_credit(TicketHold ticket);
+  // "peer 'right': peer lost (nothing heard for 10001 ms)".
+  [[nodiscard]] std::string loss(Status status, std::string_view why) const;
   [[nodiscard]] bool awaits_credit() const noexcept {
     return credit_waits_.load(std::memory_order_relaxed) != 0;
   }
-  void credit_came(Status status) noexcept;
+  // `why`: of an error; "" for the status's own text.
+  void credit_came(Status status, std::string_view why = {}) noexcept;
 
   // Takes room for a notice of this peer that the application has not received yet, counted over all its
   // connections, since each new connection grants new credit. Any thread. False: too many wait already.

@@ -56,6 +56,7 @@ TEST(CreditFaults, APeerThatStandsStillIsNotTriedAgainAndAgainAndItsLossIsToldBy
   }
   std::printf("    tried %d times, then: %s %s\n", tries, status_name(status), why.c_str());
   EXPECT_GT(tries, 0);
+  EXPECT_NE(why.find("peer 'victim'"), std::string::npos) << why;
   stopped.signal(SIGCONT);
 }
 
