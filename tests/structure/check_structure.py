@@ -32,15 +32,16 @@ LAYERS = {
     "gpu": ["memory"],
     "plan": ["memory"],
     "framing": ["plan"],
-    "fabric": ["plan", "gpu"],
+    "fabric": ["plan", "gpu", "secure"],
     "storing": ["base"],
     "http": ["base"],
     "nixl_plugins": ["base"],
-    "rendezvous": ["base"],
-    "transports": ["framing", "fabric", "gpu", "nixl_plugins"],
+    "secure": ["base"],
+    "rendezvous": ["secure"],
+    "transports": ["framing", "fabric", "gpu", "nixl_plugins", "secure"],
     "storage": ["framing", "fabric", "storing", "http", "nixl_plugins"],
-    "metadata": ["framing", "fabric", "http"],
-    "agent": ["plan"],
+    "metadata": ["framing", "fabric", "http", "secure"],
+    "agent": ["plan", "secure"],
     "directory": ["agent"],
     "collectives": ["agent", "gpu", "rendezvous"],
     "moe": ["agent"],
@@ -73,10 +74,11 @@ VENDORS = {  # the headers, and the folders that may include them
     r"(ucp|uct|ucs)/": ["fabric/ucx", "bench/fabric"],
     r"(aws|Aws)/": ["storage/object"],
     r"curl/": ["http"],
+    r"openssl/": ["secure", "storage/object"],
     r"prometheus/": ["telemetry/prometheus"],
     r"(torch|ATen|c10)/": [],
 }
-# Folders with connections over TCP; keys and encryption will be in the stream's own file alone.
+# Folders with connections over TCP: keys and encryption are below the stream, in src/secure.
 STREAMS = ("src/transports/tcp", "src/metadata/listener", "src/rendezvous", "src/collectives", "src/fabric")
 MAX_LINES = 800
 

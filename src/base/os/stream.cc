@@ -82,9 +82,39 @@ Stream Stream::dial(const Endpoint& endpoint, Deadline deadline, Patience patien
   }
 }
 
+// ---- securing
+
+StreamResult Stream::shake_hands() noexcept {
+  return session_ == nullptr ? StreamResult{0, StreamResult::Kind::kMoved, 0} : session_->shake_hands(fd());
+}
+
+Status Stream::shake_hands(Deadline deadline) noexcept {
+  for (;;) {
+    const StreamResult shaken = shake_hands();
+    if (shaken.moved()) return Status::kOk;
+    if (shaken.over()) return session_->why() != nullptr ? Status::kPermissionDenied : Status::kPeerLost;
+    if (wait(POLLIN, deadline) == 0) return Status::kTimedOut;
+  }
+}
+
+StreamResult Stream::send_secured(std::span<const iovec> pieces) noexcept {
+  return session_->write(fd(), pieces);
+}
+
+StreamResult Stream::receive_secured(std::span<const iovec> pieces) noexcept {
+  return session_->read(fd(), pieces);
+}
+
+std::string Stream::failure(const StreamResult& result) const {
+  if (session_ != nullptr && session_->why() != nullptr) return session_->why();
+  return result.kind == StreamResult::Kind::kEnded ? "the other side closed the connection"
+                                                   : errno_text(result.error);
+}
+
 // ---- waiting
 
 short Stream::wait(short events, Deadline deadline) const noexcept {
+  if ((events & POLLIN) != 0 && unread()) return POLLIN;
   for (;;) {
     const uint64_t left = std::min(deadline.remaining_ns(monotonic_now_ns()), kLongestWaitNs);
     const timespec timeout = {static_cast<time_t>(left / kSecondNs), static_cast<long>(left % kSecondNs)};
@@ -97,6 +127,7 @@ short Stream::wait(short events, Deadline deadline) const noexcept {
 }
 
 bool Stream::ready(short events) const noexcept {
+  if ((events & POLLIN) != 0 && unread()) return true;
   pollfd watched = {fd(), events, 0};
   return ::poll(&watched, 1, 0) > 0;
 }
@@ -104,6 +135,8 @@ bool Stream::ready(short events) const noexcept {
 // ---- moving all
 
 Status Stream::write_all(std::span<const uint8_t> bytes, Deadline deadline) noexcept {
+  if (const Status shaken = shake_hands(deadline); is_error(shaken))
+    return shaken == Status::kTimedOut ? shaken : Status::kPeerLost;
   while (!bytes.empty()) {
     const StreamResult sent = write(bytes.data(), bytes.size());
     if (sent.over()) return Status::kPeerLost;

@@ -1,12 +1,12 @@
 // One connected stream socket, TCP or Unix, non-blocking. Every TCP connection of the library is one: the tcp
 // transport's lanes, the metadata listener and its client, the collectives' mesh, the rendezvous store.
 //
-// This is the seam for secure connections; today bytes pass as they are. A session with keys (TLS) begins where a
-// stream is made: connect, dial and finish_connect know that this side called, accepted() that it was called. It then
-// works inside read() and write(). Their callers already take any answer as "less than asked, or not now", so a
-// handshake is a stream that answers kBlocked for a while. Nobody else reads or writes the descriptor.
+// Bytes pass as they are, or through a session with keys (secure()), which works inside read() and write(). Its callers
+// already take any answer as "less than asked, or not now", so a handshake is a stream that answers kBlocked for a
+// while. Nobody else reads or writes the descriptor. A session may hold bytes that have come: who sleeps on the
+// descriptor by other means than wait() asks unread() first.
 //
-// Nothing is virtual, and a read or write is one system call, inlined. One thread at a time reads, and one writes.
+// Without a session nothing is virtual, and a read or write is one system call, inlined. One thread at a time reads, and one writes.
 // Limits on how many connections wait for their first bytes, and of whom, are in source_key.h; every wait has a
 // deadline.
 #pragma once
@@ -18,11 +18,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 
 #include "base/clock.h"
 #include "base/os/socket_address.h"
+#include "base/os/stream_session.h"
 #include "base/os/unique_fd.h"
 #include "towline/status.h"
 
@@ -83,14 +85,28 @@ class Stream {
   int start_connect(const SocketAddress& address) noexcept { return towline::start_connect(fd(), address); }
   int finish_connect() noexcept { return towline::finish_connect(fd()); }
 
+  // ---- securing it, right after it is connected
+
+  void secure(std::unique_ptr<StreamSession> session) noexcept { session_ = std::move(session); }
+  // Goes on with the session's handshake: kMoved when it is over, or where there is none.
+  [[nodiscard]] StreamResult shake_hands() noexcept;
+  // The whole handshake: kOk, kTimedOut, kPeerLost, kPermissionDenied.
+  [[nodiscard]] Status shake_hands(Deadline deadline) noexcept;
+  [[nodiscard]] const StreamSession* session() const noexcept { return session_.get(); }
+  // What the last failure came from: the session's words, else the system's.
+  [[nodiscard]] std::string failure(const StreamResult& result) const;
+
   // ---- moving bytes
 
-  // Takes a prefix of the pieces, in order: at least one, at most IOV_MAX, none empty.
+  // Takes a prefix of the pieces, in order: at least one, at most IOV_MAX, none empty. The next write goes on with the byte
+  // after it, which a session may have prepared already.
   [[nodiscard]] StreamResult write(std::span<const iovec> pieces) noexcept;
   [[nodiscard]] StreamResult write(const void* data, std::size_t bytes) noexcept;
   // Fills a prefix of the pieces, in order; the same.
   [[nodiscard]] StreamResult read(std::span<const iovec> pieces) noexcept;
   [[nodiscard]] StreamResult read(void* data, std::size_t bytes) noexcept;
+  // Bytes that have come lie in the session, and read() may have some without a poll() that says so.
+  [[nodiscard]] bool unread() const noexcept { return session_ != nullptr && session_->unread(); }
   // All of it by the deadline: kOk, kTimedOut, kPeerLost.
   [[nodiscard]] Status write_all(std::span<const uint8_t> bytes, Deadline deadline) noexcept;
   [[nodiscard]] Status read_all(std::span<uint8_t> bytes, Deadline deadline) noexcept;
@@ -112,9 +128,12 @@ class Stream {
   void cut() noexcept { ::shutdown(fd(), SHUT_RDWR); }  // both sides see its end; the descriptor stays
   // Closing resets the connection: the system forgets what it has not sent.
   void reset_at_close() noexcept;
-  void close() noexcept { fd_.reset(); }
+  void close() noexcept {
+    session_.reset();
+    fd_.reset();
+  }
   [[nodiscard]] bool valid() const noexcept { return fd_.valid(); }
-  // The bare socket, for payload that a NIC takes apart. Such bytes can't be secured here.
+  // The bare socket, for payload that a NIC takes apart. Such bytes can't be secured; the stream has no session.
   [[nodiscard]] UniqueFd release() && noexcept { return std::move(fd_); }
 
  private:
@@ -125,18 +144,27 @@ class Stream {
     return not_moved(n);
   }
   static StreamResult not_moved(ssize_t n) noexcept;
+  StreamResult send_secured(std::span<const iovec> pieces) noexcept;
+  StreamResult receive_secured(std::span<const iovec> pieces) noexcept;
 
   UniqueFd fd_;
+  std::unique_ptr<StreamSession> session_;
 };
 
 // poll() in whole milliseconds, rounded up, until the deadline; at most `most_ms`.
 int poll_timeout_ms(Deadline deadline, int most_ms) noexcept;
 
 inline StreamResult Stream::write(const void* data, std::size_t bytes) noexcept {
+  if (session_ != nullptr) [[unlikely]] {
+    const iovec piece = {const_cast<void*>(data), bytes};
+    return send_secured({&piece, 1});
+  }
   return result(::send(fd(), data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT));
 }
 
 inline StreamResult Stream::write(std::span<const iovec> pieces) noexcept {
+  if (session_ != nullptr) [[unlikely]]
+    return send_secured(pieces);
   if (pieces.size() == 1) return write(pieces[0].iov_base, pieces[0].iov_len);
   msghdr message = {};
   message.msg_iov = const_cast<iovec*>(pieces.data());
@@ -145,10 +173,16 @@ inline StreamResult Stream::write(std::span<const iovec> pieces) noexcept {
 }
 
 inline StreamResult Stream::read(void* data, std::size_t bytes) noexcept {
+  if (session_ != nullptr) [[unlikely]] {
+    const iovec piece = {data, bytes};
+    return receive_secured({&piece, 1});
+  }
   return result(::recv(fd(), data, bytes, MSG_DONTWAIT));
 }
 
 inline StreamResult Stream::read(std::span<const iovec> pieces) noexcept {
+  if (session_ != nullptr) [[unlikely]]
+    return receive_secured(pieces);
   if (pieces.size() == 1) return read(pieces[0].iov_base, pieces[0].iov_len);
   return result(::readv(fd(), pieces.data(), static_cast<int>(pieces.size())));
 }

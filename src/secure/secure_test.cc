@@ -1,0 +1,338 @@
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cstring>
+#include <future>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "base/os/socket_address.h"
+#include "secure/keys.h"
+#include "secure/test_support.h"
+
+#if defined(TOWLINE_HAVE_OPENSSL)
+namespace towline::secure {
+namespace {
+
+using testing::Authority;
+using testing::Folder;
+using testing::key_text;
+using Kind = StreamResult::Kind;
+
+Deadline in_time() { return Deadline::after(monotonic_now_ns(), 60 * kSecondNs); }
+
+// Two ends of a TCP connection, with keys or without.
+struct Ends {
+  Ends(const MaybeKeys& of_a, const MaybeKeys& of_b) {
+    ListeningSocket door({false, "127.0.0.1", 0}, {});
+    a = Stream::dial(door.address().endpoint(), in_time(), Stream::Patience::kNone);
+    int error = 0;
+    while (!b.valid()) b = Stream::accepted(door.accept(nullptr, &error));
+    secure(of_a, a, Side::kCaller);
+    secure(of_b, b, Side::kCalled);
+  }
+  // Both sides' handshakes; what each came to.
+  std::pair<Status, Status> meet() {
+    auto other = std::async(std::launch::async, [&] { return b.shake_hands(in_time()); });
+    const Status mine = a.shake_hands(in_time());
+    return {mine, other.get()};
+  }
+  Stream a;
+  Stream b;
+};
+
+class Secure : public ::testing::Test {
+ protected:
+  std::shared_ptr<const Keys> shared(char letter = 'k') {
+    return Keys::read({folder_.file(std::string("key-") + letter, key_text(letter)), "", "", ""});
+  }
+  Folder folder_;
+};
+
+std::string why(const Stream& stream) {
+  return stream.session() == nullptr || stream.session()->why() == nullptr ? "" : stream.session()->why();
+}
+
+std::vector<uint8_t> numbered(std::size_t bytes) {
+  std::vector<uint8_t> data(bytes);
+  uint32_t state = 1;
+  for (uint8_t& byte : data) byte = static_cast<uint8_t>((state = state * 1664525 + 1013904223) >> 24);
+  return data;
+}
+
+void move_both_ways(Ends& ends, std::size_t bytes) {
+  const std::vector<uint8_t> data = numbered(bytes);
+  auto echo = std::async(std::launch::async, [&] {
+    std::vector<uint8_t> got(bytes);
+    Status status = ends.b.read_all(got, in_time());
+    if (!is_error(status)) status = ends.b.write_all(got, in_time());
+    return status;
+  });
+  EXPECT_EQ(ends.a.write_all(data, in_time()), Status::kOk) << why(ends.a) << " | " << why(ends.b);
+  std::vector<uint8_t> back(bytes);
+  EXPECT_EQ(ends.a.read_all(back, in_time()), Status::kOk);
+  EXPECT_EQ(echo.get(), Status::kOk);
+  EXPECT_EQ(back, data);
+}
+
+TEST_F(Secure, BytesGoBothWaysWithTheSameKey) {
+  Ends ends(shared(), shared());
+  for (const std::size_t bytes : {1u, 100u, 16384u, 16385u, 5u << 20}) move_both_ways(ends, bytes);
+  EXPECT_NE(ends.a.session()->describe().find("TLS 1.3, TLS_AES_128_GCM_SHA256"), std::string::npos);
+}
+
+TEST_F(Secure, TheKeyIsWhatItsFileSaysLessTheLineEnd) {
+  const auto with = Keys::read({folder_.file("with", key_text()), "", "", ""});
+  const auto without = Keys::read({folder_.file("without", std::string(40, 'k')), "", "", ""});
+  Ends ends(with, without);
+  move_both_ways(ends, 1000);
+}
+
+TEST_F(Secure, AnotherKeyIsRefusedOnBothSides) {
+  Ends ends(shared('k'), shared('l'));
+  const auto [caller, called] = ends.meet();
+  EXPECT_EQ(caller, Status::kPermissionDenied);
+  EXPECT_EQ(called, Status::kPermissionDenied);
+  EXPECT_NE(why(ends.a).find("other keys"), std::string::npos) << why(ends.a);
+  char byte = 0;
+  EXPECT_EQ(ends.a.read(&byte, 1).kind, Kind::kFailed);
+  EXPECT_EQ(ends.a.write(&byte, 1).kind, Kind::kFailed);
+}
+
+TEST_F(Secure, WhoHasNoKeysIsRefused) {
+  Ends ends(nullptr, shared());
+  const char hello[] = "an old hello of some length, in the clear";
+  ASSERT_TRUE(ends.a.write(hello, sizeof hello).moved());
+  EXPECT_EQ(ends.b.shake_hands(in_time()), Status::kPermissionDenied);
+}
+
+TEST_F(Secure, AServerWithoutKeysIsRefused) {
+  Ends ends(shared(), nullptr);
+  auto other = std::async(std::launch::async, [&] {
+    char first[64];
+    EXPECT_EQ(ends.b.wait(POLLIN, in_time()), POLLIN);
+    EXPECT_TRUE(ends.b.read(first, sizeof first).moved());
+    EXPECT_EQ(first[0], 0x16);  // no word of ours is in the clear
+    ends.b.close();
+  });
+  EXPECT_EQ(ends.a.shake_hands(in_time()), Status::kPermissionDenied);
+  EXPECT_NE(why(ends.a).find("or none"), std::string::npos);
+  other.get();
+}
+
+TEST_F(Secure, BothSidesShowCertificatesOfOneAuthority) {
+  Authority authority(folder_);
+  if (!authority.good()) GTEST_SKIP() << "the openssl program, which makes the certificates, is not there";
+  Ends ends(Keys::read(authority.sign("alice")), Keys::read(authority.sign("bob")));
+  move_both_ways(ends, 1 << 20);
+}
+
+TEST_F(Secure, ACertificateOfAnotherAuthorityIsRefused) {
+  Authority authority(folder_);
+  Authority other(folder_, "other");
+  if (!authority.good() || !other.good())
+    GTEST_SKIP() << "the openssl program, which makes the certificates, is not there";
+  const auto ours = Keys::read(authority.sign("alice"));
+  Keys::Files files = other.sign("mallory");
+  {
+    Ends ends(ours, Keys::read(files));  // the caller refuses
+    EXPECT_EQ(ends.meet().first, Status::kPermissionDenied);
+    EXPECT_NE(why(ends.a).find("authority_file"), std::string::npos);
+  }
+  files.authority = authority.sign("alice").authority;  // trusts us, but has no certificate that we trust
+  Ends ends(Keys::read(files), ours);  // the called one refuses, and the caller hears of it later
+  auto called = std::async(std::launch::async, [&] { return ends.b.shake_hands(in_time()); });
+  EXPECT_EQ(ends.a.shake_hands(in_time()), Status::kOk);
+  EXPECT_EQ(called.get(), Status::kPermissionDenied);
+  uint8_t byte = 0;
+  EXPECT_EQ(ends.a.read_all({&byte, 1}, in_time()), Status::kPeerLost);
+  EXPECT_NE(why(ends.a).find("other keys"), std::string::npos) << why(ends.a);
+}
+
+TEST_F(Secure, AKeyAndACertificateDoNotMeet) {
+  Authority authority(folder_);
+  if (!authority.good()) GTEST_SKIP() << "the openssl program, which makes the certificates, is not there";
+  const auto certificates = Keys::read(authority.sign("alice"));
+  {
+    Ends ends(shared(), certificates);
+    const auto [caller, called] = ends.meet();
+    EXPECT_EQ(caller, Status::kPermissionDenied);
+    EXPECT_EQ(called, Status::kPermissionDenied);
+  }
+  Ends ends(certificates, shared());
+  const auto [caller, called] = ends.meet();
+  EXPECT_EQ(caller, Status::kPermissionDenied);
+  EXPECT_EQ(called, Status::kPermissionDenied);
+}
+
+// The sender stops at a full socket, and nothing lies in the session that only a further call would send.
+TEST_F(Secure, WhatDidNotFitIsWritableLater) {
+  Ends ends(shared(), shared());
+  ASSERT_EQ(ends.meet(), std::pair(Status::kOk, Status::kOk));
+  const std::vector<uint8_t> data = numbered(64 << 20);
+  std::size_t sent = 0;
+  StreamResult result;
+  while (
+      (result = ends.a.write(data.data() + sent, std::min<std::size_t>(data.size() - sent, 100'001))).moved())
+    sent += result.bytes;
+  ASSERT_TRUE(result.blocked());
+  ASSERT_LT(sent, data.size());
+  EXPECT_FALSE(ends.a.ready(POLLOUT));
+  std::vector<uint8_t> got(sent + 3);
+  std::size_t have = 0;
+  while (!ends.a.ready(POLLOUT)) {
+    const StreamResult read = ends.b.read(got.data() + have, sent - have);
+    ASSERT_FALSE(read.over());
+    have += read.bytes;
+  }
+  const uint8_t rest[] = {data[sent], 'x', 'y'};
+  EXPECT_EQ(ends.a.write(rest, 1).bytes, 1u);
+  EXPECT_EQ(ends.a.write(rest + 1, 2).bytes, 2u);
+  ASSERT_EQ(ends.b.read_all(std::span(got).subspan(have), in_time()), Status::kOk);
+  EXPECT_TRUE(std::equal(got.begin(), got.end() - 3, data.begin()));
+  EXPECT_EQ(std::memcmp(got.data() + sent, rest, 3), 0);
+}
+
+TEST_F(Secure, TellsOfBytesThatNoPollCanSee) {
+  Ends ends(shared(), shared());
+  ASSERT_EQ(ends.meet(), std::pair(Status::kOk, Status::kOk));
+  ASSERT_EQ(ends.a.write_all(numbered(1000), in_time()), Status::kOk);
+  ASSERT_EQ(ends.b.wait(POLLIN, in_time()), POLLIN);
+  uint8_t bytes[1000];
+  ASSERT_EQ(ends.b.read(bytes, 10).bytes, 10u);
+  pollfd polled = {ends.b.fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&polled, 1, 0), 0);
+  EXPECT_TRUE(ends.b.unread());
+  EXPECT_TRUE(ends.b.ready(POLLIN));
+  EXPECT_EQ(ends.b.wait(POLLIN, in_time()), POLLIN);
+  ASSERT_EQ(ends.b.read_all({bytes, 990}, in_time()), Status::kOk);
+  EXPECT_TRUE(ends.b.read(bytes, 1).blocked());
+  EXPECT_FALSE(ends.b.unread());
+}
+
+TEST_F(Secure, TheEndIsToldAfterTheLastBytes) {
+  Ends ends(shared(), shared());
+  ASSERT_EQ(ends.meet(), std::pair(Status::kOk, Status::kOk));
+  ASSERT_EQ(ends.a.write_all(numbered(100), in_time()), Status::kOk);
+  ends.a.close();
+  uint8_t bytes[200];
+  std::size_t have = 0;
+  StreamResult got;
+  do {
+    ASSERT_NE(ends.b.wait(POLLIN, in_time()), 0);
+    got = ends.b.read(bytes, sizeof bytes);
+    have += got.bytes;
+  } while (!got.over());
+  EXPECT_EQ(have, 100u);
+  EXPECT_EQ(got.kind, Kind::kEnded);
+}
+
+// A byte changed on the way ends the connection, and is not handed on.
+TEST_F(Secure, ChangedBytesEndTheConnection) {
+  Ends ends(shared(), nullptr);
+  Ends on(nullptr, shared());  // ends.b and on.a are one in the middle
+  std::atomic<bool> change{false};
+  std::atomic<bool> stop{false};
+  const auto pump = [&](Stream& from, Stream& to, bool changes) {
+    std::vector<uint8_t> buffer(4096);
+    while (!stop) {
+      const StreamResult got = from.read(buffer.data(), buffer.size());
+      if (got.over()) return;
+      if (got.blocked()) {
+        (void)from.wait(POLLIN, Deadline::after(monotonic_now_ns(), 10 * kMillisecondNs));
+        continue;
+      }
+      if (changes && change) buffer[got.bytes / 2] ^= 1;
+      if (is_error(to.write_all({buffer.data(), got.bytes}, in_time()))) return;
+    }
+  };
+  std::thread there([&] { pump(ends.b, on.a, true); });
+  std::thread back([&] { pump(on.a, ends.b, false); });
+  auto called = std::async(std::launch::async, [&] { return on.b.shake_hands(in_time()); });
+  EXPECT_EQ(ends.a.shake_hands(in_time()), Status::kOk);
+  EXPECT_EQ(called.get(), Status::kOk);
+  ASSERT_EQ(ends.a.write_all(numbered(100), in_time()), Status::kOk);
+  std::vector<uint8_t> got(100);
+  ASSERT_EQ(on.b.read_all(got, in_time()), Status::kOk);
+  EXPECT_EQ(got, numbered(100));
+  change = true;
+  ASSERT_EQ(ends.a.write_all(numbered(100), in_time()), Status::kOk);
+  EXPECT_EQ(on.b.read_all(got, in_time()), Status::kPeerLost);
+  EXPECT_NE(why(on.b), "");
+  stop = true;
+  there.join();
+  back.join();
+}
+
+TEST_F(Secure, OneThreadReadsWhileAnotherWrites) {
+  Ends ends(shared(), shared());
+  ASSERT_EQ(ends.meet(), std::pair(Status::kOk, Status::kOk));
+  constexpr std::size_t kBytes = 8 << 20;
+  const std::vector<uint8_t> data = numbered(kBytes);
+  const auto send = [&](Stream& stream) { EXPECT_EQ(stream.write_all(data, in_time()), Status::kOk); };
+  const auto take = [&](Stream& stream) {
+    std::vector<uint8_t> got(kBytes);
+    EXPECT_EQ(stream.read_all(got, in_time()), Status::kOk);
+    EXPECT_TRUE(got == data);
+  };
+  std::thread threads[] = {std::thread(send, std::ref(ends.a)), std::thread(take, std::ref(ends.a)),
+                           std::thread(send, std::ref(ends.b)), std::thread(take, std::ref(ends.b))};
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(Secure, UnixSocketsStayAsTheyAre) {
+  int fds[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+  Stream a = Stream::accepted(UniqueFd(fds[0]));
+  const UniqueFd b(fds[1]);
+  shared()->secure(a, Side::kCaller);
+  EXPECT_EQ(a.session(), nullptr);
+}
+
+// ---- what is set
+
+void expect_refused(const Keys::Files& files, Status status, const std::string& says) {
+  try {
+    (void)Keys::read(files);
+    FAIL() << "taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), status) << error.message();
+    EXPECT_NE(error.message().find(says), std::string::npos) << error.message();
+  }
+}
+
+TEST_F(Secure, WrongFilesAreNamed) {
+  expect_refused({folder_.at("missing"), "", "", ""}, Status::kNotFound,
+                 "secure.key_file = \"" + folder_.at("missing"));
+  expect_refused({folder_.file("short", "secret\n"), "", "", ""}, Status::kInvalidArgument,
+                 "openssl rand -hex 32");
+  expect_refused({folder_.file("huge", std::string(70'000, 'k')), "", "", ""}, Status::kInvalidArgument,
+                 "65536");
+  expect_refused({folder_.path(), "", "", ""}, Status::kInvalidArgument, "secure.key_file");
+  const std::string key = folder_.file("key", key_text());
+  expect_refused({key, key, "", ""}, Status::kInvalidArgument, "one or the other");
+  expect_refused({"", key, "", ""}, Status::kInvalidArgument, "secure.private_key_file is not set");
+  expect_refused({"", "", "", key}, Status::kInvalidArgument, "secure.certificate_file is not set");
+  expect_refused({"", key, key, key}, Status::kInvalidArgument, "secure.certificate_file = ");
+}
+
+TEST_F(Secure, ACertificateNeedsItsOwnKey) {
+  Authority authority(folder_);
+  if (!authority.good()) GTEST_SKIP() << "the openssl program, which makes the certificates, is not there";
+  Keys::Files alice = authority.sign("alice");
+  const Keys::Files bob = authority.sign("bob");
+  alice.private_key = bob.private_key;
+  expect_refused(alice, Status::kInvalidArgument, "secure.private_key_file");
+}
+
+TEST(SecureSettings, NoneMeansNoKeys) {
+  EXPECT_EQ(Keys::configured([](const char*) { return std::string(); }), nullptr);
+}
+
+}  // namespace
+}  // namespace towline::secure
+#endif

@@ -1,0 +1,314 @@
+#if defined(TOWLINE_HAVE_OPENSSL)
+#include "secure/session.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "base/error.h"
+
+namespace towline::secure {
+
+// Between OpenSSL and the session's buffers.
+struct Bio {
+  static Session& session_of(BIO* bio) noexcept {
+    return *static_cast<Session*>(OpenSsl::get().BIO_get_data(bio));
+  }
+  static int write(BIO* bio, const char* data, std::size_t bytes, std::size_t* written) noexcept {
+    Session& session = session_of(bio);
+    const OpenSsl& openssl = session.openssl_;
+    openssl.BIO_clear_flags(bio, BIO_FLAGS_RWS | BIO_FLAGS_SHOULD_RETRY);
+    Session::Buffer& out = session.out_;
+    *written = std::min(bytes, Session::kBuffer - out.end);
+    if (*written == 0) {
+      openssl.BIO_set_flags(bio, BIO_FLAGS_WRITE | BIO_FLAGS_SHOULD_RETRY);
+      return 0;
+    }
+    std::memcpy(out.bytes.get() + out.end, data, *written);
+    out.end += *written;
+    return 1;
+  }
+  static int read(BIO* bio, char* data, std::size_t bytes, std::size_t* got) noexcept {
+    Session& session = session_of(bio);
+    const OpenSsl& openssl = session.openssl_;
+    openssl.BIO_clear_flags(bio, BIO_FLAGS_RWS | BIO_FLAGS_SHOULD_RETRY);
+    Session::Buffer& in = session.in_;
+    *got = std::min(bytes, in.end - in.begin);
+    if (*got == 0) {
+      openssl.BIO_set_flags(bio, BIO_FLAGS_READ | BIO_FLAGS_SHOULD_RETRY);
+      return 0;
+    }
+    std::memcpy(data, in.bytes.get() + in.begin, *got);
+    in.begin += *got;
+    return 1;
+  }
+  static long control(BIO*, int what, long, void*) noexcept { return what == BIO_CTRL_FLUSH ? 1 : 0; }
+
+  static const BIO_METHOD* method() {
+    static const BIO_METHOD* const made = [] {
+      const OpenSsl& openssl = OpenSsl::get();
+      BIO_METHOD* const method = openssl.BIO_meth_new(BIO_TYPE_SOURCE_SINK | 0x7f, "towline");
+      if (method == nullptr) throw std::bad_alloc();
+      openssl.BIO_meth_set_write_ex(method, write);
+      openssl.BIO_meth_set_read_ex(method, read);
+      openssl.BIO_meth_set_ctrl(method, control);
+      return method;
+    }();
+    return made;
+  }
+};
+
+namespace {
+
+// What is left of a caller's pieces.
+class Pieces {
+ public:
+  explicit Pieces(std::span<const iovec> pieces) noexcept : left_(pieces) {}
+  [[nodiscard]] bool empty() const noexcept { return left_.empty(); }
+  // The next bytes, at most so many: where they lie, or gathered where more than one piece is needed.
+  std::pair<const void*, std::size_t> take(uint8_t* gathered, std::size_t most) noexcept {
+    const std::size_t first = std::min(left_.front().iov_len - offset_, most);
+    const uint8_t* const data = here();
+    if (first == most || left_.size() == 1) return {data, skip(first)};
+    std::size_t bytes = 0;
+    while (bytes < most && !empty()) {
+      const std::size_t more = std::min(left_.front().iov_len - offset_, most - bytes);
+      std::memcpy(gathered + bytes, here(), more);
+      bytes += skip(more);
+    }
+    return {gathered, bytes};
+  }
+  // Within the first piece; returns `bytes`.
+  std::size_t skip(std::size_t bytes) noexcept {
+    offset_ += bytes;
+    if (offset_ == left_.front().iov_len) {
+      left_ = left_.subspan(1);
+      offset_ = 0;
+    }
+    return bytes;
+  }
+
+ private:
+  [[nodiscard]] const uint8_t* here() const noexcept {
+    return static_cast<const uint8_t*>(left_.front().iov_base) + offset_;
+  }
+  std::span<const iovec> left_;
+  std::size_t offset_ = 0;
+};
+
+}  // namespace
+
+Session::Session(const OpenSsl& openssl, Owned ssl, std::shared_ptr<const void> keys)
+    : openssl_(openssl), keys_(std::move(keys)), owned_(std::move(ssl)), ssl_(owned_.get()) {
+  BIO* const bio = openssl_.BIO_new(Bio::method());
+  if (bio == nullptr) fail(Status::kOutOfMemory, "no memory for a TLS session");
+  openssl_.BIO_set_data(bio, this);
+  openssl_.BIO_set_init(bio, 1);
+  openssl_.SSL_set_bio(ssl_, bio, bio);
+}
+
+// ---- the socket
+
+StreamResult Session::failed(int error) noexcept {
+  error_ = error;
+  return {0, StreamResult::Kind::kFailed, error};
+}
+
+StreamResult Session::send_out(int fd) noexcept {
+  while (!out_.empty()) {
+    const ssize_t sent =
+        ::send(fd, out_.bytes.get() + out_.begin, out_.end - out_.begin, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return blocked();
+    if (sent < 0) return failed(errno);
+    said_something_ = true;
+    out_.begin += static_cast<std::size_t>(sent);
+  }
+  out_.begin = out_.end = 0;
+  return {0, StreamResult::Kind::kMoved, 0};
+}
+
+// OpenSSL has taken what it could: at most a part of a record is left.
+StreamResult Session::take_in(int fd) noexcept {
+  if (in_.begin != 0) {
+    std::memmove(in_.bytes.get(), in_.bytes.get() + in_.begin, in_.end - in_.begin);
+    in_.end -= in_.begin;
+    in_.begin = 0;
+  }
+  const ssize_t got = ::recv(fd, in_.bytes.get() + in_.end, kBuffer - in_.end, MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return blocked();
+  if (got < 0) return failed(errno);
+  if (got == 0) {
+    ended_ = true;
+    return {0, StreamResult::Kind::kEnded, 0};
+  }
+  in_.end += static_cast<std::size_t>(got);
+  return {static_cast<std::size_t>(got), StreamResult::Kind::kMoved, 0};
+}
+
+// ---- TLS
+
+// What OpenSSL says in its own words, and what to look at. An alert is the other side's refusal; that of a certificate comes
+// after the handshake is over on the side that showed it.
+StreamResult Session::refused() noexcept {
+  const int reason = ERR_GET_REASON(openssl_.ERR_peek_last_error());
+  const bool alert = reason > SSL_AD_REASON_OFFSET && reason < SSL_AD_REASON_OFFSET + 256;
+  try {
+    if (reason == SSL_R_CERTIFICATE_VERIFY_FAILED)
+      why_ = fmt::format("TLS: its certificate was refused: {} (secure.authority_file)",
+                         openssl_.X509_verify_cert_error_string(openssl_.SSL_get_verify_result(ssl_)));
+    else if (!shaken_ || alert)
+      why_ = fmt::format("TLS: {}: the other side has other keys (secure.*), or none",
+                         openssl_.reason("the handshake failed"));
+    else
+      why_ = fmt::format("TLS: {}", openssl_.reason("the session failed"));
+  } catch (const std::exception&) {
+    return failed(ENOMEM);
+  }
+  return failed(shaken_ && !alert ? EPROTO : EACCES);
+}
+
+// OpenSSL leaves who does not begin as TLS does without an answer. This one tells such a client of ours what it lacks.
+void Session::say_that_tls_is_spoken(int fd) noexcept {
+  if (said_something_ || !out_.empty()) return;
+  constexpr uint8_t kAlert[] = {21, 3, 3, 0, 2, 2, 40};  // fatal, handshake_failure
+  std::memcpy(out_.bytes.get(), kAlert, sizeof kAlert);
+  out_.end = sizeof kAlert;
+  (void)send_out(fd);
+}
+
+// What it sends fits into a new socket. Where it does not, the limit for hellos ends the connection.
+StreamResult Session::shake(int fd) noexcept {
+  if (shaken_) return {0, StreamResult::Kind::kMoved, 0};
+  for (;;) {
+    openssl_.ERR_clear_error();
+    const int done = openssl_.SSL_do_handshake(ssl_);
+    const int error = done == 1 ? SSL_ERROR_NONE : openssl_.SSL_get_error(ssl_, done);
+    const StreamResult sent = send_out(fd);
+    if (sent.over()) return sent;
+    if (error == SSL_ERROR_NONE) {
+      shaken_ = true;
+      unread_ = !in_.empty();
+      return {0, StreamResult::Kind::kMoved, 0};
+    }
+    if (error == SSL_ERROR_WANT_WRITE && sent.blocked()) return blocked();
+    if (error == SSL_ERROR_WANT_WRITE) continue;
+    if (error != SSL_ERROR_WANT_READ) {
+      say_that_tls_is_spoken(fd);
+      return refused();
+    }
+    const StreamResult got = take_in(fd);
+    if (got.moved()) continue;
+    if (got.blocked()) return got;
+    const bool cut = got.kind == StreamResult::Kind::kEnded || got.error == ECONNRESET || got.error == EPIPE;
+    if (!cut) return failed(got.error);
+    try {
+      why_ =
+          "TLS: it closed the connection during the handshake: the other side has other keys (secure.*), or "
+          "none";
+    } catch (const std::exception&) {
+      return failed(ENOMEM);
+    }
+    return failed(EACCES);
+  }
+}
+
+StreamResult Session::shake_hands(int fd) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (error_ != 0) return failed(error_);
+  return shake(fd);
+}
+
+// There is room for it.
+StreamResult Session::write_record(const void* data, std::size_t bytes) noexcept {
+  if (++records_ == kRecordsOfKey) {
+    records_ = 0;
+    (void)openssl_.SSL_key_update(ssl_, SSL_KEY_UPDATE_NOT_REQUESTED);
+  }
+  openssl_.ERR_clear_error();
+  std::size_t written = 0;
+  if (openssl_.SSL_write_ex(ssl_, data, bytes, &written) != 1 || written != bytes) return refused();
+  return {bytes, StreamResult::Kind::kMoved, 0};
+}
+
+// Pieces that are smaller than a record share one.
+StreamResult Session::write(int fd, std::span<const iovec> pieces) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (error_ != 0) return failed(error_);
+  if (const StreamResult shaken = shake(fd); !shaken.moved()) return shaken;
+  if (const StreamResult sent = send_out(fd); !sent.moved()) return sent;
+  Pieces rest(pieces);
+  std::size_t moved = 0;
+  if (std::exchange(held_back_, false)) moved = rest.skip(1);
+  while (!rest.empty()) {
+    while (!rest.empty() && kBuffer - out_.end >= 2 * kRecordRoom) {
+      const auto [data, bytes] = rest.take(gathered_.get(), kRecord);
+      if (const StreamResult written = write_record(data, bytes); !written.moved()) return written;
+      moved += bytes;
+    }
+    const StreamResult sent = send_out(fd);
+    if (sent.over()) return sent;
+    if (sent.moved()) continue;
+    held_back_ = true;
+    return moved == 1 ? blocked() : StreamResult{moved - 1, StreamResult::Kind::kMoved, 0};
+  }
+  return {moved, StreamResult::Kind::kMoved, 0};
+}
+
+StreamResult Session::read(int fd, std::span<const iovec> pieces) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (error_ != 0) return failed(error_);
+  if (const StreamResult shaken = shake(fd); !shaken.moved()) return shaken;
+  if (const StreamResult sent = send_out(fd); sent.over()) return sent;
+  std::size_t moved = 0;
+  for (const iovec& piece : pieces) {
+    for (std::size_t offset = 0; offset < piece.iov_len;) {
+      openssl_.ERR_clear_error();
+      std::size_t got = 0;
+      const int done = openssl_.SSL_read_ex(ssl_, static_cast<uint8_t*>(piece.iov_base) + offset,
+                                            piece.iov_len - offset, &got);
+      if (done == 1) {
+        offset += got;
+        moved += got;
+        continue;
+      }
+      const int error = openssl_.SSL_get_error(ssl_, done);
+      StreamResult taken = {0, StreamResult::Kind::kEnded, 0};
+      if (error == SSL_ERROR_WANT_READ)
+        taken = ended_ ? taken : take_in(fd);
+      else if (error != SSL_ERROR_ZERO_RETURN)
+        taken = refused();
+      if (taken.moved()) continue;
+      unread_ = taken.over() && moved != 0;  // the end is still to be told
+      if (moved == 0) return taken;
+      return {moved, StreamResult::Kind::kMoved, 0};
+    }
+  }
+  unread_ = openssl_.SSL_pending(ssl_) > 0 || !in_.empty();
+  return {moved, StreamResult::Kind::kMoved, 0};
+}
+
+// ---- what others ask
+
+bool Session::unread() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return unread_;
+}
+
+std::string Session::describe() const {
+  const std::lock_guard lock(mutex_);
+  if (!shaken_) return "TLS 1.3, not yet";
+  return fmt::format("TLS 1.3, {}", openssl_.SSL_CIPHER_get_name(openssl_.SSL_get_current_cipher(ssl_)));
+}
+
+const char* Session::why() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return why_.empty() ? nullptr : why_.c_str();
+}
+
+}  // namespace towline::secure
+
+#endif  // TOWLINE_HAVE_OPENSSL

@@ -1,0 +1,72 @@
+// One TLS session over a non-blocking socket. OpenSSL reads and writes the session's buffers, and the session the socket, so
+// that many records go with one system call. Where the socket takes a part of them only, the last byte that they hold is
+// held back: the caller goes on when there is room, as it would without a session, and nothing lies here that nobody sends.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "base/os/stream.h"
+#include "base/os/stream_session.h"
+#include "secure/openssl.h"
+
+namespace towline::secure {
+
+class Session final : public StreamSession {
+ public:
+  using Owned = std::unique_ptr<SSL, decltype(&SSL_free)>;
+  // `keys` are kept as long as it is there. Throws Error(kOutOfMemory).
+  Session(const OpenSsl& openssl, Owned ssl, std::shared_ptr<const void> keys);
+
+  StreamResult shake_hands(int fd) noexcept override;
+  StreamResult write(int fd, std::span<const iovec> pieces) noexcept override;
+  StreamResult read(int fd, std::span<const iovec> pieces) noexcept override;
+  [[nodiscard]] bool unread() const noexcept override;
+  [[nodiscard]] std::string describe() const override;
+  [[nodiscard]] const char* why() const noexcept override;
+
+ private:
+  static constexpr std::size_t kRecord = 16 << 10;  // plain bytes of one record
+  static constexpr std::size_t kRecordRoom = kRecord + 512;
+  static constexpr std::size_t kBuffer = 8 * kRecordRoom;
+  // AES-GCM's limit for one key is 2^24.5 records; the key is changed long before.
+  static constexpr uint64_t kRecordsOfKey = 1u << 22;
+  struct Buffer {
+    std::unique_ptr<uint8_t[]> bytes = std::make_unique_for_overwrite<uint8_t[]>(kBuffer);
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    [[nodiscard]] bool empty() const noexcept { return begin == end; }
+  };
+  friend struct Bio;
+
+  static StreamResult blocked() noexcept { return {}; }
+  StreamResult send_out(int fd) noexcept;  // kMoved: all of it
+  StreamResult take_in(int fd) noexcept;   // kMoved: some
+  StreamResult shake(int fd) noexcept;
+  void say_that_tls_is_spoken(int fd) noexcept;
+  StreamResult write_record(const void* data, std::size_t bytes) noexcept;
+  StreamResult failed(int error) noexcept;
+  StreamResult refused() noexcept;  // by what OpenSSL says
+
+  const OpenSsl& openssl_;
+  const std::shared_ptr<const void> keys_;
+  const Owned owned_;
+  SSL* const ssl_;
+  mutable std::mutex mutex_;  // one side reads while the other writes, and OpenSSL allows one call at a time
+  Buffer in_;                 // of the socket
+  Buffer out_;                // for the socket
+  std::unique_ptr<uint8_t[]> gathered_ = std::make_unique_for_overwrite<uint8_t[]>(kRecord);
+  uint64_t records_ = 0;  // since the key was changed
+  bool said_something_ = false;
+  bool shaken_ = false;
+  bool held_back_ = false;  // the next write's first byte is in out_
+  bool unread_ = false;
+  bool ended_ = false;
+  int error_ = 0;  // an errno; it is over
+  std::string why_;
+};
+
+}  // namespace towline::secure
