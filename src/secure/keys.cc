@@ -15,7 +15,9 @@
 namespace towline::secure {
 
 void Keys::secure(Stream& stream, Side side) const {
-  if (!SocketAddress::local_of(stream.fd()).is_unix()) stream.secure(begin(side));
+  if (SocketAddress::local_of(stream.fd()).is_unix()) return;
+  stream.tune({});  // a handshake is several small writes: waiting to fill a packet would cost 40 ms
+  stream.secure(begin(side));
 }
 
 std::shared_ptr<const Keys> Keys::configured(const std::function<std::string(const char* key)>& setting) {
