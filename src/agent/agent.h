@@ -41,6 +41,7 @@
 #include "base/config/config.h"
 #include "base/containers/slab.h"
 #include "base/id.h"
+#include "secure/keys.h"
 #include "telemetry/metrics.h"
 #include "towline/observe.h"
 #include "towline/storage.h"
@@ -111,6 +112,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // then would wake the worker each time, to take over from it.
   [[nodiscard]] bool polls_drive() const noexcept { return !hosted() || tuning_.spin_ns != 0; }
   [[nodiscard]] const Config& config() const noexcept { return options_.config; }
+  [[nodiscard]] const secure::MaybeKeys& keys() const noexcept { return keys_; }  // of its connections
   [[nodiscard]] const AgentTuning& tuning() const noexcept { return tuning_; }
   [[nodiscard]] const Clock& clock() const noexcept { return *clock_; }
   [[nodiscard]] uint64_t now_ns() const noexcept { return clock_->now_ns(); }
@@ -274,6 +276,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
                                                                bool for_self);
 
   AgentOptions options_;
+  const secure::MaybeKeys keys_;
   const Clock* clock_;
   const bool in_real_time_;
   AgentTuning tuning_{};

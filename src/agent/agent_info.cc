@@ -175,6 +175,7 @@ std::string Agent::info() {
                  {"worker_places", describe_places(workers_, hosted())},
                  {"copies", describe_copies()},
                  {"listen", metadata_service_ ? json(metadata_service_->addresses()) : json::array()},
+                 {"secure", keys_ == nullptr ? json() : json(keys_->describe())},
                  {"backends", json::array()},
                  {"not_asked_for", backends_->not_wanted()},
                  {"regions", json::array()},

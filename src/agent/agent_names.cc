@@ -24,14 +24,14 @@ HostIdentity host_of(const towline_identity& identity) noexcept {
 }
 
 // Asks at the peer's address which incarnation is there. Call without locks.
-Standing ask(const Peer& peer) {
+Standing ask(const Peer& peer, const secure::MaybeKeys& keys) {
   if (peer.identity().caller_driven != 0) return Standing::kUnknown;  // answers when its application calls
   const std::vector<std::string> addresses = peer.listen_addresses();
   bool silent = addresses.empty();
   const Deadline deadline = Deadline::after(monotonic_now_ns(), kAskNs);
   for (const std::string& address : addresses) {
     try {
-      const auto answer = metadata::summarize(metadata::exchange(address, {}, deadline));
+      const auto answer = metadata::summarize(metadata::exchange(address, {}, deadline, nullptr, keys));
       if (answer.metadata.identity.incarnation == peer.incarnation()) return Standing::kThere;
     } catch (const Error& error) {
       silent = silent || error.code() == Status::kTimedOut;
@@ -92,7 +92,7 @@ void Agent::end_replaced(const metadata::PeerIdentity& by, bool may_ask) {
     }
   }
   for (auto& [peer, standing] : namesakes) {
-    if (standing == Standing::kUnknown && may_ask) standing = ask(*peer);
+    if (standing == Standing::kUnknown && may_ask) standing = ask(*peer, keys_);
     if (standing == Standing::kThere) {
       TOWLINE_LOG(kWarning, "two agents are named '{}': {} and {}", by.name, peer->incarnation_text(),
                   by.incarnation.to_hex());

@@ -85,7 +85,7 @@ metadata::PeerMetadata Agent::with_own_word(metadata::PeerMetadata told) {
 Peer& Agent::connect_peer(const std::string& address, Deadline deadline, const std::atomic<bool>* stop) {
   check_usable();
   const std::vector<uint8_t> own = metadata(nullptr);
-  return add_peer(metadata::exchange(address, own, deadline, stop));
+  return add_peer(metadata::exchange(address, own, deadline, stop, keys_));
 }
 
 void Agent::refresh_peer(Peer& peer, Deadline deadline, const std::atomic<bool>* stop) {
@@ -100,8 +100,8 @@ void Agent::refresh_peer(Peer& peer, Deadline deadline, const std::atomic<bool>*
   std::string reasons;
   for (const std::string& address : addresses) {
     try {
-      const metadata::PeerMetadata now =
-          with_own_word(metadata::decode(metadata::exchange(address, metadata(nullptr), deadline, stop)));
+      const metadata::PeerMetadata now = with_own_word(
+          metadata::decode(metadata::exchange(address, metadata(nullptr), deadline, stop, keys_)));
       if (now.identity.incarnation == peer.incarnation()) {
         peer.merge(now);
         std::lock_guard lock(control_mutex_);

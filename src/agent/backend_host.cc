@@ -417,12 +417,33 @@ void BackendHost::open(Backend& backend) {
 
 bool BackendHost::check_usable(Backend& backend) {
   char reason[256] = "";
+  if (backend.step == Backend::Step::kLoaded && !check_secured(backend)) return false;
   if (backend.step == Backend::Step::kLoaded &&
       backend.plugin->usable(reason, sizeof reason - 1) == TOWLINE_OK)
     backend.step = Backend::Step::kUsable;
   else if (backend.step == Backend::Step::kLoaded)
     backend.reason = fmt::format("not usable here: {}", *reason == '\0' ? kNoReason : reason);
   return backend.step == Backend::Step::kUsable;
+}
+
+// With keys, whether it keeps bytes secret between hosts, or was named although it does not.
+bool BackendHost::check_secured(Backend& backend) {
+  constexpr std::array kInTheClear = {"rdma", "ucx", "libfabric", "nixl_net", "tcpx"};
+  if (agent_.keys() == nullptr || std::ranges::find(kInTheClear, backend.name) == kInTheClear.end())
+    return true;
+  if (backend.name == "tcpx") {  // both ends would take its sockets apart
+    backend.reason = "not usable with secure.*: what it receives goes past TLS";
+    return false;
+  }
+  if (in_order_of_cost_) {
+    backend.reason = fmt::format(
+        "not used with secure.*: it moves data in the clear; backends = \"..., {}\" uses it nevertheless",
+        backend.name);
+    return false;
+  }
+  TOWLINE_LOG(kWarning, "backend {}: it was named, so data goes over it in the clear, though secure.* is set",
+              backend.name);
+  return true;
 }
 
 void BackendHost::close() noexcept {

@@ -139,7 +139,8 @@ class BackendHost {
   void take(Backend& backend, const towline_plugin_v1_t& plugin);
   void prepare(Backend& backend, const std::string& faults, const towline_host_v1_t& services);
   void open(Backend& backend);
-  static bool check_usable(Backend& backend);  // false: its reason says why not
+  bool check_usable(Backend& backend);   // false: its reason says why not
+  bool check_secured(Backend& backend);  // the same
   void set_order(std::vector<Backend*> order);
 
   Agent& agent_;

@@ -12,6 +12,7 @@ MetadataService::MetadataService(Agent& agent, const std::string& listen, const 
   metadata::ListenerOptions options;
   options.listen = listen;
   options.advertise = advertise;
+  options.keys = agent.keys();
   options.any_user = agent.config().get_bool("listen.any_user", false);
   options.max_blob_bytes = std::min(options.max_blob_bytes, agent.most_unsolicited_bytes());
   options.max_total_bytes = 4 * options.max_blob_bytes;

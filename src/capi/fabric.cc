@@ -78,6 +78,8 @@ int32_t towline_fabric_create(const towline_fabric_options_t* given, towline_fab
     capi::need(options.rails, "rails");
     fabric::TransferEngineOptions made;
     if (options.listen != nullptr) made.carrier.listen = options.listen;
+    const Config config = Config::from_process();
+    made.carrier.keys = secure::Keys::configured([&](const char* key) { return config.get_string(key); });
     if (options.on_message != nullptr)
       made.on_message = [call = options.on_message, context = options.context](
                             Handle peer, std::span<const uint8_t> message) {

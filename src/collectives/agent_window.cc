@@ -28,11 +28,13 @@ const char* what_of(uint32_t op) noexcept { return op == TOWLINE_WRITE ? "puttin
 }  // namespace
 
 std::shared_ptr<Agent> make_window_agent(const std::string& name, const std::string& backends,
-                                         const std::string& listen, uint64_t timeout_ns, bool gpus) {
+                                         const std::string& listen, uint64_t timeout_ns, bool gpus,
+                                         const std::function<std::string(const char* key)>& setting) {
   AgentOptions options;
   options.name = name;
   options.listen = "none";  // ranks exchange their addresses themselves
   options.config = Config::from_process();
+  for (const char* key : secure::Keys::kSettings) options.config.set(key, setting(key));
   if (!backends.empty()) options.config.set("backends", backends);
   if (gpus) options.config.set("gpu.unordered", "true");
   options.config.set("tcp.listen", listen.empty() ? "*:0" : listen);  // ranks may be on other hosts

@@ -22,9 +22,11 @@
 namespace towline::collectives {
 
 // An agent that serves windows without the application's help. `backends` empty: all. `gpus`: applications order what they do
-// with memory of GPUs by signals and streams themselves. Throws Error.
+// with memory of GPUs by signals and streams themselves. `setting` returns those of the communicator, whose keys it has; the
+// others are the process's. Throws Error.
 std::shared_ptr<Agent> make_window_agent(const std::string& name, const std::string& backends,
-                                         const std::string& listen, uint64_t timeout_ns, bool gpus);
+                                         const std::string& listen, uint64_t timeout_ns, bool gpus,
+                                         const std::function<std::string(const char* key)>& setting);
 
 class AgentWindow {
  public:

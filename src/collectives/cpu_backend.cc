@@ -81,7 +81,9 @@ CpuBackend::CpuBackend(const towline_collective_open_args& args)
   breaker_.set_listener([this](const Breakage&) { wake_.signal(); });
 
   const Deadline deadline = Deadline::at(args.deadline_ns);
-  mesh_ = std::make_unique<TcpMesh>(rank_, size_, setting("collectives.listen", "*:0"), breaker_);
+  mesh_ = std::make_unique<TcpMesh>(
+      rank_, size_, setting("collectives.listen", "*:0"), breaker_, TcpMesh::kHelloNs,
+      secure::Keys::configured([this](const char* key) { return setting(key, ""); }));
   mesh_->set_congestion(setting("tuning.collectives.congestion", ""));
   exchange_infos(deadline);
   watcher_ = std::thread([this] { watch(); });
@@ -563,7 +565,8 @@ const std::shared_ptr<Agent>& CpuBackend::window_agent(bool gpus) {
                                       !apart ? ""
                                       : gpus ? "cuda,tcp"
                                              : "tcp",
-                                      setting("collectives.listen", ""), timeout_ns_, gpus);
+                                      setting("collectives.listen", ""), timeout_ns_, gpus,
+                                      [this](const char* key) { return setting(key, ""); });
   }
   return window_agent_;
 }

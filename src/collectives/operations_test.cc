@@ -7,6 +7,7 @@
 
 #include "collectives/small_floats.h"
 #include "collectives/test_support.h"
+#include "secure/test_support.h"
 
 namespace towline::collectives {
 namespace {
@@ -17,18 +18,24 @@ struct Setup {
   int ranks_per_host;
   bool strewn = false;
   const char* single_copy = "auto";
+  bool secured = false;
 };
 
 class Operations : public testing::TestWithParam<Setup> {
  protected:
+  void SetUp() override {
+    if (GetParam().secured) TOWLINE_NEEDS_TLS();
+  }
   World world() const {
     World made;
     made.size = GetParam().size;
     made.ranks_per_host = GetParam().ranks_per_host;
     made.strewn = GetParam().strewn;
     made.single_copy = GetParam().single_copy;
+    if (GetParam().secured) made.key_file = keys_.file("key", secure::testing::key_text());
     return made;
   }
+  const secure::testing::Folder keys_;
 };
 
 // Element `i` of rank `rank`'s input: whole numbers, whose sums float32 holds exactly.
@@ -450,17 +457,17 @@ TEST_P(Operations, WhatIsIssuedWithoutWaitingRunsInOrder) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ways, Operations,
-                         testing::Values(Setup{"alone", 1, 0}, Setup{"two", 2, 0}, Setup{"three", 3, 0},
-                                         Setup{"five", 5, 0}, Setup{"tcp_two", 2, 1},
-                                         Setup{"tcp_three", 3, 1}, Setup{"tcp_six", 6, 1},
-                                         Setup{"hosts_of_two", 4, 2}, Setup{"strewn_hosts", 4, 2, true},
-                                         Setup{"uneven_hosts", 5, 2},
-                                         Setup{"two_direct", 2, 0, false, "always"},
-                                         Setup{"five_direct", 5, 0, false, "always"},
-                                         Setup{"hosts_of_two_direct", 4, 2, false, "always"},
-                                         Setup{"two_staged", 2, 0, false, "never"}),
-                         [](const auto& setup) { return std::string(setup.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Ways, Operations,
+    testing::Values(Setup{"alone", 1, 0}, Setup{"two", 2, 0}, Setup{"three", 3, 0}, Setup{"five", 5, 0},
+                    Setup{"tcp_two", 2, 1}, Setup{"tcp_three", 3, 1}, Setup{"tcp_six", 6, 1},
+                    Setup{"hosts_of_two", 4, 2}, Setup{"strewn_hosts", 4, 2, true},
+                    Setup{"uneven_hosts", 5, 2}, Setup{"tcp_three_secured", 3, 1, false, "auto", true},
+                    Setup{"hosts_of_two_secured", 4, 2, false, "auto", true},
+                    Setup{"two_direct", 2, 0, false, "always"}, Setup{"five_direct", 5, 0, false, "always"},
+                    Setup{"hosts_of_two_direct", 4, 2, false, "always"},
+                    Setup{"two_staged", 2, 0, false, "never"}),
+    [](const auto& setup) { return std::string(setup.param.name); });
 
 }  // namespace
 }  // namespace towline::collectives

@@ -1,6 +1,7 @@
 #include "collectives/tcp_mesh.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -53,11 +54,13 @@ class StreamChannel final : public Channel {
 
 }  // namespace
 
-TcpMesh::TcpMesh(int rank, int size, const std::string& listen, Breaker& breaker, uint64_t hello_ns)
+TcpMesh::TcpMesh(int rank, int size, const std::string& listen, Breaker& breaker, uint64_t hello_ns,
+                 secure::MaybeKeys keys)
     : rank_(rank),
       size_(size),
       breaker_(breaker),
       hello_ns_(hello_ns),
+      keys_(std::move(keys)),
       most_arriving_(std::clamp(descriptor_limit() / 4, kFewArriving, kMostArriving)),
       socket_(parse_endpoint(listen, 0)),
       controls_(static_cast<size_t>(size)),
@@ -107,6 +110,10 @@ Stream TcpMesh::dial_peer(int peer, Kind kind, Deadline deadline) {
         const Deadline soon = Deadline::at(std::min(deadline.ns(), Deadline::after(now, kDialNs).ns()));
         Stream stream = Stream::dial(parse_endpoint(text), soon, Stream::Patience::kNone);
         tune(stream, peer);
+        secure::secure(keys_, stream, secure::Side::kCaller);
+        if (const Status shaken = stream.shake_hands(soon); is_error(shaken))
+          fail(shaken, "{}: {}", text,
+               shaken == Status::kPermissionDenied ? stream.session()->why() : status_text(shaken));
         if (!is_error(stream.write_all(hello, soon))) return stream;
       } catch (const Error& error) {
         problems += (problems.empty() ? "" : "; ") + error.message();
@@ -234,6 +241,7 @@ void TcpMesh::take_arrivals(uint64_t now_ns) {
     Arriving arrived{Stream::accepted(std::move(socket)), {}, now_ns + hello_ns_};
     arrived.stream.tune({});
     try {
+      secure::secure(keys_, arrived.stream, secure::Side::kCalled);
       if (greet(arrived)) continue;  // its hello may be there already
       make_room();
       arriving_.push_back(std::move(arrived));
@@ -265,6 +273,9 @@ bool TcpMesh::greet(Arriving& arriving) {
   if (arriving.bytes.size() < kMeshHelloBytes) {
     uint8_t buffer[kMeshHelloBytes];
     const StreamResult got = arriving.stream.read(buffer, kMeshHelloBytes - arriving.bytes.size());
+    if (got.error == EACCES)
+      TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "rank {} refused a connection: {}", rank_,
+                        arriving.stream.failure(got));
     if (!got.moved()) return got.over();
     arriving.bytes.insert(arriving.bytes.end(), buffer, buffer + got.bytes);
     if (arriving.bytes.size() < kMeshHelloBytes) return false;

@@ -25,6 +25,7 @@
 #include "collectives/pipe.h"
 #include "collectives/verdict.h"
 #include "rendezvous/rank_info.h"
+#include "secure/keys.h"
 
 namespace towline::collectives {
 
@@ -32,7 +33,8 @@ class TcpMesh {
  public:
   static constexpr uint64_t kHelloNs = 10 * kSecondNs;
   // Listens. `listen`: "host:port" or "*:0". A connection must send its hello within `hello_ns`.
-  TcpMesh(int rank, int size, const std::string& listen, Breaker& breaker, uint64_t hello_ns = kHelloNs);
+  TcpMesh(int rank, int size, const std::string& listen, Breaker& breaker, uint64_t hello_ns = kHelloNs,
+          secure::MaybeKeys keys = {});
   ~TcpMesh();
 
   // The addresses at which others reach this rank, best first: the local address on the route to the store
@@ -128,7 +130,8 @@ class TcpMesh {
   const int size_;
   Breaker& breaker_;
   const uint64_t hello_ns_;
-  const size_t most_arriving_;  // connections without a hello, or whose hello can't be judged yet
+  const secure::MaybeKeys keys_;  // of every connection
+  const size_t most_arriving_;    // connections without a hello, or whose hello can't be judged yet
   ListeningSocket socket_;
   std::vector<rendezvous::RankInfo> infos_;
   Id secret_;

@@ -31,6 +31,7 @@ struct World {
   std::string warn = "30s";
   std::string single_copy = "auto";
   std::map<std::string, std::string> hints = {};
+  std::string key_file = "";  // of connections between hosts; empty: in the clear
 };
 
 inline std::shared_ptr<Communicator> join(const World& world, int rank,
@@ -53,6 +54,7 @@ inline std::shared_ptr<Communicator> join(const World& world, int rank,
   config->set("tuning.collectives.single_copy", world.single_copy);
   config->set("collectives.listen", "127.0.0.1:0");
   config->set("tuning.collectives.warn", world.warn);
+  if (!world.key_file.empty()) config->set("secure.key_file", world.key_file);
   if (world.ranks_per_host != 0) {
     const int host = world.strewn ? rank % (world.size / world.ranks_per_host) : rank / world.ranks_per_host;
     config->set("collectives.host", std::to_string(host));

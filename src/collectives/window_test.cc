@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "collectives/agent_window.h"
 #include "collectives/test_support.h"
+#include "secure/test_support.h"
 
 namespace towline::collectives {
 namespace {
@@ -199,8 +200,24 @@ TEST_P(Windows, AnAbortEndsWaitsForSignals) {
   });
 }
 
+std::string nothing_set(const char*) { return {}; }
+
+TEST(AgentWindowTest, ItsConnectionsHaveTheCommunicatorsKeys) {
+  TOWLINE_NEEDS_TLS();
+  const secure::testing::Folder folder;
+  const std::string key = folder.file("key", secure::testing::key_text());
+  const auto agent = make_window_agent(
+      "windows", "tcp", "127.0.0.1:0", kSecondNs, false,
+      [&](const char* setting) { return std::string_view(setting) == "secure.key_file" ? key : ""; });
+  ASSERT_NE(agent->keys(), nullptr);
+  EXPECT_NE(agent->keys()->describe().find(key), std::string::npos);
+  EXPECT_EQ(make_window_agent("windows", "tcp", "127.0.0.1:0", kSecondNs, false, nothing_set)->keys(),
+            nullptr);
+}
+
 TEST(AgentWindowTest, ThatHasNoRoomForItsCountersLeavesNothingWithItsAgent) {
-  const std::shared_ptr<Agent> agent = make_window_agent("windows", "", "127.0.0.1:0", kSecondNs, false);
+  const std::shared_ptr<Agent> agent =
+      make_window_agent("windows", "", "127.0.0.1:0", kSecondNs, false, nothing_set);
   Breaker breaker;
   std::vector<uint8_t> memory(4096);
   const AgentWindow::Memory given = {memory.data(), memory.size()};

@@ -15,6 +15,7 @@
 
 #include "base/os/socket_address.h"
 #include "fabric/engine.h"
+#include "secure/keys.h"
 
 namespace towline::fabric {
 
@@ -30,6 +31,7 @@ std::optional<CarrierAddress> decode_carrier_address(std::span<const uint8_t> by
 
 struct CarrierOptions {
   std::string listen = "127.0.0.1:0";
+  secure::MaybeKeys keys;  // of every line
   std::size_t max_lines = 16384;
   std::size_t max_strangers = 512;  // connections that have not shown the ticket
   uint64_t hello_ns = 5 * kSecondNs;

@@ -1,5 +1,6 @@
 // Events of a carrier's lines: hellos, bytes, ends.
 #include <algorithm>
+#include <cerrno>
 
 #include "base/error.h"
 #include "base/wire.h"
@@ -10,6 +11,7 @@ namespace {
 
 constexpr uint32_t kHelloMagic = 0x31'48'46'54;  // "TFH1"
 constexpr std::size_t kMaxHelloBytes = kMaxCarrierBytes + 64;
+constexpr const char* kOtherKeys = "the other side has other keys (secure.*), or none";
 constexpr uint64_t kCheckNs = 100 * kMillisecondNs;
 
 // Takes as long for every wrong ticket.
@@ -40,6 +42,7 @@ void Carrier::State::start(Known& peer, std::size_t endpoint) {
   Stream stream = Stream::open(to->family());
   const int error = stream.start_connect(*to);
   if (error != 0 && error != EINPROGRESS) fail_errno(error, "connecting to {}", to->text());
+  secure::secure(options.keys, stream, secure::Side::kCaller);
   Line& line = add_line(lines, std::move(stream), EPOLLIN | EPOLLOUT);
   line.initiated = line.wants_write = true;
   line.connecting = error == EINPROGRESS;
@@ -81,9 +84,13 @@ void Carrier::State::say_hello(Line& line, const Id& their_ticket) {
 
 void Carrier::State::write(Line& line) noexcept {
   if (line.over || line.connecting) return;
-  const StreamResult sent = line.frames.flush();
+  const StreamResult shaken = line.frames.stream().shake_hands();
+  if (shaken.over())
+    return end(line, shaken.error == EACCES ? kOtherKeys : "it can't be written to", shaken.error);
+  const StreamResult sent = shaken.moved() ? line.frames.flush() : shaken;
   if (sent.over()) return end(line, "it can't be written to", sent.error);
-  const bool wanted = line.frames.unsent() != 0;
+  const bool wanted =
+      shaken.moved() && line.frames.unsent() != 0;  // a handshake goes on when something comes
   if (wanted == line.wants_write) return;
   try {
     poller.modify(line.frames.stream().fd(), EPOLLIN | (wanted ? uint32_t{EPOLLOUT} : 0u), &line);
@@ -102,10 +109,11 @@ void Carrier::State::read(Line& line) noexcept {
 
 void Carrier::State::take_frames(Line& line) noexcept {
   constexpr int kMostReads = 16;  // a turn
-  for (int i = 0; i < kMostReads && !line.over; ++i) {
+  // No poll() tells of what lies in a session.
+  for (int i = 0; (i < kMostReads || line.frames.stream().unread()) && !line.over; ++i) {
     const StreamResult got = line.frames.fill();
     if (got.kind == StreamResult::Kind::kEnded) return end(line, "the peer closed its connection");
-    if (got.over()) return end(line, "it can't be read", got.error);
+    if (got.over()) return end(line, got.error == EACCES ? kOtherKeys : "it can't be read", got.error);
     if (got.blocked()) return;
     std::span<const uint8_t> frame;
     while (!line.over) {
@@ -123,7 +131,7 @@ void Carrier::State::take_frames(Line& line) noexcept {
         end(line, "it can't be answered");
       }
     }
-    if (got.bytes < FramedStream::kMostRead) return;
+    if (got.bytes < FramedStream::kMostRead && !line.frames.stream().unread()) return;
   }
 }
 
@@ -171,7 +179,9 @@ void Carrier::State::accept() noexcept {
       sweep();
     }
     try {
-      add_line(strangers, Stream::accepted(std::move(fd)), EPOLLIN).source = source;
+      Stream stream = Stream::accepted(std::move(fd));
+      secure::secure(options.keys, stream, secure::Side::kCalled);
+      add_line(strangers, std::move(stream), EPOLLIN).source = source;
     } catch (const std::exception&) {  // closes it
     }
   }

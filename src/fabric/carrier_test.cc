@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/wire.h"
 #include "fabric/loopback/loopback.h"
+#include "secure/test_support.h"
 #include "support/ports.h"
 
 namespace towline::fabric::carrier_test {
@@ -66,10 +67,24 @@ bool until(std::initializer_list<Node*> nodes, Done&& finished, uint64_t limit_n
 
 class FabricCarrier : public ::testing::Test {
  protected:
+  CarrierOptions with_key(char letter) {
+    CarrierOptions options;
+    options.keys = secure::Keys::read({folder.file("key", secure::testing::key_text(letter)), "", "", ""});
+    return options;
+  }
+  const secure::testing::Folder folder;
   CarrierAddress handed_over(Node& node) { return *decode_carrier_address(encode(node.carrier->address())); }
 
   LoopbackFabric fabric_{1, [] { return monotonic_now_ns(); }};
 };
+
+// The engines here repeat no message in time: only what the carrier has said again arrives.
+EngineOptions never_repeating() {
+  EngineOptions options;
+  options.control_kept = true;
+  options.max_backoff_ns = options.connect_timeout_ns = 1000 * kSecondNs;
+  return options;
+}
 
 TEST_F(FabricCarrier, EnginesThatKnowAnAddressReachEachOtherBothWays) {
   Node one{fabric_};
@@ -84,6 +99,28 @@ TEST_F(FabricCarrier, EnginesThatKnowAnAddressReachEachOtherBothWays) {
   EXPECT_EQ(two.carrier->lines(), 1u);  // the one that there was
 }
 
+TEST_F(FabricCarrier, EnginesWithTheSameKeyReachEachOther) {
+  TOWLINE_NEEDS_TLS();
+  Node one{fabric_, with_key('k')};
+  Node two{fabric_, with_key('k')};
+  const Handle there = one.carrier->connect(handed_over(two));
+  const Handle back = two.carrier->connect(handed_over(one));
+  ASSERT_EQ(one.count(there, 1), Status::kInProgress);
+  ASSERT_EQ(two.count(back, 2), Status::kInProgress);
+  ASSERT_TRUE(until({&one, &two}, [&] { return one.counts[2] == 1 && two.counts[1] == 1; }));
+}
+
+TEST_F(FabricCarrier, EnginesWithDifferentKeysLoseEachOther) {
+  TOWLINE_NEEDS_TLS();
+  Node one{fabric_, with_key('k'), never_repeating()};
+  Node two{fabric_, with_key('l')};
+  const Handle peer = one.carrier->connect(handed_over(two));
+  ASSERT_EQ(one.count(peer, 5), Status::kInProgress);
+  ASSERT_TRUE(until({&one, &two}, [&] { return !one.losses.empty(); }));
+  EXPECT_NE(one.losses.front().find("keys (secure.*)"), std::string::npos) << one.losses.front();
+  EXPECT_EQ(two.counts[5], 0u);
+}
+
 TEST_F(FabricCarrier, BothMayConnectAtOnce) {
   Node one{fabric_};
   Node two{fabric_};
@@ -92,14 +129,6 @@ TEST_F(FabricCarrier, BothMayConnectAtOnce) {
   ASSERT_EQ(one.count(there, 1), Status::kInProgress);
   ASSERT_EQ(two.count(back, 2), Status::kInProgress);
   ASSERT_TRUE(until({&one, &two}, [&] { return one.counts[2] == 1 && two.counts[1] == 1; }));
-}
-
-// The engines here repeat no message in time: only what the carrier has said again arrives.
-EngineOptions never_repeating() {
-  EngineOptions options;
-  options.control_kept = true;
-  options.max_backoff_ns = options.connect_timeout_ns = 1000 * kSecondNs;
-  return options;
 }
 
 TEST_F(FabricCarrier, WhatWasSaidOverALineThatEndsIsSaidAgainOverTheNextOne) {

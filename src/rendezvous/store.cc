@@ -87,7 +87,11 @@ Bytes FileStore::get(const std::string& key, Deadline deadline) {
 std::shared_ptr<Store> open_store(const std::string& address, int rank, const Config& config,
                                   Deadline deadline, const std::function<void()>& meanwhile) {
   if (address.starts_with("file:")) return std::make_shared<FileStore>(address.substr(5));
-  if (address.starts_with("tcp://")) return open_tcp_store(address.substr(6), rank == 0, deadline, meanwhile);
+  const auto keys = [&] {
+    return secure::Keys::configured([&](const char* key) { return config.get_string(key); });
+  };
+  if (address.starts_with("tcp://"))
+    return open_tcp_store(address.substr(6), rank == 0, deadline, meanwhile, keys());
   if (!address.empty() && address != "env")
     fail(Status::kInvalidArgument,
          "\"{}\" is not a place where ranks can meet: use tcp://host:port, file:/folder, a directory's "
@@ -102,7 +106,9 @@ std::shared_ptr<Store> open_store(const std::string& address, int rank, const Co
          "file:/folder) or "
          "a store");
   const bool elsewhere = config.environment("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
-  return open_tcp_store(*host + ":" + *port, rank == 0 && !elsewhere, deadline, meanwhile);
+  // torchrun's store knows no TLS.
+  return open_tcp_store(*host + ":" + *port, rank == 0 && !elsewhere, deadline, meanwhile,
+                        elsewhere ? nullptr : keys());
 }
 
 }  // namespace towline::rendezvous

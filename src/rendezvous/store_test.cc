@@ -20,6 +20,7 @@
 #include "rendezvous/store_requests.h"
 #include "rendezvous/tcp_store.h"
 #include "rendezvous/test_support.h"
+#include "secure/test_support.h"
 #include "support/ports.h"
 
 namespace towline::rendezvous {
@@ -222,8 +223,9 @@ TEST(TcpStores, ALookThatEndsWhileItsKeyComesConfusesNoLaterOne) {
 // A client that sends and receives what it likes.
 class RawClient {
  public:
-  explicit RawClient(uint16_t port, bool greets = true)
+  explicit RawClient(uint16_t port, bool greets = true, const secure::MaybeKeys& keys = {})
       : stream_(Stream::dial({false, "127.0.0.1", port}, soon(), Stream::Patience::kNone)) {
+    secure::secure(keys, stream_, secure::Side::kCaller);
     if (greets) send(text(StoreQuery::kValidate) + number(kStoreMagic));
   }
   static Deadline soon() { return Deadline::after(monotonic_now_ns(), 60 * kSecondNs); }
@@ -264,6 +266,48 @@ uint64_t resident_bytes() {
   uint64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages >> pages;
   return pages * 4096;
+}
+
+TEST(TcpStores, WithKeysTheySpeakToHoldersOfTheSameOnesOnly) {
+  TOWLINE_NEEDS_TLS();
+  const secure::testing::Folder folder;
+  const auto key = [&](char letter) {
+    return secure::Keys::read({folder.file("key", secure::testing::key_text(letter)), "", "", ""});
+  };
+  TcpStoreServer server("127.0.0.1:0", TcpStoreServer::kPatienceNs, key('k'));
+  const std::string endpoint = "127.0.0.1:" + std::to_string(server.port());
+  const auto store = open_tcp_store(endpoint, false, within(60'000), {}, key('k'));
+  const Bytes large(3'000'001, 5);
+  store->set("large", large);
+  EXPECT_EQ(open_tcp_store(endpoint, false, within(60'000), {}, key('k'))->get("large", within(60'000)),
+            large);
+  std::thread later([&] { store->set("later", Bytes{1, 2, 3}); });
+  EXPECT_EQ(store->get("later", within(60'000)), (Bytes{1, 2, 3}));
+  later.join();
+  try {
+    (void)open_tcp_store(endpoint, false, within(60'000), {}, key('l'));
+    ADD_FAILURE() << "another key was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Status::kPermissionDenied);
+    EXPECT_NE(error.message().find("other keys (secure.*)"), std::string::npos) << error.message();
+  }
+  RawClient torch(server.port());
+  EXPECT_TRUE(torch.is_dropped());
+  EXPECT_EQ(store->get("large", within(60'000)), large);
+}
+
+TEST(TcpStores, ManyRequestsInOneRecordAreAllAnswered) {
+  TOWLINE_NEEDS_TLS();
+  const secure::testing::Folder folder;
+  const auto keys = secure::Keys::read({folder.file("key", secure::testing::key_text()), "", "", ""});
+  TcpStoreServer server("127.0.0.1:0", TcpStoreServer::kPatienceNs, keys);
+  RawClient client(server.port(), true, keys);
+  std::string requests = RawClient::set("a", "1");
+  for (int i = 0; i < 20'000; ++i) requests += RawClient::get("a");
+  client.send(requests);
+  std::string answers;
+  for (int i = 0; i < 20'000; ++i) answers += RawClient::field("1");
+  EXPECT_EQ(client.receive(answers.size()), answers);
 }
 
 TEST(TcpStores, ManyRequestsForOneLargeValueCostItOnce) {

@@ -34,8 +34,8 @@ Bytes request_of(StoreQuery query) { return {static_cast<uint8_t>(query)}; }
 class TcpStore final : public Store {
  public:
   TcpStore(std::string endpoint, std::shared_ptr<TcpStoreServer> server, Deadline deadline,
-           const Stream::Meanwhile& meanwhile)
-      : endpoint_(std::move(endpoint)), server_(std::move(server)) {
+           const Stream::Meanwhile& meanwhile, secure::MaybeKeys keys)
+      : endpoint_(std::move(endpoint)), server_(std::move(server)), keys_(std::move(keys)) {
     Stream stream = connect(deadline, Stream::Patience::kUntilDeadline, meanwhile);
     local_host_ = SocketAddress::local_of(stream.fd()).endpoint().host;
     idle_.push_back({std::move(stream), false});
@@ -87,6 +87,10 @@ class TcpStore final : public Store {
 
   Stream connect(Deadline deadline, Stream::Patience patience, const Stream::Meanwhile& meanwhile = {}) {
     Stream stream = Stream::dial(parse_endpoint(endpoint_), deadline, patience, meanwhile);
+    secure::secure(keys_, stream, secure::Side::kCaller);
+    if (const Status shaken = stream.shake_hands(deadline); is_error(shaken))
+      fail(shaken, "the store at {}: {}", endpoint_,
+           shaken == Status::kPermissionDenied ? stream.session()->why() : status_text(shaken));
     Bytes hello = request_of(StoreQuery::kValidate);
     put(hello, kStoreMagic);
     send(stream, hello, deadline);
@@ -147,6 +151,7 @@ class TcpStore final : public Store {
 
   const std::string endpoint_;
   const std::shared_ptr<TcpStoreServer> server_;  // if this rank serves
+  const secure::MaybeKeys keys_;
   std::string local_host_;
   std::mutex mutex_;
   std::vector<Idle>
@@ -161,27 +166,28 @@ std::string served_address(Endpoint told) {
   return told.text();
 }
 
-std::shared_ptr<TcpStoreServer> start_server(const Endpoint& told) {
+std::shared_ptr<TcpStoreServer> start_server(const Endpoint& told, const secure::MaybeKeys& keys) {
   try {
-    return std::make_shared<TcpStoreServer>(served_address(told));
+    return std::make_shared<TcpStoreServer>(served_address(told), TcpStoreServer::kPatienceNs, keys);
   } catch (const Error& error) {
     if (error.code() == Status::kAddressInUse) return nullptr;  // not a store: requests will fail
     if (!numeric_address(told)) throw;
     // The address leads here through another device, such as a router with address translation.
     TOWLINE_LOG(kWarning, "the store listens at every address of this host: {}", error.message());
-    return start_server({false, "*", told.port});
+    return start_server({false, "*", told.port}, keys);
   }
 }
 
 // The servers of this process by endpoint, so that a later communicator meets in the same one. Null: another
 // process serves there.
-std::shared_ptr<TcpStoreServer> server_of_process(const std::string& endpoint) {
+std::shared_ptr<TcpStoreServer> server_of_process(const std::string& endpoint,
+                                                  const secure::MaybeKeys& keys) {
   static std::mutex mutex;
   static std::map<std::string, std::weak_ptr<TcpStoreServer>> servers;
   const std::lock_guard lock(mutex);
   std::weak_ptr<TcpStoreServer>& known = servers[endpoint];
   if (auto server = known.lock()) return server;
-  auto server = start_server(parse_endpoint(endpoint));
+  auto server = start_server(parse_endpoint(endpoint), keys);
   known = server;
   return server;
 }
@@ -189,9 +195,9 @@ std::shared_ptr<TcpStoreServer> server_of_process(const std::string& endpoint) {
 }  // namespace
 
 std::shared_ptr<Store> open_tcp_store(const std::string& endpoint, bool serve, Deadline deadline,
-                                      const std::function<void()>& meanwhile) {
-  return std::make_shared<TcpStore>(endpoint, serve ? server_of_process(endpoint) : nullptr, deadline,
-                                    meanwhile);
+                                      const std::function<void()>& meanwhile, const secure::MaybeKeys& keys) {
+  return std::make_shared<TcpStore>(endpoint, serve ? server_of_process(endpoint, keys) : nullptr, deadline,
+                                    meanwhile, keys);
 }
 
 }  // namespace towline::rendezvous

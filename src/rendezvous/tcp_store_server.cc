@@ -79,8 +79,8 @@ struct Client {
 }  // namespace
 
 struct TcpStoreServer::State {
-  State(const std::string& endpoint, uint64_t patience)
-      : patience_ns(patience), socket(parse_endpoint(endpoint)) {
+  State(const std::string& endpoint, uint64_t patience, secure::MaybeKeys given)
+      : patience_ns(patience), keys(std::move(given)), socket(parse_endpoint(endpoint)) {
     thread = std::thread([this] { run(); });
   }
   ~State() {
@@ -104,17 +104,22 @@ struct TcpStoreServer::State {
   void turn() {
     polled.assign({{wake.fd(), POLLIN, 0}, {socket.fd(), POLLIN, 0}});
     uint64_t due_ns = ~uint64_t{0};
+    bool unread = false;  // bytes of which no poll() tells
     for (const Client& client : clients) {
       const int events = (client.reads() ? POLLIN : 0) | (client.out.empty() ? 0 : POLLOUT);
       polled.push_back({client.stream.fd(), static_cast<short>(events), 0});
+      unread = unread || (client.reads() && client.stream.unread());
       if (client.due_ns() != 0) due_ns = std::min(due_ns, client.due_ns());
     }
-    const int timeout_ms = due_ns == ~uint64_t{0} ? -1 : poll_timeout_ms(Deadline::at(due_ns), 60'000);
+    const int timeout_ms = unread                   ? 0
+                           : due_ns == ~uint64_t{0} ? -1
+                                                    : poll_timeout_ms(Deadline::at(due_ns), 60'000);
     ::poll(polled.data(), polled.size(), timeout_ms);
     const uint64_t now = monotonic_now_ns();
     size_t at = 2;
     for (auto client = clients.begin(); client != clients.end(); ++at) {
       const auto next = std::next(client);
+      if (client->reads() && client->stream.unread()) polled[at].revents |= POLLIN;
       if (polled[at].revents != 0) serve(*client, polled[at].revents);
       if (!client->gone && client->due_ns() != 0 && client->due_ns() <= now)
         refuse(*client, "it is silent in the middle of a request, or reads no answers");
@@ -148,6 +153,7 @@ struct TcpStoreServer::State {
     std::list<Client> arrived(1);
     Client& client = arrived.front();
     client.stream = std::move(stream);
+    secure::secure(keys, client.stream, secure::Side::kCalled);
     client.host = host;
     client.request_due_ns = now + patience_ns;
     size_t& of_host = clients_of[host];  // nothing fails after this
@@ -187,6 +193,9 @@ struct TcpStoreServer::State {
       uint8_t buffer[65536];
       const StreamResult got = client.stream.read(buffer, sizeof buffer);
       if (got.over()) client.gone = true;
+      if (got.error == EACCES)
+        TOWLINE_LOG_EVERY(kWarning, kLogNs, "store: refused a client at {}: {}", client.host,
+                          client.stream.failure(got));
       if (!got.moved()) return;
       total += got.bytes;
       handle_all(client, {buffer, got.bytes});
@@ -357,6 +366,7 @@ struct TcpStoreServer::State {
   }
 
   const uint64_t patience_ns;
+  const secure::MaybeKeys keys;
   ListeningSocket socket;
   EventFd wake;
   std::atomic<bool> stop{false};
@@ -370,8 +380,8 @@ struct TcpStoreServer::State {
   std::thread thread;
 };
 
-TcpStoreServer::TcpStoreServer(const std::string& endpoint, uint64_t patience_ns)
-    : state_(std::make_unique<State>(endpoint, patience_ns)) {}
+TcpStoreServer::TcpStoreServer(const std::string& endpoint, uint64_t patience_ns, secure::MaybeKeys keys)
+    : state_(std::make_unique<State>(endpoint, patience_ns, std::move(keys))) {}
 TcpStoreServer::~TcpStoreServer() = default;
 uint16_t TcpStoreServer::port() const noexcept { return state_->socket.address().port(); }
 

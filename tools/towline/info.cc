@@ -161,7 +161,10 @@ std::string render_info(const json& info, const Terminal& terminal) {
   if (info.contains("never_met"))
     text += fmt::format("{}{}\n\n", terminal.bold("Beside the backends"), never_met(info));
   if (const auto listen = info.value("listen", json::array()); !listen.empty()) {
-    text += fmt::format("{}: an agent here would listen at {}\n\n", terminal.bold("Addresses"), join(listen));
+    const json keys = info.value("secure", json());
+    const std::string secured = keys.is_string() ? keys.get<std::string>() : "in the clear";
+    text += fmt::format("{}: an agent here would listen at {}; {}\n\n", terminal.bold("Addresses"),
+                        join(listen), secured);
   }
   text += render_fabric(info.value("fabric", json::object()), terminal);
   return text + render_topology(info.value("topology", json::object()),

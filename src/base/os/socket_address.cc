@@ -455,8 +455,8 @@ void warn_of_open_ports(const char* what, std::span<const ListeningSocket* const
   if (!warned.insert(what).second) return;
   TOWLINE_LOG(kWarning,
               "{} takes connections from other hosts at {}: anyone who reaches it can use the registered "
-              "memory, since "
-              "nothing is authenticated yet",
+              "memory. "
+              "secure.key_file or certificates (docs/security.md) keep strangers out",
               what, open);
 }
 

@@ -53,6 +53,19 @@ Stream connect_to(const SocketAddress& address, const Limits& limits, const std:
   return stream;
 }
 
+void shake_hands(const secure::MaybeKeys& keys, Stream& stream, const Limits& limits,
+                 const std::string& what) {
+  secure::secure(keys, stream, secure::Side::kCaller);
+  for (;;) {
+    const StreamResult shaken = stream.shake_hands();
+    if (shaken.moved()) return;
+    if (shaken.over())
+      fail(shaken.error == EACCES ? Status::kPermissionDenied : Status::kUnreachable, "{}: {}", what,
+           stream.failure(shaken));
+    (void)wait_ready(stream, POLLIN, limits, what);
+  }
+}
+
 // The conversation on one connected socket: sends while it can, and receives all the while, since a refusal
 // may come before everything is sent.
 class Conversation {
@@ -106,9 +119,14 @@ class Conversation {
     const StreamResult got = stream_.read(to, want);
     if (!in_header) body_.resize(have + got.bytes);
     if (got.blocked()) return;
+    if (got.over() && secure::looks_like_tls({header_.data(), header_bytes_}))
+      fail(Status::kPermissionDenied,
+           "{}: it takes TLS connections only, and this side has no keys (secure.*)", what_);
     if (got.kind == StreamResult::Kind::kEnded)
       fail(Status::kProtocol, "{}: closed without a whole answer; is it a Towline agent?", what_);
-    if (got.over()) fail(Status::kUnreachable, "{}: receiving: {}", what_, errno_text(got.error));
+    if (got.over())
+      fail(got.error == EACCES ? Status::kPermissionDenied : Status::kUnreachable, "{}: receiving: {}", what_,
+           stream_.failure(got));
     if (!in_header) return;
     header_bytes_ += got.bytes;
     if (header_bytes_ == header_.size()) check_reply();
@@ -146,7 +164,7 @@ class Conversation {
 }  // namespace
 
 std::vector<uint8_t> exchange(std::string_view address, std::span<const uint8_t> own, Deadline deadline,
-                              const std::atomic<bool>* stop) {
+                              const std::atomic<bool>* stop, const secure::MaybeKeys& keys) {
   if (own.size() > kMaxReplyBytes) {
     fail(Status::kLimitExceeded, "exchanging metadata with {}: {} bytes of our own, at most {} are taken",
          address, own.size(), kMaxReplyBytes);
@@ -168,6 +186,7 @@ std::vector<uint8_t> exchange(std::string_view address, std::span<const uint8_t>
       if (last) throw;
       continue;
     }
+    shake_hands(keys, stream, {deadline, stop}, what);
     return Conversation(std::move(stream), own, {deadline, stop}, what).run();
   }
 }

@@ -65,7 +65,7 @@ Listener::Listener(ListenerHost& host, const Clock& clock, const ListenerOptions
   (void)addresses();  // fails now, where it would later
   std::vector<const ListeningSocket*> sockets;
   for (const auto& door : doors_) sockets.push_back(&door->socket);
-  warn_of_open_ports("the metadata listener", sockets);
+  if (options.keys == nullptr) warn_of_open_ports("the metadata listener", sockets);
   for (std::size_t watched = 0; watched < doors_.size(); ++watched) {
     try {
       host_.watch(doors_[watched]->socket.fd(), EPOLLIN, Door::ready, doors_[watched].get());
@@ -134,6 +134,7 @@ void Listener::admit(Stream stream, const SocketAddress& from) {
         from.text(), geteuid());
     return;
   }
+  secure::secure(options_.keys, stream, secure::Side::kCalled);
   make_room(from);
   const uint64_t deadline = Deadline::after(clock_, options_.client_timeout_ns).ns();
   Client& client = clients_.emplace_back(*this, std::move(stream), from, deadline);
@@ -163,6 +164,9 @@ void Listener::serve(Client& client, uint32_t events) {
   try {
     if (client.phase == Client::Phase::kReceiving) {
       keep = receive(client);
+      // No poll() would tell of what lies in a session.
+      while (keep && client.phase == Client::Phase::kReceiving && client.stream.unread())
+        keep = receive(client);
     } else if (client.phase == Client::Phase::kSending) {
       keep = (events & (EPOLLERR | EPOLLHUP)) == 0 && send(client);
     } else {
@@ -173,7 +177,11 @@ void Listener::serve(Client& client, uint32_t events) {
     TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "metadata listener: serving a client: {}", failure.what());
     keep = false;
   }
-  if (!keep) drop(client, Status::kProtocol);
+  if (keep) return;
+  const StreamSession* const session = client.stream.session();
+  if (session == nullptr || session->why() == nullptr) return drop(client, Status::kProtocol);
+  TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "metadata listener: refused a client: {}", session->why());
+  drop(client, Status::kPermissionDenied);
 }
 
 // Reads one piece per turn, so that clients take turns. False: close it.

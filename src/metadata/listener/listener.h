@@ -18,6 +18,7 @@
 #include "base/os/socket_address.h"
 #include "base/os/source_key.h"
 #include "base/os/stream.h"
+#include "secure/keys.h"
 
 namespace towline::metadata {
 
@@ -46,6 +47,7 @@ struct ListenerOptions {
   std::string listen;         // endpoints, comma-separated; see base/socket_address.h
   std::string advertise;      // "host[:port]" given out instead of what the sockets say; empty: found out
   PortRange ports;            // for endpoints with port 0
+  secure::MaybeKeys keys;     // of every connection
   bool any_user = false;      // serves processes of other users of this host
   uint32_t max_clients = 64;  // half of them of one source
   uint64_t max_blob_bytes = 64u << 20;    // of one client

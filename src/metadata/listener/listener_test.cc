@@ -18,6 +18,7 @@
 #include "base/os/poller.h"
 #include "metadata/listener/exchange.h"
 #include "metadata/listener/wire.h"
+#include "secure/test_support.h"
 #include "support/ports.h"
 
 namespace towline::metadata {
@@ -82,12 +83,12 @@ struct Outcome {
 
 // exchange() on its own thread while the listener turns here.
 Outcome exchange_with(FakeHost& host, const std::string& address, const Blob& own,
-                      Deadline deadline = soon()) {
+                      const secure::MaybeKeys& keys = {}, Deadline deadline = soon()) {
   Outcome outcome;
   std::atomic<bool> done = false;
   std::thread client([&] {
     try {
-      outcome.blob = exchange(address, own, deadline);
+      outcome.blob = exchange(address, own, deadline, nullptr, keys);
     } catch (const Error& error) {
       outcome.status = error.code();
       outcome.text = error.message();
@@ -129,6 +130,12 @@ class ListenerTest : public ::testing::Test {
     return all;
   }
 
+  secure::MaybeKeys key(char letter) {
+    return secure::Keys::read(
+        {folder.file(std::string("key-") + letter, secure::testing::key_text(letter)), "", "", ""});
+  }
+
+  const secure::testing::Folder folder;
   FakeHost host;
   VirtualClock clock{1000};
   ListenerOptions options;
@@ -163,6 +170,45 @@ TEST_F(ListenerTest, TakesAClientWithoutABlobAndLargeBlobs) {
   const Blob large(11'000'003, 9);
   EXPECT_EQ(exchange_with(host, address(), large).blob, host.own);
   EXPECT_EQ(host.received.back(), large);
+}
+
+TEST_F(ListenerTest, ExchangesBlobsWithTheSameKeys) {
+  TOWLINE_NEEDS_TLS();
+  options.keys = key('k');
+  open();
+  host.own.assign(1'000'001, 7);
+  const Blob large(3'000'003, 9);
+  EXPECT_EQ(exchange_with(host, address(), {}, options.keys).blob, host.own);
+  EXPECT_EQ(exchange_with(host, address(), large, key('k')).blob, host.own);
+  EXPECT_EQ(host.received.back(), large);
+  host.turn_until([&] { return listener->clients() == 0; });
+  EXPECT_EQ(listener->served(), 2u);
+  EXPECT_EQ(listener->refused(), 0u);
+}
+
+TEST_F(ListenerTest, WhoHasOtherKeysOrNoneIsRefusedAndToldWhy) {
+  TOWLINE_NEEDS_TLS();
+  options.keys = key('k');
+  open();
+  const Outcome other = exchange_with(host, address(), bytes_of("mine"), key('l'));
+  EXPECT_EQ(other.status, Status::kPermissionDenied) << other.text;
+  EXPECT_NE(other.text.find("other keys (secure.*)"), std::string::npos) << other.text;
+  const Outcome none = exchange_with(host, address(), bytes_of("mine"));
+  EXPECT_EQ(none.status, Status::kPermissionDenied) << none.text;
+  EXPECT_NE(none.text.find("this side has no keys (secure.*)"), std::string::npos) << none.text;
+  EXPECT_TRUE(host.received.empty());
+  host.turn_until([&] { return listener->clients() == 0; });
+  EXPECT_EQ(listener->refused(), 2u);
+  EXPECT_EQ(exchange_with(host, address(), {}, key('k')).blob, host.own);  // others are served
+}
+
+TEST_F(ListenerTest, AClientWithKeysRefusesAnAgentWithoutAny) {
+  TOWLINE_NEEDS_TLS();
+  open();
+  const Outcome outcome = exchange_with(host, address(), bytes_of("mine"), key('k'));
+  EXPECT_EQ(outcome.status, Status::kPermissionDenied) << outcome.text;
+  EXPECT_NE(outcome.text.find("or none"), std::string::npos) << outcome.text;
+  EXPECT_TRUE(host.received.empty());
 }
 
 TEST_F(ListenerTest, FindsAHostByName) {

@@ -46,7 +46,7 @@ Acceptor::Acceptor(const plugin::Host& host, const Options& options, Sources& so
   look_up_advertised();
   std::vector<const ListeningSocket*> sockets;
   for (const Door& door : doors_) sockets.push_back(&door.socket);
-  warn_of_open_ports("tcp", sockets);
+  if (options.keys == nullptr) warn_of_open_ports("tcp", sockets);
   for (auto door = doors_.begin(); door != doors_.end(); ++door) {
     const int32_t status = host_.watch(0, door->socket.fd(), EPOLLIN, door_ready, &*door);
     if (status == TOWLINE_OK) continue;
@@ -120,6 +120,7 @@ void Acceptor::admit(Stream stream, const SocketAddress& from) {
         ShortText("{} is no process of user {}, and was cut: listen.any_user serves all users of this host",
                   from.text(), geteuid()));
   }
+  secure::secure(options_.keys, stream, secure::Side::kCalled);
   make_room(from);
   Pending& pending = pending_.emplace_back();
   pending.owner = this;
@@ -163,8 +164,14 @@ void Acceptor::read_hello(Pending& pending) {
     case PacketReader::State::kWhole:
       return take_hello(pending);
     case PacketReader::State::kGarbage:
-      return cut(pending, Status::kProtocol, "does not speak Towline's tcp");
+      return cut(pending, Status::kProtocol,
+                 secure::looks_like_tls(pending.reader.packet())
+                     ? "speaks TLS, and this side has no keys (secure.*)"
+                     : "does not speak Towline's tcp");
     case PacketReader::State::kClosed:
+      if (pending.stream.session() != nullptr && pending.stream.session()->why() != nullptr)
+        return cut(pending, Status::kPermissionDenied,
+                   ShortText("was refused: {}", pending.stream.session()->why()));
       return cut(pending, Status::kProtocol, "closed before its hello was there");
   }
 }

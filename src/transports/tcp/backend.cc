@@ -282,9 +282,12 @@ void Backend::retire(Connection& connection) noexcept {
 void Backend::note_open(const SocketAddress& address, int fd) {
   // A connection to one of the host's own addresses comes from that address.
   const bool here = address.is_loopback() || SocketAddress::local_of(fd).with_port(0) == address.with_port(0);
-  if (here || warned_.exchange(true, std::memory_order_relaxed)) return;
-  host().log(1, fmt::format("connected to {}: data leaves this host neither authenticated nor encrypted",
-                            address.text()));
+  if (here || options_.keys != nullptr || warned_.exchange(true, std::memory_order_relaxed)) return;
+  host().log(
+      1, fmt::format(
+             "connected to {}: data leaves this host neither authenticated nor encrypted: secure.key_file or "
+             "certificates (docs/security.md) secure it",
+             address.text()));
 }
 
 }  // namespace towline::tcp

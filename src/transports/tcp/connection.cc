@@ -371,6 +371,7 @@ int32_t Connection::import(const towline_region_args& args, const void* token, s
     text += ", " + backend_.flows()->how();
   else if (args.region.kind == TOWLINE_MEMORY_VRAM)
     text += ", by host memory of its owner";
+  if (backend_.options().keys != nullptr && !address_.is_unix()) text += ", TLS";
   std::snprintf(how, 64, "%s", text.c_str());
   return TOWLINE_OK;
 }

@@ -28,14 +28,13 @@ int bind_to_own(Stream& stream, const SocketAddress& to, const std::vector<Socke
 
 Dial::Dial(const plugin::Host& host, uint32_t worker, const SocketAddress& to, const Options& options,
            towline_ready_fn wake, void* argument)
-    : host_(host), worker_(worker), to_(to), wake_(wake), argument_(argument) {
+    : host_(host), worker_(worker), to_(to), keys_(options.keys), wake_(wake), argument_(argument) {
   stream_ = Stream::open(to.family());
   tune(stream_, options);
   int error = bind_to_own(stream_, to_, options.own_addresses);
   if (error == 0) error = stream_.start_connect(to_);
   if (error == 0) {
-    state_ = State::kConnected;
-    watch(EPOLLIN);
+    begin();
   } else if (error == EINPROGRESS) {
     watch(EPOLLOUT);
   } else {
@@ -76,20 +75,37 @@ Dial::State Dial::step() {
     if (const int error = stream_.finish_connect(); error != 0) {
       fail(Status::kUnreachable, errno_text(error));
     } else {
-      state_ = State::kConnected;
-      watch(EPOLLIN);
+      begin();
     }
+  } else if (state_ == State::kSecuring) {
+    shake_hands();
   } else if (state_ == State::kAwaiting) {
     read_reply();
   }
   return state_;
 }
 
+// It is connected.
+void Dial::begin() {
+  secure::secure(keys_, stream_, secure::Side::kCaller);
+  state_ = State::kSecuring;
+  watch(EPOLLIN);
+  if (state_ == State::kSecuring) shake_hands();
+}
+
+void Dial::shake_hands() {
+  const StreamResult shaken = stream_.shake_hands();
+  if (shaken.over())
+    fail(shaken.error == EACCES ? Status::kPermissionDenied : Status::kUnreachable, stream_.failure(shaken));
+  else if (shaken.moved())
+    state_ = State::kConnected;
+}
+
 void Dial::send_hello(const Hello& hello, uint64_t now_ns) {
   const std::vector<uint8_t> packet = pack(hello);
   const StreamResult sent = stream_.write(packet.data(), packet.size());
   if (sent.bytes != packet.size())  // a new socket has room for it
-    return fail(Status::kUnreachable, sent.error != 0 ? errno_text(sent.error) : "the hello was cut short");
+    return fail(Status::kUnreachable, sent.over() ? stream_.failure(sent) : "the hello was cut short");
   hello_sent_ns_ = now_ns;
   state_ = State::kAwaiting;
 }
@@ -99,8 +115,13 @@ void Dial::read_reply() {
     case PacketReader::State::kMore:
       return;
     case PacketReader::State::kGarbage:
-      return fail(Status::kProtocol, "who answers there does not speak Towline's tcp");
+      return fail(Status::kProtocol,
+                  secure::looks_like_tls(reader_.packet())
+                      ? "it takes TLS connections only, and this side has no keys (secure.*)"
+                      : "who answers there does not speak Towline's tcp");
     case PacketReader::State::kClosed:
+      if (stream_.session() != nullptr && stream_.session()->why() != nullptr)
+        return fail(Status::kPermissionDenied, stream_.session()->why());
       if (reader_.error() != 0) return fail(Status::kUnreachable, errno_text(reader_.error()));
       return fail(Status::kProtocol, "it closed the connection without a reply");
     case PacketReader::State::kWhole:

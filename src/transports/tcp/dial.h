@@ -18,11 +18,13 @@ namespace towline::tcp {
 
 // One socket, from connect() to the acceptor's reply.
 //
-//   kConnecting --> kConnected --send_hello()--> kAwaiting --> kAnswered
-//        \---------------\--------------------------\--------> kFailed
+//   kConnecting --> kSecuring --> kConnected --send_hello()--> kAwaiting --> kAnswered
+//        \--------------\--------------\--------------------------\--------> kFailed
+//
+// Without keys it is never kSecuring.
 class Dial {
  public:
-  enum class State { kConnecting, kConnected, kAwaiting, kAnswered, kFailed };
+  enum class State { kConnecting, kSecuring, kConnected, kAwaiting, kAnswered, kFailed };
 
   // Starts connecting; may be kConnected or kFailed at once. `wake` with `argument` is called on the worker
   // when step() has something to do.
@@ -48,11 +50,14 @@ class Dial {
   static void ready(void* self, uint32_t events);
   void fail(Status status, std::string text);
   void watch(uint32_t events);
+  void begin();
+  void shake_hands();
   void read_reply();
 
   const plugin::Host& host_;
   const uint32_t worker_;
   const SocketAddress to_;
+  const secure::MaybeKeys keys_;
   const towline_ready_fn wake_;
   void* const argument_;
   Stream stream_;

@@ -129,6 +129,9 @@ Options read_all(const plugin::Host& host, const std::string& name) {
   options.handshake_timeout_ns = read_duration(host, key("handshake_timeout"), "5s");
   options.user_timeout_ns = read_duration(host, key("user_timeout"), "20s");
   options.checksum = read_bool(host, key("checksum"), false);
+  // The others' payload goes past it: they refuse keys.
+  if (name == "tcp")
+    options.keys = secure::Keys::configured([&](const char* one) { return host.config(one, ""); });
   options.faults = framing::parse_fault_options(host.config("faults", ""));
   return options;
 }

@@ -7,6 +7,7 @@
 
 #include "base/os/socket_address.h"
 #include "framing/fault_options.h"
+#include "secure/keys.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/sources.h"
 
@@ -39,6 +40,7 @@ struct Options {
   std::vector<SocketAddress>
       own_addresses;  // sockets to other hosts use one of these; empty: the kernel chooses
   framing::FaultOptions faults;
+  secure::MaybeKeys keys;  // of every connection
 
   // For a connection to this peer.
   [[nodiscard]] uint32_t sockets_to(const SocketAddress& peer) const noexcept;

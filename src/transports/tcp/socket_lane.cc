@@ -59,9 +59,11 @@ SocketLane::SocketLane(const plugin::Host& host, uint32_t worker, Stream stream,
       frame_bytes_(frame_bytes),
       ready_(ready),
       argument_(argument),
-      lending_(SocketAddress::peer_of(stream_.fd()).is_unix() ? Zerocopy::kOff : lending),
+      lending_(stream_.session() != nullptr || SocketAddress::peer_of(stream_.fd()).is_unix() ? Zerocopy::kOff
+                                                                                              : lending),
       name_(fmt::format("{} -> {}", SocketAddress::local_of(stream_.fd()).text(),
                         SocketAddress::peer_of(stream_.fd()).text())) {
+  if (stream_.session() != nullptr) name_ += ", " + stream_.session()->describe();
   choose_congestion_control(stream_, congestion);
 }
 
@@ -121,6 +123,7 @@ bool SocketLane::arm(bool want_write) noexcept {
   if (!open()) return true;
   empty_reads_ = 0;  // whatever wakes us may have come here
   reads_ = 0;
+  if (stream_.unread()) return true;
   const uint32_t wanted = want_write ? EPOLLIN | EPOLLOUT : EPOLLIN;
   if (watched_ == wanted) return false;
   const int32_t status = known_ ? host_.rewatch(worker_, stream_.fd(), wanted, ready_, argument_)
