@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""over_workers.py [--towline PROGRAM] [--workers 1,4] [--rounds 3] [--time 900ms] [--warmup 20] [--sizes 4KiB,1MiB] [--set KEY=VALUE]..
+"""over_workers.py [--towline PROGRAM] [--workers 1,4] [--rounds 3] [--time 900ms] [--warmup 20] [--sizes 4KiB,1MiB] [--set KEY=VALUE].. [--beside KEY=VALUE]
 
 How much more several workers move over tcp than one: `towline bench` between two network namespaces of this host, which a
 veth pair joins, with each number of workers in turns. Needs root. Prints GB/s and, for every number after the first, the
-ratio to the first one of the same round: median [least most]; and the processors' seconds a GB of both sides.
+ratio to the first one of the same round: median [least most]; and the processors' seconds a GB of both sides. With
+--beside each number of workers runs without and with that variable, such as TOWLINE_SECURE_KEY_FILE=key, and the ratio is
+to the same number without.
 
 Requests before measuring (--warmup) are those in which an agent tries whether to split its posts: two as `towline bench`
 has by default show a program's first second, 20 what it goes on with.
@@ -50,9 +52,10 @@ class Namespaces:
         return ["ip", "netns", "exec", self.names[side], *command]
 
 
-def measure(namespaces: Namespaces, options: argparse.Namespace, workers: int) -> list[dict]:
+def measure(namespaces: Namespaces, options: argparse.Namespace, workers: int, more: str) -> list[dict]:
     listen = f"{ADDRESS}2:{PORT}"
-    environment = dict(os.environ, TOWLINE_LOG="error", **dict(one.split("=", 1) for one in options.set))
+    given = options.set + ([more] if more else [])
+    environment = dict(os.environ, TOWLINE_LOG="error", **dict(one.split("=", 1) for one in given))
     target = subprocess.Popen(
         namespaces.command(1, options.towline, "bench", "--listen", listen, "--workers", str(workers)),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
@@ -91,25 +94,29 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=20)
     parser.add_argument("--sizes", default="4KiB,1MiB")
     parser.add_argument("--set", action="append", default=[], metavar="VARIABLE=VALUE", help="TOWLINE_TUNING_SPLIT=on, ..")
+    parser.add_argument("--beside", default="", metavar="VARIABLE=VALUE", help="TOWLINE_SECURE_KEY_FILE=key, ..")
     options = parser.parse_args()
     counts = [int(one) for one in options.workers.split(",")]
-    rates: dict[tuple, dict[int, list[float]]] = {}
-    costs: dict[tuple, dict[int, list[float]]] = {}
+    ways = [(workers, more) for workers in counts for more in dict.fromkeys(["", options.beside])]
+    rates: dict[tuple, dict[tuple, list[float]]] = {}
+    costs: dict[tuple, dict[tuple, list[float]]] = {}
     with Namespaces() as namespaces:
         for turn in range(options.rounds):
-            for workers in counts[turn % len(counts):] + counts[: turn % len(counts)]:
-                for row in measure(namespaces, options, workers):
+            for way in ways[turn % len(ways):] + ways[: turn % len(ways)]:
+                for row in measure(namespaces, options, *way):
                     key = ("write" if row["from"] == "initiator" else "read", row["size"])
-                    rates.setdefault(key, {}).setdefault(workers, []).append(row["bytes_per_s"] / 1e9)
+                    rates.setdefault(key, {}).setdefault(way, []).append(row["bytes_per_s"] / 1e9)
                     cost = row["initiator_cpu_s_per_gb"] + row["target_cpu_s_per_gb"]
-                    costs.setdefault(key, {}).setdefault(workers, []).append(cost)
-    print(f"{'':6} {'bytes':>8} {'workers':>8}  {'GB/s':22} {'over the first':20} processors' s/GB")
-    for (name, size), by_workers in rates.items():
-        first = by_workers[counts[0]]
-        for workers, values in by_workers.items():
+                    costs.setdefault(key, {}).setdefault(way, []).append(cost)
+    against = "over without" if options.beside else "over the first"
+    print(f"{'':6} {'bytes':>8} {'workers':>8}  {'GB/s':22} {against:20} {'processors s/GB':22}")
+    for (name, size), by_way in rates.items():
+        for way in ways:
+            values = by_way[way]
+            first = by_way[(way[0], "") if options.beside else ways[0]]
             ratios = [value / one for value, one in zip(values, first, strict=True)]
-            print(f"{name:6} {size:8} {workers:8}  {spread(values, 2):22} {spread(ratios, 2):20} "
-                  f"{spread(costs[name, size][workers], 2)}")
+            print(f"{name:6} {size:8} {way[0]:8}  {spread(values, 2):22} {spread(ratios, 2):20} "
+                  f"{spread(costs[name, size][way], 2):22} {way[1]}")
 
 
 if __name__ == "__main__":

@@ -81,6 +81,14 @@ inline const Transport kTransports[] = {
      .config = "[tuning.tcp]\nsockets = 4\nframe_bytes = \"1MiB\"\n",  // as between hosts
      .shared_memory = false,
      .framed = true},
+#ifdef TOWLINE_TEST_KEY
+    {.name = "tcp_secured",
+     .backends = "tcp",
+     .config =
+         "[secure]\nkey_file = \"" TOWLINE_TEST_KEY "\"\n[tuning.tcp]\nsockets = 4\nframe_bytes = \"1MiB\"\n",
+     .shared_memory = false,
+     .framed = true},
+#endif
     // RDMA: over the network inside this process, and over libfabric.
     {.name = "rdma_loopback",
      .backends = "rdma",

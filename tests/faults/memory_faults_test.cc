@@ -156,12 +156,18 @@ TEST_P(WithoutMemory, OneFailureEndsWhatNeededTheMemoryAndNothingElse) { sweep(1
 // So that what answers the first failure fails as well.
 TEST_P(WithoutMemory, FailuresInARowEndWhatNeededTheMemoryAndNothingElse) { sweep(6, 5); }
 
-INSTANTIATE_TEST_SUITE_P(Paths, WithoutMemory,
-                         ::testing::Values(Path{"memory", "memory", "", false},
-                                           Path{"mapped", "shm", "[tuning.shm]\npaths = \"mapped\"\n", true},
-                                           Path{"ring", "shm", "[tuning.shm]\npaths = \"ring\"\n", false},
-                                           Path{"tcp", "tcp", "[tuning.tcp]\nsockets = 4\nbulk_bytes = 1\n",
-                                                false, "\"lanes\":4"}),
+constexpr Path kPaths[] = {
+    {"memory", "memory", "", false},
+    {"mapped", "shm", "[tuning.shm]\npaths = \"mapped\"\n", true},
+    {"ring", "shm", "[tuning.shm]\npaths = \"ring\"\n", false},
+    {"tcp", "tcp", "[tuning.tcp]\nsockets = 4\nbulk_bytes = 1\n", false, "\"lanes\":4"},
+#ifdef TOWLINE_TEST_KEY
+    {"tcp_secured", "tcp",
+     "[secure]\nkey_file = \"" TOWLINE_TEST_KEY "\"\n[tuning.tcp]\nsockets = 4\nbulk_bytes = 1\n", false,
+     "\"lanes\":4"},
+#endif
+};
+INSTANTIATE_TEST_SUITE_P(Paths, WithoutMemory, ::testing::ValuesIn(kPaths),
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

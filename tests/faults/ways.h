@@ -47,6 +47,10 @@ inline const Way kWays[] = {
     {"shm_process_vm", "shm", "[tuning.shm]\npaths = \"process_vm\"\n", false},
     {"shm_ring", "shm", "[tuning.shm]\npaths = \"ring\"\n", false},
     {"tcp", "tcp", "[tuning.tcp]\nsockets = 4\n", false},
+#ifdef TOWLINE_TEST_KEY
+    {"tcp_secured", "tcp", "[secure]\nkey_file = \"" TOWLINE_TEST_KEY "\"\n[tuning.tcp]\nsockets = 4\n",
+     false},
+#endif
     // By GPUs made of host memory: what is passed between the processes is the same.
     {"cuda", "cuda", "plugins = [\"" TOWLINE_CUDA_FAKE "\"]\n", true},
     {"rdma_ofi_tcp", "rdma",
