@@ -34,6 +34,14 @@ std::optional<Bytes> get_by(Store& store, const std::string& key, Deadline deadl
   fail(Status::kTimedOut, "rank {} of {} timed out waiting for rank {} to join", rank, size, absent);
 }
 
+// Of two processes with one rank the later one's word is there; the earlier one would wait for an answer to its own.
+void check_word(Store& store, int rank, int size, const std::string& word) {
+  const auto there = get_by(store, word_of(rank), Deadline::after(monotonic_now_ns(), kAbsentNs));
+  if (there && !std::ranges::equal(*there, word))
+    fail(Status::kAlreadyExists,
+         "another process came as rank {} of {} too: give each process a rank of its own", rank, size);
+}
+
 std::shared_ptr<Store> lead(std::shared_ptr<Store> store, int size, Deadline deadline) {
   const std::string number = Id::random().to_hex();
   auto own = std::make_shared<PrefixStore>(store, number + "/");
@@ -65,6 +73,7 @@ std::shared_ptr<Store> follow(std::shared_ptr<Store> store, int rank, int size, 
     const uint64_t now = monotonic_now_ns();
     const auto answer = get_by(*own, kAnswer, Deadline::at(std::min(deadline.ns(), now + kLookNs)));
     if (answer && std::string(answer->begin(), answer->end()).find(word) != std::string::npos) return own;
+    check_word(*own, rank, size, word);
     if (deadline.passed(monotonic_now_ns())) break;
     if (answer) std::this_thread::sleep_for(std::chrono::nanoseconds(kPauseNs));
   }

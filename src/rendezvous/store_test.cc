@@ -531,6 +531,27 @@ TEST(Meeting, ARankThatDoesNotComeIsNamed) {
   });
 }
 
+TEST(Meeting, TwoThatComeAsOneRankAreNotLeftToWaitForAnother) {
+  auto store = std::make_shared<MemoryStore>();
+  std::atomic<int> refused{0};
+  std::atomic<int> late{0};
+  run_threads(3, [&](int thread) {
+    const int rank = std::min(thread, 1);
+    const Deadline deadline = Deadline::after(monotonic_now_ns(), 2 * kSecondNs);
+    try {
+      meet(store, rank, 3, deadline);
+      ADD_FAILURE() << "rank 2 never came";
+    } catch (const Error& error) {
+      if (error.code() == Status::kTimedOut) ++late;
+      if (error.code() == Status::kAlreadyExists &&
+          error.message() == "another process came as rank 1 of 3 too: give each process a rank of its own")
+        ++refused;
+    }
+  });
+  EXPECT_EQ(refused, 1);
+  EXPECT_EQ(late, 2);
+}
+
 TEST(Exchange, GivesEveryRankWhatAllHaveAndNamesOneThatDoesNotCome) {
   auto store = std::make_shared<MemoryStore>();
   run_threads(3, [&](int rank) {
