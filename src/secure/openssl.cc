@@ -3,7 +3,6 @@
 
 namespace towline::secure {
 
-// Its exit handlers run at the process's end, when connections may live yet.
 OpenSsl::OpenSsl() : crypto_("libcrypto.so.3"), ssl_("libssl.so.3") {
   crypto_.keep_loaded();
   ssl_.keep_loaded();
@@ -13,6 +12,9 @@ OpenSsl::OpenSsl() : crypto_("libcrypto.so.3"), ssl_("libssl.so.3") {
 #define TOWLINE_LOAD(name) name = crypto_.symbol<decltype(name)>(#name);
   TOWLINE_CRYPTO_FUNCTIONS(TOWLINE_LOAD)
 #undef TOWLINE_LOAD
+  // Connections may live while the process exits, so nothing of OpenSSL's is taken down then. That is settled by who uses it
+  // first: an application that has done so before keeps OpenSSL's exit handler.
+  OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
 }
 
 const OpenSsl& OpenSsl::get() {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <openssl/bio.h>
+#include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/ssl.h>
@@ -30,7 +31,7 @@ namespace towline::secure {
   X(BIO_meth_new) X(BIO_meth_set_write_ex) X(BIO_meth_set_read_ex) X(BIO_meth_set_ctrl) X(BIO_new)  \
   X(BIO_set_data) X(BIO_get_data) X(BIO_set_init) X(BIO_set_flags) X(BIO_clear_flags)               \
   X(ERR_peek_last_error) X(ERR_clear_error) X(ERR_reason_error_string) X(EVP_Digest) X(EVP_sha256)  \
-  X(X509_verify_cert_error_string)
+  X(X509_verify_cert_error_string) X(OPENSSL_init_crypto)
 // clang-format on
 
 struct OpenSsl {
