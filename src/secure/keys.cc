@@ -31,6 +31,7 @@ namespace {
 
 constexpr std::size_t kLeastKeyBytes = 32;
 constexpr std::size_t kMostKeyBytes = 64 << 10;
+constexpr long kMostChainBytes = 32 << 10;  // of the other side's certificates
 constexpr char kIdentity[] = "towline";
 constexpr unsigned char kCipher[] = {0x13,
                                      0x01};  // TLS_AES_128_GCM_SHA256, whose hash the shared key goes with
@@ -73,7 +74,9 @@ class OpenSslKeys final : public Keys, public std::enable_shared_from_this<OpenS
 
  private:
   void set_up(const Files& files) {
-    openssl_.SSL_CTX_ctrl(context_, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION, nullptr);
+    if (openssl_.SSL_CTX_ctrl(context_, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION, nullptr) != 1)
+      fail(Status::kUnsupported, "TLS: {}", openssl_.reason("this OpenSSL lacks TLS 1.3"));
+    openssl_.SSL_CTX_ctrl(context_, SSL_CTRL_SET_MAX_CERT_LIST, kMostChainBytes, nullptr);
     openssl_.SSL_CTX_set_options(context_, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_TICKET);
     openssl_.SSL_CTX_set_num_tickets(context_, 0);
     if (openssl_.SSL_CTX_set_ciphersuites(context_, kCiphers) != 1)

@@ -37,13 +37,14 @@ struct Bio {
     const OpenSsl& openssl = session.openssl_;
     openssl.BIO_clear_flags(bio, BIO_FLAGS_RWS | BIO_FLAGS_SHOULD_RETRY);
     Session::Buffer& in = session.in_;
-    *got = std::min(bytes, in.end - in.begin);
+    *got = std::min(bytes, session.shaken_ ? in.end - in.begin : session.offered_);
     if (*got == 0) {
       openssl.BIO_set_flags(bio, BIO_FLAGS_READ | BIO_FLAGS_SHOULD_RETRY);
       return 0;
     }
     std::memcpy(data, in.bytes.get() + in.begin, *got);
     in.begin += *got;
+    if (!session.shaken_) session.offered_ -= *got;
     return 1;
   }
   static long control(BIO*, int what, long, void*) noexcept { return what == BIO_CTRL_FLUSH ? 1 : 0; }
@@ -131,14 +132,15 @@ StreamResult Session::send_out(int fd) noexcept {
   return {0, StreamResult::Kind::kMoved, 0};
 }
 
-// OpenSSL has taken what it could: at most a part of a record is left.
+// OpenSSL has taken what it could: at most a part of a record is left. Who has not shown keys fills no more than a record.
 StreamResult Session::take_in(int fd) noexcept {
   if (in_.begin != 0) {
     std::memmove(in_.bytes.get(), in_.bytes.get() + in_.begin, in_.end - in_.begin);
     in_.end -= in_.begin;
     in_.begin = 0;
   }
-  const ssize_t got = ::recv(fd, in_.bytes.get() + in_.end, kBuffer - in_.end, MSG_DONTWAIT);
+  const std::size_t room = (shaken_ ? kBuffer : kRecordRoom) - in_.end;
+  const ssize_t got = ::recv(fd, in_.bytes.get() + in_.end, room, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return blocked();
   if (got < 0) return failed(errno);
   if (got == 0) {
@@ -171,6 +173,15 @@ StreamResult Session::refused() noexcept {
   return failed(shaken_ && !alert ? EPROTO : EACCES);
 }
 
+StreamResult Session::refused(const char* why) noexcept {
+  try {
+    why_ = why;
+  } catch (const std::exception&) {
+    return failed(ENOMEM);
+  }
+  return failed(EACCES);
+}
+
 // OpenSSL leaves who does not begin as TLS does without an answer. This one tells such a client of ours what it lacks.
 void Session::say_that_tls_is_spoken(int fd) noexcept {
   if (said_something_ || !out_.empty()) return;
@@ -178,6 +189,40 @@ void Session::say_that_tls_is_spoken(int fd) noexcept {
   std::memcpy(out_.bytes.get(), kAlert, sizeof kAlert);
   out_.end = sizeof kAlert;
   (void)send_out(fd);
+}
+
+// While hands are shaken OpenSSL gets whole records, and in the clear each of them is one message, as OpenSSL sends them: it
+// makes room for as much as a message's header says, which of a stranger's hello is 128 KiB. What is no TLS it may judge
+// itself.
+Session::Offer Session::offer_record() noexcept {
+  constexpr uint8_t kChangeCipherSpec = 20;
+  constexpr uint8_t kHandshake = 22;
+  constexpr uint8_t kApplicationData = 23;
+  const uint8_t* const at = in_.bytes.get() + in_.begin;
+  const std::size_t there = in_.end - in_.begin;
+  const bool is_record = there != 0 && at[0] >= kChangeCipherSpec && at[0] <= kApplicationData;
+  if (there == 0 || (is_record && there < kRecordHeader)) return Offer::kMoreIsNeeded;
+  const std::size_t bytes = is_record ? kRecordHeader + (std::size_t{at[3]} << 8 | at[4]) : there;
+  if (!is_record || at[1] != SSL3_VERSION_MAJOR || bytes > kRecordRoom) {
+    offered_ = there;
+    return Offer::kMade;
+  }
+  constexpr std::size_t kHeaders = kRecordHeader + kMessageHeader;
+  if (at[0] == kHandshake && bytes < kHeaders) return Offer::kRefused;
+  if (at[0] == kHandshake && there >= kHeaders) {
+    const std::size_t said = std::size_t{at[6]} << 16 | std::size_t{at[7]} << 8 | at[8];
+    if (kHeaders + said != bytes) return Offer::kRefused;
+  }
+  if (there < bytes) return Offer::kMoreIsNeeded;
+  offered_ = bytes;
+  return Offer::kMade;
+}
+
+StreamResult Session::cut_while_shaking(int error) noexcept {
+  if (error != 0 && error != ECONNRESET && error != EPIPE) return failed(error);
+  return refused(
+      "TLS: it closed the connection during the handshake: the other side has other keys (secure.*), or "
+      "none");
 }
 
 // What it sends fits into a new socket. Where it does not, the limit for hellos ends the connection.
@@ -188,31 +233,28 @@ StreamResult Session::shake(int fd) noexcept {
     const int done = openssl_.SSL_do_handshake(ssl_);
     const int error = done == 1 ? SSL_ERROR_NONE : openssl_.SSL_get_error(ssl_, done);
     const StreamResult sent = send_out(fd);
-    if (sent.over()) return sent;
     if (error == SSL_ERROR_NONE) {
       shaken_ = true;
       unread_ = !in_.empty();
       return {0, StreamResult::Kind::kMoved, 0};
     }
+    if (error == SSL_ERROR_WANT_WRITE && sent.over()) return cut_while_shaking(sent.error);
     if (error == SSL_ERROR_WANT_WRITE && sent.blocked()) return blocked();
     if (error == SSL_ERROR_WANT_WRITE) continue;
     if (error != SSL_ERROR_WANT_READ) {
       say_that_tls_is_spoken(fd);
       return refused();
     }
-    const StreamResult got = take_in(fd);
-    if (got.moved()) continue;
-    if (got.blocked()) return got;
-    const bool cut = got.kind == StreamResult::Kind::kEnded || got.error == ECONNRESET || got.error == EPIPE;
-    if (!cut) return failed(got.error);
-    try {
-      why_ =
-          "TLS: it closed the connection during the handshake: the other side has other keys (secure.*), or "
-          "none";
-    } catch (const std::exception&) {
-      return failed(ENOMEM);
+    Offer offer = Offer::kMoreIsNeeded;
+    while ((offer = offer_record()) == Offer::kMoreIsNeeded) {
+      const StreamResult got = take_in(fd);
+      if (got.over()) return cut_while_shaking(got.error);
+      if (!got.moved()) return got;
     }
-    return failed(EACCES);
+    if (offer == Offer::kRefused) {
+      say_that_tls_is_spoken(fd);
+      return refused("TLS: the other side shakes hands in pieces, or with more than Towline does");
+    }
   }
 }
 

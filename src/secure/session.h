@@ -29,6 +29,8 @@ class Session final : public StreamSession {
   [[nodiscard]] const char* why() const noexcept override;
 
  private:
+  static constexpr std::size_t kRecordHeader = 5;
+  static constexpr std::size_t kMessageHeader = 4;  // of a handshake
   static constexpr std::size_t kRecord = 16 << 10;  // plain bytes of one record
   static constexpr std::size_t kRecordRoom = kRecord + 512;
   static constexpr std::size_t kBuffer = 8 * kRecordRoom;
@@ -45,11 +47,15 @@ class Session final : public StreamSession {
   static StreamResult blocked() noexcept { return {}; }
   StreamResult send_out(int fd) noexcept;  // kMoved: all of it
   StreamResult take_in(int fd) noexcept;   // kMoved: some
+  enum class Offer : uint8_t { kMade, kMoreIsNeeded, kRefused };
+  Offer offer_record() noexcept;
   StreamResult shake(int fd) noexcept;
+  StreamResult cut_while_shaking(int error) noexcept;
   void say_that_tls_is_spoken(int fd) noexcept;
   StreamResult write_record(const void* data, std::size_t bytes) noexcept;
   StreamResult failed(int error) noexcept;
   StreamResult refused() noexcept;  // by what OpenSSL says
+  StreamResult refused(const char* why) noexcept;
 
   const OpenSsl& openssl_;
   const std::shared_ptr<const void> keys_;
@@ -59,7 +65,8 @@ class Session final : public StreamSession {
   Buffer in_;                 // of the socket
   Buffer out_;                // for the socket
   std::unique_ptr<uint8_t[]> gathered_ = std::make_unique_for_overwrite<uint8_t[]>(kRecord);
-  uint64_t records_ = 0;  // since the key was changed
+  std::size_t offered_ = 0;  // of in_, while hands are shaken: what OpenSSL may take
+  uint64_t records_ = 0;     // since the key was changed
   bool said_something_ = false;
   bool shaken_ = false;
   bool held_back_ = false;  // the next write's first byte is in out_
