@@ -1,6 +1,7 @@
 // One TLS session over a non-blocking socket. OpenSSL reads and writes the session's buffers, and the session the socket, so
 // that many records go with one system call. Where the socket takes a part of them only, the last byte that they hold is
 // held back: the caller goes on when there is room, as it would without a session, and nothing lies here that nobody sends.
+// A socket that takes nothing any more ends writing only: what the other side said last is still read.
 #pragma once
 
 #include <cstddef>
@@ -72,7 +73,8 @@ class Session final : public StreamSession {
   bool held_back_ = false;  // the next write's first byte is in out_
   bool unread_ = false;
   bool ended_ = false;
-  int error_ = 0;  // an errno; it is over
+  int error_ = 0;        // an errno; it is over
+  int write_error_ = 0;  // an errno; the socket takes nothing any more
   std::string why_;
 };
 

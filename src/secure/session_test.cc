@@ -1,7 +1,8 @@
-// What a session makes of the other side's bytes: of strangers', of pieces.
+// What a session makes of the other side's bytes: of strangers', of pieces, of last words.
 #include <gtest/gtest.h>
 #include <poll.h>
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,7 @@
 namespace towline::secure {
 namespace {
 
-class Sessions : public ::testing::Test {
+class Sessions : public ::testing::TestWithParam<bool> {
  protected:
   static Deadline soon() { return Deadline::after(monotonic_now_ns(), 60 * kSecondNs); }
   void SetUp() override { TOWLINE_NEEDS_TLS(); }
@@ -71,6 +72,33 @@ TEST_F(Sessions, AHandshakeMayComeByteByByte) {
     }
   }
 }
+
+// The other side said why, and closed the connection before it had read everything: its words are still here, and are read
+// as they would be without keys.
+TEST_P(Sessions, LastWordsAreReadAlsoWhereNothingCanBeSentAnyMore) {
+  Stream a, b;
+  connect(a, b);
+  if (GetParam()) {
+    secure(shared(), a, Side::kCaller);
+    secure(shared(), b, Side::kCalled);
+    while (!shake(a, b)) {
+    }
+  }
+  const std::array<uint8_t, 100> sent{1, 2, 3};
+  ASSERT_EQ(a.write_all(sent, soon()), Status::kOk);
+  ASSERT_EQ(b.wait(POLLIN, soon()), POLLIN);
+  ASSERT_EQ(b.write_all(sent, soon()), Status::kOk);
+  b.close();  // resets the connection, since it has not read everything
+  while (!a.write(sent.data(), sent.size()).over()) {
+  }
+  std::array<uint8_t, 100> got{};
+  EXPECT_EQ(a.read_all(got, soon()), Status::kOk);
+  EXPECT_EQ(got, sent);
+  EXPECT_TRUE(a.read(got.data(), got.size()).over());
+  EXPECT_TRUE(a.write(sent.data(), sent.size()).over());
+}
+INSTANTIATE_TEST_SUITE_P(Keys, Sessions, ::testing::Bool(),
+                         [](const auto& keys) { return keys.param ? "with" : "without"; });
 
 }  // namespace
 }  // namespace towline::secure
