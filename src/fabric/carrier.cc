@@ -112,6 +112,7 @@ std::size_t Carrier::progress(uint64_t now_ns) noexcept {
   State& s = *state_;
   s.now_ns = now_ns;
   s.events = 0;
+  s.read_on();
   PollEvent events[64];
   const std::size_t count = s.poller.wait(events, 0);
   for (std::size_t i = 0; i < count; ++i)
@@ -130,7 +131,7 @@ int Carrier::event_fd() const noexcept { return state_->poller.fd(); }
 
 uint64_t Carrier::next_timer_ns() const noexcept {
   const State& s = *state_;
-  if (s.some_over) return s.now_ns;
+  if (s.some_over || s.some_unread) return s.now_ns;
   return s.awaited != 0 ? s.next_check_ns : kNoDeadline;
 }
 

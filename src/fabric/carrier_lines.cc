@@ -1,6 +1,7 @@
 // Events of a carrier's lines: hellos, bytes, ends.
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "base/error.h"
 #include "base/wire.h"
@@ -109,8 +110,7 @@ void Carrier::State::read(Line& line) noexcept {
 
 void Carrier::State::take_frames(Line& line) noexcept {
   constexpr int kMostReads = 16;  // a turn
-  // No poll() tells of what lies in a session.
-  for (int i = 0; (i < kMostReads || line.frames.stream().unread()) && !line.over; ++i) {
+  for (int i = 0; i < kMostReads && !line.over; ++i) {
     const StreamResult got = line.frames.fill();
     if (got.kind == StreamResult::Kind::kEnded) return end(line, "the peer closed its connection");
     if (got.over()) return end(line, got.error == EACCES ? kOtherKeys : "it can't be read", got.error);
@@ -132,6 +132,18 @@ void Carrier::State::take_frames(Line& line) noexcept {
       }
     }
     if (got.bytes < FramedStream::kMostRead && !line.frames.stream().unread()) return;
+  }
+  some_unread = some_unread || (!line.over && line.frames.stream().unread());
+}
+
+// Of what lies in a session no poll() tells.
+void Carrier::State::read_on() noexcept {
+  if (!std::exchange(some_unread, false)) return;
+  for (std::list<Line>* list : {&strangers, &lines}) {
+    for (auto at = list->begin(); at != list->end();) {
+      Line& line = *at++;  // a stranger may become a peer
+      if (!line.over && line.frames.stream().unread()) read(line);
+    }
   }
 }
 

@@ -64,6 +64,7 @@ struct Carrier::State {
   void write(Line& line) noexcept;
   void read(Line& line) noexcept;
   void take_frames(Line& line) noexcept;
+  void read_on() noexcept;
   void take_hello(Line& line, std::span<const uint8_t> frame);
   void end(Line& line, const char* why, int error = 0) noexcept;
   void end_late() noexcept;
@@ -83,6 +84,7 @@ struct Carrier::State {
   std::map<Id, Known> peers;
   std::unordered_map<uint64_t, Id> by_handle;
   bool some_over = false;
+  bool some_unread = false;  // lines had more than a turn takes
   uint64_t now_ns = monotonic_now_ns();
   std::size_t awaited = 0;     // lines that have yet to say hello
   uint64_t next_check_ns = 0;  // for those that did not in time; while some are awaited

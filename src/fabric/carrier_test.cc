@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/wire.h"
+#include "fabric/framed_stream.h"
 #include "fabric/loopback/loopback.h"
 #include "secure/test_support.h"
 #include "support/ports.h"
@@ -119,6 +120,22 @@ TEST_F(FabricCarrier, EnginesWithDifferentKeysLoseEachOther) {
   ASSERT_TRUE(until({&one, &two}, [&] { return !one.losses.empty(); }));
   EXPECT_NE(one.losses.front().find("keys (secure.*)"), std::string::npos) << one.losses.front();
   EXPECT_EQ(two.counts[5], 0u);
+}
+
+// A sender that is quicker than this side's turns must not keep the others waiting, and nothing of what it said may be
+// forgotten.
+TEST_F(FabricCarrier, ATurnReadsABoundedPartOfALineWithKeys) {
+  TOWLINE_NEEDS_TLS();
+  Node one{fabric_, with_key('k')};
+  Node two{fabric_, with_key('k')};
+  const Handle there = one.carrier->connect(handed_over(two));
+  ASSERT_EQ(one.count(there, 1), Status::kInProgress);
+  ASSERT_TRUE(until({&one, &two}, [&] { return two.counts[1] == 1; }));
+  const std::vector<uint8_t> nonsense(kMaxControlBytes);  // the engine drops it
+  for (int i = 0; i < 2000; ++i) one.carrier->send(there, nonsense);
+  EXPECT_LE(two.carrier->progress(monotonic_now_ns()), 16 * FramedStream::kMostRead / kMaxControlBytes + 2);
+  ASSERT_EQ(one.count(there, 2), Status::kInProgress);
+  ASSERT_TRUE(until({&one, &two}, [&] { return two.counts[2] == 1; }));
 }
 
 TEST_F(FabricCarrier, BothMayConnectAtOnce) {
