@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -50,6 +51,7 @@ struct Listener::Client {
   uint64_t deadline_ns;
   Clients::iterator self;
   Phase phase = Phase::kReceiving;
+  bool asks_to_write = false;                                   // while it is received from
   std::array<uint8_t, wire::kExchangeHeaderBytes> header = {};  // theirs, then ours
   std::size_t header_bytes = 0;
   wire::ExchangeHeader request;
@@ -164,9 +166,7 @@ void Listener::serve(Client& client, uint32_t events) {
   try {
     if (client.phase == Client::Phase::kReceiving) {
       keep = receive(client);
-      // No poll() would tell of what lies in a session.
-      while (keep && client.phase == Client::Phase::kReceiving && client.stream.unread())
-        keep = receive(client);
+      if (keep && client.phase == Client::Phase::kReceiving) ask_again(client);
     } else if (client.phase == Client::Phase::kSending) {
       keep = (events & (EPOLLERR | EPOLLHUP)) == 0 && send(client);
     } else {
@@ -182,6 +182,13 @@ void Listener::serve(Client& client, uint32_t events) {
   if (session == nullptr || session->why() == nullptr) return drop(client, Status::kProtocol);
   TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "metadata listener: refused a client: {}", session->why());
   drop(client, Status::kPermissionDenied);
+}
+
+// No poll() tells of what lies in a session: that it can be written to, which is always so, brings the next turn.
+void Listener::ask_again(Client& client) {
+  const bool unread = client.stream.unread();
+  if (std::exchange(client.asks_to_write, unread) == unread) return;
+  host_.rewatch(client.stream.fd(), unread ? EPOLLIN | EPOLLOUT : EPOLLIN, Client::ready, &client);
 }
 
 // Reads one piece per turn, so that clients take turns. False: close it.

@@ -89,6 +89,7 @@ class Listener {
   void note_refusal(Status why) noexcept;
   void serve(Client& client, uint32_t events);
   bool receive(Client& client);
+  void ask_again(Client& client);
   bool answer(Client& client);
   bool send(Client& client);
   void drop(Client& client, Status why) noexcept;  // kOk: it was served

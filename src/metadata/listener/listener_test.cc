@@ -55,7 +55,9 @@ class FakeHost final : public ListenerHost {
     const std::size_t count = poller_.wait(events, timeout_ns);
     for (std::size_t i = 0; i < count; ++i) {
       const auto found = watches_.find(static_cast<int>(reinterpret_cast<intptr_t>(events[i].context)));
-      if (found != watches_.end()) found->second.first(found->second.second, events[i].events);
+      if (found == watches_.end()) continue;
+      ++calls;
+      found->second.first(found->second.second, events[i].events);
     }
   }
   // Turns until `done`, or fails the test.
@@ -69,6 +71,7 @@ class FakeHost final : public ListenerHost {
   std::string refusal;
   std::vector<Blob> received;
   std::vector<Status> refusals;
+  std::size_t calls = 0;
 
  private:
   Poller poller_;
@@ -184,6 +187,17 @@ TEST_F(ListenerTest, ExchangesBlobsWithTheSameKeys) {
   host.turn_until([&] { return listener->clients() == 0; });
   EXPECT_EQ(listener->served(), 2u);
   EXPECT_EQ(listener->refused(), 0u);
+}
+
+// As without keys: others must not wait for all that one has to say.
+TEST_F(ListenerTest, AClientWithKeysTakesTurnsToo) {
+  TOWLINE_NEEDS_TLS();
+  options.keys = key('k');
+  open();
+  const Blob large(32 << 20, 9);
+  EXPECT_EQ(exchange_with(host, address(), large, options.keys).blob, host.own);
+  EXPECT_EQ(host.received.back(), large);
+  EXPECT_GE(host.calls, large.size() / (256 << 10));
 }
 
 TEST_F(ListenerTest, WhoHasOtherKeysOrNoneIsRefusedAndToldWhy) {
