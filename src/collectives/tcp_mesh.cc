@@ -22,9 +22,6 @@ constexpr size_t kFewArriving = 16;
 constexpr size_t kMostControlBytes = 65536;  // of incomplete frames
 // How long a rank waits for the reason that rank 0 announces.
 constexpr uint64_t kBreakNs = 500 * kMillisecondNs;
-// How long an address may take, and how long all are tried again: a network that has just come up still answers that
-// there is no route.
-constexpr uint64_t kDialNs = 5 * kSecondNs;
 constexpr uint64_t kDialPauseNs = 100 * kMillisecondNs;
 
 class StreamChannel final : public Channel {
@@ -99,21 +96,27 @@ void TcpMesh::tune(Stream& stream, int peer) const noexcept {
   if (!congestion_.empty() || here) stream.set_congestion(congestion_.empty() ? "reno" : congestion_);
 }
 
+// An address has half of a hello's time, and all are tried again for as long: a network that has just come up still answers
+// that there is no route. A rank that is connected and does not shake hands is there, and held up: it is waited for.
 Stream TcpMesh::dial_peer(int peer, Kind kind, Deadline deadline) {
   const std::vector<uint8_t> hello =
       encode(MeshHello{static_cast<uint8_t>(kind), static_cast<uint32_t>(rank_), secret_});
+  const uint64_t dial_ns = hello_ns_ / 2;
   const uint64_t begin = monotonic_now_ns();
   for (uint64_t now = begin;; now = monotonic_now_ns()) {
     std::string problems;
+    bool held_up = false;
     for (const std::string& text : infos_[static_cast<size_t>(peer)].endpoints) {
       try {
-        const Deadline soon = Deadline::at(std::min(deadline.ns(), Deadline::after(now, kDialNs).ns()));
+        const Deadline soon = Deadline::at(std::min(deadline.ns(), Deadline::after(now, dial_ns).ns()));
         Stream stream = Stream::dial(parse_endpoint(text), soon, Stream::Patience::kNone);
         tune(stream, peer);
         secure::secure(keys_, stream, secure::Side::kCaller);
-        if (const Status shaken = stream.shake_hands(soon); is_error(shaken))
+        const Status shaken = stream.shake_hands(soon);
+        held_up = held_up || shaken == Status::kTimedOut;
+        if (is_error(shaken))
           fail(shaken, "{}: {}", text,
-               shaken == Status::kPermissionDenied ? stream.session()->why() : status_text(shaken));
+               shaken == Status::kPermissionDenied ? stream.session()->why() : "it does not shake hands");
         if (!is_error(stream.write_all(hello, soon))) return stream;
       } catch (const Error& error) {
         problems += (problems.empty() ? "" : "; ") + error.message();
@@ -121,7 +124,8 @@ Stream TcpMesh::dial_peer(int peer, Kind kind, Deadline deadline) {
       now = monotonic_now_ns();
     }
     const uint64_t left = deadline.remaining_ns(now);
-    if (now - begin >= kDialNs || left == 0)
+    const bool given_up = breaker_.broken() || Interrupt::asked();
+    if ((now - begin >= dial_ns && !held_up) || left == 0 || given_up)
       fail(Status::kUnreachable, "cannot connect to {}: {}", describe(peer),
            problems.empty() ? "it gives no address" : problems);
     std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(kDialPauseNs, left)));
@@ -158,7 +162,7 @@ Stream* TcpMesh::pipe_to(int peer, const Header& header, Deadline deadline, Stat
       pipes_[i] = std::move(stream);
       return &pipes_[i];
     } catch (const Error& error) {
-      status = breaker_.raise(Status::kPeerLost, error.message());
+      status = Interrupt::asked() ? interrupted(header) : breaker_.raise(Status::kPeerLost, error.message());
       return nullptr;
     }
   }
