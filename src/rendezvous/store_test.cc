@@ -253,9 +253,12 @@ class RawClient {
     std::vector<uint8_t> there(bytes);
     return stream_.read_all(there, soon()) == Status::kOk;
   }
+  // Whatever it is told before that.
   bool is_dropped() {
     uint8_t byte = 0;
-    return stream_.read_all({&byte, 1}, soon()) == Status::kPeerLost;
+    Status status = Status::kOk;
+    while (status == Status::kOk) status = stream_.read_all({&byte, 1}, soon());
+    return status == Status::kPeerLost;
   }
 
  private:
