@@ -299,6 +299,17 @@ TEST(TcpStores, WithKeysTheySpeakToHoldersOfTheSameOnesOnly) {
   EXPECT_EQ(store->get("large", within(60'000)), large);
 }
 
+TEST(TcpStores, AWaitForASilentServersHandshakeCanBeEnded) {
+  TOWLINE_NEEDS_TLS();
+  const secure::testing::Folder folder;
+  const auto keys = secure::Keys::read({folder.file("key", secure::testing::key_text()), "", "", ""});
+  const ListeningSocket silent({false, "127.0.0.1", 0}, {});  // the kernel connects it
+  struct Ended {};
+  EXPECT_THROW(open_tcp_store(
+                   silent.address().text(), false, within(60'000), [] { throw Ended{}; }, keys),
+               Ended);
+}
+
 TEST(TcpStores, ManyRequestsInOneRecordAreAllAnswered) {
   TOWLINE_NEEDS_TLS();
   const secure::testing::Folder folder;

@@ -88,7 +88,7 @@ class TcpStore final : public Store {
   Stream connect(Deadline deadline, Stream::Patience patience, const Stream::Meanwhile& meanwhile = {}) {
     Stream stream = Stream::dial(parse_endpoint(endpoint_), deadline, patience, meanwhile);
     secure::secure(keys_, stream, secure::Side::kCaller);
-    if (const Status shaken = stream.shake_hands(deadline); is_error(shaken))
+    if (const Status shaken = stream.shake_hands(deadline, meanwhile); is_error(shaken))
       fail(shaken, "the store at {}: {}", endpoint_,
            shaken == Status::kPermissionDenied ? stream.session()->why() : status_text(shaken));
     Bytes hello = request_of(StoreQuery::kValidate);

@@ -45,16 +45,8 @@ int Stream::connect(const SocketAddress& address, Deadline deadline, Stream& out
                     const Meanwhile& meanwhile) {
   Stream stream = open(address.family());
   int error = stream.start_connect(address);
-  if (error == EINPROGRESS) {
-    const auto slice = [&] {
-      return meanwhile ? Deadline::at(std::min(deadline.ns(), monotonic_now_ns() + kLongestPauseNs))
-                       : deadline;
-    };
-    short found = 0;
-    while ((found = stream.wait(POLLOUT, slice())) == 0 && !deadline.passed(monotonic_now_ns()))
-      if (meanwhile) meanwhile();
-    error = found != 0 ? stream.finish_connect() : ETIMEDOUT;
-  }
+  if (error == EINPROGRESS)
+    error = stream.wait(POLLOUT, deadline, meanwhile) != 0 ? stream.finish_connect() : ETIMEDOUT;
   if (error == 0) out = std::move(stream);
   return error;
 }
@@ -88,12 +80,12 @@ StreamResult Stream::shake_hands() noexcept {
   return session_ == nullptr ? StreamResult{0, StreamResult::Kind::kMoved, 0} : session_->shake_hands(fd());
 }
 
-Status Stream::shake_hands(Deadline deadline) noexcept {
+Status Stream::shake_hands(Deadline deadline, const Meanwhile& meanwhile) {
   for (;;) {
     const StreamResult shaken = shake_hands();
     if (shaken.moved()) return Status::kOk;
     if (shaken.over()) return session_->why() != nullptr ? Status::kPermissionDenied : Status::kPeerLost;
-    if (wait(POLLIN, deadline) == 0) return Status::kTimedOut;
+    if (wait(POLLIN, deadline, meanwhile) == 0) return Status::kTimedOut;
   }
 }
 
@@ -123,6 +115,16 @@ short Stream::wait(short events, Deadline deadline) const noexcept {
     if (found > 0) return watched.revents;
     if (found < 0 && errno != EINTR) return POLLERR;  // reading or writing it says why
     if (left == 0) return 0;
+  }
+}
+
+short Stream::wait(short events, Deadline deadline, const Meanwhile& meanwhile) const {
+  if (!meanwhile) return wait(events, deadline);
+  for (;;) {
+    const uint64_t now = monotonic_now_ns();
+    const short found = wait(events, Deadline::at(std::min(deadline.ns(), now + kLongestPauseNs)));
+    if (found != 0 || deadline.passed(monotonic_now_ns())) return found;
+    meanwhile();
   }
 }
 

@@ -90,8 +90,8 @@ class Stream {
   void secure(std::unique_ptr<StreamSession> session) noexcept { session_ = std::move(session); }
   // Goes on with the session's handshake: kMoved when it is over, or where there is none.
   [[nodiscard]] StreamResult shake_hands() noexcept;
-  // The whole handshake: kOk, kTimedOut, kPeerLost, kPermissionDenied.
-  [[nodiscard]] Status shake_hands(Deadline deadline) noexcept;
+  // The whole handshake: kOk, kTimedOut, kPeerLost, kPermissionDenied. Throws what `meanwhile` throws.
+  [[nodiscard]] Status shake_hands(Deadline deadline, const Meanwhile& meanwhile = {});
   [[nodiscard]] const StreamSession* session() const noexcept { return session_.get(); }
   // What the last failure came from: the session's words, else the system's.
   [[nodiscard]] std::string failure(const StreamResult& result) const;
@@ -138,6 +138,7 @@ class Stream {
 
  private:
   explicit Stream(UniqueFd fd) noexcept : fd_(std::move(fd)) {}
+  short wait(short events, Deadline deadline, const Meanwhile& meanwhile) const;
   static StreamResult result(ssize_t n) noexcept {
     if (n > 0) [[likely]]
       return {static_cast<std::size_t>(n), StreamResult::Kind::kMoved, 0};
