@@ -210,6 +210,29 @@ TEST_F(Secure, WhatDidNotFitIsWritableLater) {
   EXPECT_EQ(std::memcmp(got.data() + sent, rest, 3), 0);
 }
 
+// The other side answers what it has. It must not have what this side has not counted as sent.
+TEST_F(Secure, ReadingDoesNotSendWhatWasHeldBack) {
+  Ends ends(shared(), shared());
+  ASSERT_EQ(ends.meet(), std::pair(Status::kOk, Status::kOk));
+  const std::vector<uint8_t> data = numbered(64 << 20);
+  std::size_t sent = 0;
+  for (StreamResult result; (result = ends.a.write(data.data() + sent, 100'001)).moved();)
+    sent += result.bytes;
+  std::vector<uint8_t> got(sent + 100'000);
+  std::size_t have = 0;
+  uint8_t none = 0;
+  bool drained = false;
+  while (!drained) {
+    drained = !ends.b.ready(POLLIN);
+    EXPECT_TRUE(ends.a.read(&none, 1).blocked());
+    const StreamResult read = ends.b.read(got.data() + have, got.size() - have);
+    ASSERT_FALSE(read.over());
+    have += read.bytes;
+  }
+  EXPECT_LE(have, sent);
+  EXPECT_GT(ends.a.write(data.data() + sent, 100).bytes, 0u);
+}
+
 TEST_F(Secure, TellsOfBytesThatNoPollCanSee) {
   Ends ends(shared(), shared());
   ASSERT_EQ(ends.meet(), std::pair(Status::kOk, Status::kOk));

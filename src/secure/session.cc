@@ -305,7 +305,9 @@ StreamResult Session::read(int fd, std::span<const iovec> pieces) noexcept {
   const std::lock_guard lock(mutex_);
   if (error_ != 0) return failed(error_);
   if (const StreamResult shaken = shake(fd); !shaken.moved()) return shaken;
-  (void)send_out(fd);
+  // An answer of TLS's own. The byte that was held back goes with the caller's next write only: the other side would have
+  // what this one has not counted.
+  if (!held_back_) (void)send_out(fd);
   std::size_t moved = 0;
   for (const iovec& piece : pieces) {
     for (std::size_t offset = 0; offset < piece.iov_len;) {
