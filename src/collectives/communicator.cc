@@ -23,6 +23,7 @@
 #include "collectives/reduce.h"
 #include "rendezvous/exchange.h"
 #include "rendezvous/meeting.h"
+#include "secure/keys.h"
 
 namespace towline::collectives {
 namespace {
@@ -98,6 +99,13 @@ std::shared_ptr<Communicator> Communicator::make(CommunicatorOptions options,
   if (way != "gpu" && way != "nccl" && way != "auto")
     fail(Status::kInvalidArgument, "{} = \"{}\": expected auto, gpu or nccl", kSetting, way);
   if (way == "nccl") options.backend = "nccl";
+  // NCCL's connections are in the clear: with keys it has to be named.
+  const bool keyed = std::ranges::any_of(secure::Keys::kSettings,
+                                         [&](const char* key) { return !config->get_string(key).empty(); });
+  if (keyed && options.backend == "nccl")
+    TOWLINE_LOG(kWarning,
+                "communicator {}: NCCL was named, and moves data in the clear, though secure.* is set",
+                options.name);
   const std::string order = options.hints.contains("order")
                                 ? options.hints["order"]
                                 : config->get_string("tuning.collectives.order", "rank");
@@ -137,7 +145,7 @@ std::shared_ptr<Communicator> Communicator::make(CommunicatorOptions options,
     });
   };
   // NCCL may know a faster way between hosts than processors' memory.
-  const bool nccl_first = way == "auto" && hosts.size() > 1;
+  const bool nccl_first = way == "auto" && hosts.size() > 1 && !keyed;
   std::string reason;
   try {
     if (!nccl_first) return open_one(options.backend, hosts);
@@ -145,6 +153,11 @@ std::shared_ptr<Communicator> Communicator::make(CommunicatorOptions options,
   } catch (const Error& error) {
     if (way != "auto" || error.code() != Status::kUnsupported) throw;
     reason = error.message();
+    if (keyed && hosts.size() != 1)
+      fail(Status::kUnsupported,
+           "{}; nor with NCCL: it moves data in the clear, and secure.* is set. {} = \"nccl\" uses it "
+           "nevertheless",
+           reason, kSetting);
   }
   std::shared_ptr<Communicator> made;
   try {

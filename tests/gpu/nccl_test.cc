@@ -290,6 +290,16 @@ TEST(NcclCommunicators, ComeWhereTheBackendGpuCannot) {
   EXPECT_NE(text.find("rank 1 is on another host; nor with NCCL: "), std::string::npos) << text;
 }
 
+TEST(NcclCommunicators, AreInTheClearSoWithKeysTheyHaveToBeNamed) {
+  const std::string keyed = std::string("[secure]\nkey_file = \"/a/key\"\n") + kLibrary;
+  std::string text;
+  EXPECT_EQ(backend_of(keyed, nullptr, text), "");
+  EXPECT_NE(text.find("rank 1 is on another host; nor with NCCL: it moves data in the clear"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(backend_of(keyed + "on_gpu = \"nccl\"\n", nullptr, text), "nccl") << text;
+}
+
 TEST(NcclCommunicators, ComeWhereTheyAreAskedFor) {
   std::string text;
   EXPECT_EQ(backend_of(std::string(kLibrary) + "on_gpu = \"nccl\"\n", nullptr, text), "nccl") << text;
