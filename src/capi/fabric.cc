@@ -1,4 +1,5 @@
 // C API: the TransferEngine.
+#include "base/log.h"
 #include "capi/fabric_handles.h"
 #include "capi/fabric_refusals.h"
 #include "fabric/gpu_memory.h"
@@ -80,6 +81,8 @@ int32_t towline_fabric_create(const towline_fabric_options_t* given, towline_fab
     if (options.listen != nullptr) made.carrier.listen = options.listen;
     const Config config = Config::from_process();
     made.carrier.keys = secure::Keys::configured([&](const char* key) { return config.get_string(key); });
+    if (made.carrier.keys != nullptr)
+      TOWLINE_LOG(kWarning, "a fabric's data goes over its rails in the clear, though secure.* is set");
     if (options.on_message != nullptr)
       made.on_message = [call = options.on_message, context = options.context](
                             Handle peer, std::span<const uint8_t> message) {
