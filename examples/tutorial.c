@@ -1,4 +1,5 @@
 // The C of docs/tutorial.md: scripts/tutorial copies the parts between "[name]" and "[end]" to the page.
+#define _DEFAULT_SOURCE  // mkdtemp, with -std=c11 too
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
