@@ -155,15 +155,19 @@ StreamResult Session::take_in(int fd) noexcept {
 // ---- TLS
 
 // What OpenSSL says in its own words, and what to look at. An alert is the other side's refusal; that of a certificate comes
-// after the handshake is over on the side that showed it.
+// after the handshake is over on the side that showed it. OpenSSL's own failures, for lack of memory above all, have nothing
+// to do with keys, here and there.
 StreamResult Session::refused() noexcept {
-  const int reason = ERR_GET_REASON(openssl_.ERR_peek_last_error());
+  const unsigned long last = openssl_.ERR_peek_last_error();
+  const int reason = ERR_GET_REASON(last);
   const bool alert = reason > SSL_AD_REASON_OFFSET && reason < SSL_AD_REASON_OFFSET + 256;
+  const bool lacks_memory = ERR_FATAL_ERROR(last) || reason == SSL_AD_REASON_OFFSET + SSL_AD_INTERNAL_ERROR;
+  const bool by_keys = !lacks_memory && (alert || !shaken_);
   try {
     if (reason == SSL_R_CERTIFICATE_VERIFY_FAILED)
       why_ = fmt::format("TLS: its certificate was refused: {} (secure.authority_file)",
                          openssl_.X509_verify_cert_error_string(openssl_.SSL_get_verify_result(ssl_)));
-    else if (!shaken_ || alert)
+    else if (by_keys)
       why_ = fmt::format("TLS: {}: the other side has other keys (secure.*), or none",
                          openssl_.reason("the handshake failed"));
     else
@@ -171,7 +175,7 @@ StreamResult Session::refused() noexcept {
   } catch (const std::exception&) {
     return failed(ENOMEM);
   }
-  return failed(shaken_ && !alert ? EPROTO : EACCES);
+  return failed(by_keys ? EACCES : EPROTO);
 }
 
 StreamResult Session::refused(const char* why) noexcept {
