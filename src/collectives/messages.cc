@@ -201,7 +201,7 @@ size_t MessageEngine::read(Peer& peer, uint8_t* to, size_t bytes) {
     peer.ahead_end = peer.channel->read(peer.ahead.data(), peer.ahead.size());
   }
   const size_t count = std::min(bytes, peer.ahead_end - peer.ahead_begin);
-  copy_bytes(to, peer.ahead.data() + peer.ahead_begin, count);
+  std::memcpy(to, peer.ahead.data() + peer.ahead_begin, count);
   peer.ahead_begin += count;
   return count;
 }
