@@ -26,6 +26,7 @@
 #include "messages.h"
 #include "metadata_calls.h"
 #include "metadata_directory.h"
+#include "of_this_process.h"
 #include "remotes.h"
 #include "sent_metadata.h"
 #include "settings.h"
@@ -258,8 +259,8 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   std::mutex notifs_mutex;  // for getNotifs: held while the caller's map is filled
   towline::nixl::LinkedList<nixlDlistH> lists;
   towline::nixl::LinkedList<nixlXferReqH> requests;
-  towline::nixl::MetadataCalls calls;
-  towline::nixl::SentMetadata sent_metadata;
+  towline::nixl::OfThisProcess<towline::nixl::MetadataCalls> calls;
+  towline::nixl::OfThisProcess<towline::nixl::SentMetadata> sent_metadata;
   std::mutex directory_mutex;
   std::unique_ptr<towline::nixl::MetadataDirectory> opened_directory;
 };

@@ -249,7 +249,7 @@ nixl_status_t nixlAgent::makeConnection(const std::string& remote_agent,
 void nixlAgentData::read_message(const std::string& sender, std::string_view incarnation,
                                  std::string_view message) {
   if (message_type(message) == MessageType::kInvalidate) {
-    (void)sent_metadata.run(0, [this, sender, from = std::string{incarnation}] { take_back(sender, from); });
+    (void)sent_metadata->run(0, [this, sender, from = std::string{incarnation}] { take_back(sender, from); });
     return;
   }
   // Only an agent that listens takes what others send unasked.
@@ -257,13 +257,13 @@ void nixlAgentData::read_message(const std::string& sender, std::string_view inc
   SentMetadata::Frame frame{std::string{incarnation}, {}};
   if (!arriving_frames.add(sender, message_body(message), frame.bytes)) return;
   const size_t bytes = frame.bytes.size();
-  const bool room = sent_metadata.run(
+  const bool room = sent_metadata->run(
       bytes, [this, sender, frame = std::move(frame)]() mutable { take_sent(sender, std::move(frame)); });
   if (!room) log(LogLevel::kWarning, fmt::format("no room for the metadata that agent '{}' sent", sender));
 }
 
 void nixlAgentData::take_back(const std::string& sender, std::string_view incarnation) {
-  sent_metadata.drop(sender, incarnation);
+  sent_metadata->drop(sender, incarnation);
   const std::shared_ptr<Remote> remote = remotes.find(sender);
   // The connection stays: the sender's next messages arrive over it.
   if (remote == nullptr || remote->peer().incarnation() != incarnation) return;
@@ -287,20 +287,20 @@ void nixlAgentData::take_sent(const std::string& sender, SentMetadata::Frame fra
         fmt::format(
             "another agent '{}' sent its metadata while the first is there: not loaded before that has left",
             sender));
-    return sent_metadata.keep(sender, std::move(frame)) ? NIXL_SUCCESS : NIXL_ERR_NOT_ALLOWED;
+    return sent_metadata->keep(sender, std::move(frame)) ? NIXL_SUCCESS : NIXL_ERR_NOT_ALLOWED;
   });
 }
 
 // Frames that were kept go on once nobody is there under their sender's name.
 void nixlAgentData::read_all() {
-  if (!sent_metadata.keeps_any()) return;
+  if (!sent_metadata->keeps_any()) return;
   const auto may_go_on = [this](const std::string& sender) {
     const std::shared_ptr<Remote> known = remotes.find(sender);
     return known == nullptr || !known->is_there();
   };
-  for (auto& [sender, frame] : sent_metadata.take_kept(may_go_on)) {
+  for (auto& [sender, frame] : sent_metadata->take_kept(may_go_on)) {
     const size_t bytes = frame.bytes.size();
-    (void)sent_metadata.run(bytes, [this, name = sender, kept = std::move(frame)]() mutable {
+    (void)sent_metadata->run(bytes, [this, name = sender, kept = std::move(frame)]() mutable {
       take_sent(name, std::move(kept));
     });
   }
@@ -357,10 +357,10 @@ MetadataDirectory* nixlAgentData::directory(const char* call, nixl_status_t& sta
 nixl_status_t nixlAgentData::begin_send(const char* what, const Frame& frame,
                                         const nixl_opt_args_t& extra_params) {
   const std::string address = address_of(extra_params);
-  return calls.begin(fmt::format("{} to {}", what, address), address,
-                     [this, what, address, messages = make_load_messages(encode(frame))] {
-                       return guard(what, [&] { return send_to(address, messages); });
-                     });
+  return calls->begin(fmt::format("{} to {}", what, address), address,
+                      [this, what, address, messages = make_load_messages(encode(frame))] {
+                        return guard(what, [&] { return send_to(address, messages); });
+                      });
 }
 
 nixl_status_t nixlAgent::sendLocalMD(const nixl_opt_args_t* extra_params) const {
@@ -374,7 +374,7 @@ nixl_status_t nixlAgent::sendLocalMD(const nixl_opt_args_t* extra_params) const 
     MetadataDirectory* directory = data->directory(kCall, status);
     if (directory == nullptr) return status;
     std::string bytes = encode(data->local_frame(nullptr, true, nullptr));
-    return data->calls.begin(kCall, "directory", [directory, bytes = std::move(bytes)] {
+    return data->calls->begin(kCall, "directory", [directory, bytes = std::move(bytes)] {
       return guard(kCall, [&] {
         directory->publish(default_metadata_label, bytes);
         return NIXL_SUCCESS;
@@ -401,13 +401,13 @@ nixl_status_t nixlAgent::sendLocalPartialMD(const nixl_reg_dlist_t& descs,
                   kCall);
     }
     std::string bytes = encode(data->local_frame(&descs, wants_addresses(descs, extra_params), extra_params));
-    return data->calls.begin(kCall, "directory",
-                             [directory, label = extra_params->metadataLabel, bytes = std::move(bytes)] {
-                               return guard(kCall, [&] {
-                                 directory->publish(label, bytes);
-                                 return NIXL_SUCCESS;
-                               });
-                             });
+    return data->calls->begin(kCall, "directory",
+                              [directory, label = extra_params->metadataLabel, bytes = std::move(bytes)] {
+                                return guard(kCall, [&] {
+                                  directory->publish(label, bytes);
+                                  return NIXL_SUCCESS;
+                                });
+                              });
   });
 }
 
@@ -418,11 +418,11 @@ nixl_status_t nixlAgent::fetchRemoteMD(const std::string remote_name,  // NOLINT
     nixlAgentData* inside = data.get();
     if (has_address(extra_params)) {
       const std::string address = address_of(*extra_params);
-      return inside->calls.begin(fmt::format("{} of '{}' from {}", kCall, remote_name, address), address,
-                                 [inside, address, remote_name] {
-                                   return guard(kCall,
-                                                [&] { return inside->fetch_from(address, remote_name); });
-                                 });
+      return inside->calls->begin(fmt::format("{} of '{}' from {}", kCall, remote_name, address), address,
+                                  [inside, address, remote_name] {
+                                    return guard(kCall,
+                                                 [&] { return inside->fetch_from(address, remote_name); });
+                                  });
     }
     nixl_status_t status = NIXL_SUCCESS;
     MetadataDirectory* directory = inside->directory(kCall, status);
@@ -430,15 +430,15 @@ nixl_status_t nixlAgent::fetchRemoteMD(const std::string remote_name,  // NOLINT
     const bool labelled = extra_params != nullptr && !extra_params->metadataLabel.empty();
     const std::string label = labelled ? extra_params->metadataLabel : default_metadata_label;
     // A fetch waits until the name exists, so each name has its own queue.
-    return inside->calls.begin(fmt::format("{} of '{}'", kCall, remote_name), "directory/" + remote_name,
-                               [inside, directory, label, remote_name] {
-                                 return guard(kCall, metadata_to_nixl, [&] {
-                                   std::string loaded;
-                                   return inside->load(
-                                       directory->fetch(remote_name, label, inside->config.etcdWatchTimeout),
-                                       loaded);
-                                 });
-                               });
+    return inside->calls->begin(fmt::format("{} of '{}'", kCall, remote_name), "directory/" + remote_name,
+                                [inside, directory, label, remote_name] {
+                                  return guard(kCall, metadata_to_nixl, [&] {
+                                    std::string loaded;
+                                    return inside->load(
+                                        directory->fetch(remote_name, label, inside->config.etcdWatchTimeout),
+                                        loaded);
+                                  });
+                                });
   });
 }
 
@@ -448,7 +448,7 @@ nixl_status_t nixlAgent::invalidateLocalMD(const nixl_opt_args_t* extra_params) 
     nixlAgentData* inside = data.get();
     if (has_address(extra_params)) {
       const std::string address = address_of(*extra_params);
-      return inside->calls.begin(fmt::format("{} at {}", kCall, address), address, [inside, address] {
+      return inside->calls->begin(fmt::format("{} at {}", kCall, address), address, [inside, address] {
         return guard(kCall,
                      [&] { return inside->send_to(address, {make_message(MessageType::kInvalidate)}); });
       });
@@ -456,7 +456,7 @@ nixl_status_t nixlAgent::invalidateLocalMD(const nixl_opt_args_t* extra_params) 
     nixl_status_t status = NIXL_SUCCESS;
     MetadataDirectory* directory = inside->directory(kCall, status);
     if (directory == nullptr) return status;
-    return inside->calls.begin(kCall, "directory", [directory] {
+    return inside->calls->begin(kCall, "directory", [directory] {
       return guard(kCall, [&] {
         directory->withdraw();
         return NIXL_SUCCESS;
@@ -506,7 +506,7 @@ nixl_status_t agent_address(const nixlAgent& agent, std::string& address) {
 }
 
 std::vector<MetadataCall> metadata_calls(const nixlAgent& agent) {
-  return AgentAccess::data(agent).calls.recent();
+  return AgentAccess::data(agent).calls->recent();
 }
 
 }  // namespace towline::nixl

@@ -1,10 +1,12 @@
 // Metadata: by hand, to and from an address, whole and partial; peers that restart.
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <csignal>
 
 #include "support.h"
 
@@ -411,6 +413,30 @@ TEST(Metadata, OfAPeerThatDeregisteredAndLeftIsDisconnected) {
   nixlXferReqH* late = nullptr;
   EXPECT_EQ(a.agent->createXferReq(NIXL_WRITE, a.blocks(1, 64), there, "left-b", late),
             NIXL_ERR_REMOTE_DISCONNECT);
+}
+
+TEST(Metadata, IsNoHindranceToAForkedChildThatDropsItsAgent) {
+  Side a("forked-a", 1 << 20, listening());
+  Side b("forked-b");
+  const nixl_opt_args_t to_a = at(a);
+  ASSERT_EQ(b.agent->sendLocalMD(&to_a), NIXL_SUCCESS);
+  ASSERT_TRUE(eventually([&] { return knows(a, "forked-b"); }));
+  for (Side* side : {&a, &b}) {  // the threads that took it and that sent it are not there
+    const pid_t child = ::fork();
+    if (child == 0) {
+      side->agent.reset();
+      ::_exit(0);
+    }
+    int status = -1;
+    const bool ended = eventually([&] { return ::waitpid(child, &status, WNOHANG) == child; });
+    EXPECT_TRUE(ended) << side->name;
+    if (!ended) {
+      ::kill(child, SIGKILL);
+      ::waitpid(child, &status, 0);
+    }
+    EXPECT_EQ(status, 0) << side->name;
+  }
+  EXPECT_TRUE(knows(a, "forked-b", b.blocks(1, 64)));
 }
 
 TEST(Metadata, OfARestartedPeerTakesThePlaceOfTheOld) {
