@@ -255,7 +255,7 @@ void nixlAgentData::read_message(const std::string& sender, std::string_view inc
   // Only an agent that listens takes what others send unasked.
   if (message_type(message) != MessageType::kLoad || !config.useListenThread) return;
   SentMetadata::Frame frame{std::string{incarnation}, {}};
-  if (!arriving_frames.add(sender, message_body(message), frame.bytes)) return;
+  if (!arriving_frames.add(sender, incarnation, message_body(message), frame.bytes)) return;
   const size_t bytes = frame.bytes.size();
   const bool room = sent_metadata->run(
       bytes, [this, sender, frame = std::move(frame)]() mutable { take_sent(sender, std::move(frame)); });

@@ -43,8 +43,9 @@ bool Pieces::add(std::string_view body, std::string& frame) {
   return true;
 }
 
-bool ArrivingFrames::add(const std::string& sender, std::string_view body, std::string& frame) {
-  const auto found = senders_.try_emplace(sender).first;
+bool ArrivingFrames::add(const std::string& sender, std::string_view incarnation, std::string_view body,
+                         std::string& frame) {
+  const auto found = senders_.try_emplace({sender, std::string{incarnation}}).first;
   Sender& from = found->second;
   const bool complete = from.pieces.add(body, frame);
   const size_t before = std::exchange(from.counted, kEntryBytes + from.pieces.bytes());

@@ -7,10 +7,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <towline/towline.h>
@@ -76,14 +76,15 @@ class Pieces {
   std::string bytes_;
 };
 
-// Frames of metadata that arrive in pieces. Anybody may begin one, so all that are incomplete have a bound, and where
+// Frames of metadata that arrive in pieces, one of each incarnation of a sender. Anybody may begin one, so all that are incomplete have a bound, and where
 // it is passed the largest goes.
 class ArrivingFrames {
  public:
   explicit ArrivingFrames(size_t most_bytes = kMostBytes) noexcept : most_bytes_(most_bytes) {}
 
   // As Pieces::add().
-  bool add(const std::string& sender, std::string_view body, std::string& frame);
+  bool add(const std::string& sender, std::string_view incarnation, std::string_view body,
+           std::string& frame);
   // Of all that are incomplete.
   [[nodiscard]] size_t bytes() const noexcept { return bytes_; }
 
@@ -98,7 +99,7 @@ class ArrivingFrames {
 
   const size_t most_bytes_;
   size_t bytes_ = 0;
-  std::map<std::string, Sender, std::less<>> senders_;
+  std::map<std::pair<std::string, std::string>, Sender> senders_;  // by name and incarnation
 };
 
 // The notice that carries a notification: its text, wrapped if it would be taken for a message.

@@ -360,20 +360,27 @@ TEST(Messages, OfMetadataThatDoesNotEndOnlySoManyBytesAreKept) {
   std::string frame(150'000, 'm');
   const std::vector<std::string> messages = make_load_messages(frame);
   std::string whole;
-  EXPECT_FALSE(frames.add("honest", message_body(messages[0]), whole));
+  EXPECT_FALSE(frames.add("honest", "1", message_body(messages[0]), whole));
   const std::vector<std::string> longer = make_load_messages(std::string(210'000, 'x'));
   for (int i = 0; i < 100; ++i) {
     const std::string sender = "sender-" + std::to_string(i);
     for (std::size_t piece = 0; piece + 1 < longer.size(); ++piece)
-      EXPECT_FALSE(frames.add(sender, message_body(longer[piece]), whole));
+      EXPECT_FALSE(frames.add(sender, "1", message_body(longer[piece]), whole));
   }
   EXPECT_LE(frames.bytes(), kMost);
-  EXPECT_FALSE(frames.add("honest", message_body(messages[1]), whole));
-  EXPECT_TRUE(frames.add("honest", message_body(messages[2]), whole));
+  EXPECT_FALSE(frames.add("honest", "1", message_body(messages[1]), whole));
+  EXPECT_TRUE(frames.add("honest", "1", message_body(messages[2]), whole));
+  EXPECT_TRUE(whole == frame);
+  // Two agents of one name do not disturb each other.
+  EXPECT_FALSE(frames.add("honest", "1", message_body(messages[0]), whole));
+  EXPECT_FALSE(frames.add("honest", "2", message_body(longer[0]), whole));
+  EXPECT_FALSE(frames.add("honest", "1", message_body(messages[1]), whole));
+  EXPECT_FALSE(frames.add("honest", "2", message_body(longer[2]), whole)) << "out of order";
+  EXPECT_TRUE(frames.add("honest", "1", message_body(messages[2]), whole));
   EXPECT_TRUE(whole == frame);
   // A message that is no piece leaves nothing behind.
   ArrivingFrames none;
-  EXPECT_FALSE(none.add("a", "x", whole));
+  EXPECT_FALSE(none.add("a", "1", "x", whole));
   EXPECT_EQ(none.bytes(), 0U);
 }
 
@@ -418,7 +425,7 @@ TEST(Messages, WithoutMemoryAreCountedAsTheyAre) {
     ArrivingFrames frames{1 << 20};
     std::string whole;
     const auto add_all = [&] {
-      for (const std::string& message : loads) (void)frames.add("a sender", message_body(message), whole);
+      for (const std::string& message : loads) (void)frames.add("a sender", "1", message_body(message), whole);
     };
     failed = without_memory(after, add_all);
     whole.clear();
