@@ -7,7 +7,10 @@
 
 #include <nanobind/nanobind.h>
 
+#include <string>
 #include <utility>
+
+#include "docs.h"
 
 namespace towline::python {
 
@@ -29,58 +32,62 @@ class Turn {
 
 inline constexpr nb::call_guard<Turn> in_turn{};
 
-template <class Function, class... Extra>
-void define(nb::module_& module, const char* name, Function&& function, const Extra&... extra) {
-  module.def(name, std::forward<Function>(function), extra..., in_turn);
-}
-
-template <class T>
-class Class : public nb::class_<T> {
- public:
-  using nb::class_<T>::class_;
-
-  template <class Function, class... Extra>
-  Class& def(const char* name, Function&& function, const Extra&... extra) {
-    nb::class_<T>::def(name, std::forward<Function>(function), extra..., in_turn);
-    return *this;
-  }
-  template <class Visitor, class... Extra>
-  Class& def(nb::def_visitor<Visitor>&& visitor, const Extra&... extra) {
-    nb::class_<T>::def(std::move(visitor), extra..., in_turn);
-    return *this;
-  }
-  template <class Getter, class... Extra>
-  Class& def_prop_ro(const char* name, Getter&& getter, const Extra&... extra) {
-    nb::class_<T>::def_prop_ro(name, std::forward<Getter>(getter), extra..., in_turn);
-    return *this;
-  }
-  template <class Getter, class Setter, class... Extra>
-  Class& def_prop_rw(const char* name, Getter&& getter, Setter&& setter, const Extra&... extra) {
-    nb::class_<T>::def_prop_rw(name, std::forward<Getter>(getter), std::forward<Setter>(setter), extra...,
-                               in_turn);
-    return *this;
-  }
-  template <class Owner, class Field, class... Extra>
-  Class& def_ro(const char* name, Field Owner::*field, const Extra&... extra) {
-    nb::class_<T>::def_ro(name, field, extra..., in_turn);
-    return *this;
-  }
-};
-
 #else
 
 struct Turn {
   Turn() noexcept {}
 };
 
-template <class Function, class... Extra>
-void define(nb::module_& module, const char* name, Function&& function, const Extra&... extra) {
-  module.def(name, std::forward<Function>(function), extra...);
-}
-
-template <class T>
-using Class = nb::class_<T>;
+inline constexpr nb::call_guard<> in_turn{};
 
 #endif
+
+template <class Function, class... Extra>
+void define(nb::module_& module, const char* name, Function&& function, const Extra&... extra) {
+  module.def(name, std::forward<Function>(function), extra..., in_turn);
+}
+
+// Its members, and itself, have the stub's docstrings.
+template <class T>
+class Class : public nb::class_<T> {
+ public:
+  template <class... Extra>
+  Class(nb::handle scope, const char* name, const Extra&... extra)
+      : nb::class_<T>(scope, name, doc_of(name), extra...), name_(name) {}
+
+  template <class Function, class... Extra>
+  Class& def(const char* name, Function&& function, const Extra&... extra) {
+    nb::class_<T>::def(name, std::forward<Function>(function), extra..., doc(name), in_turn);
+    return *this;
+  }
+  template <class Visitor, class... Extra>
+  Class& def(nb::def_visitor<Visitor>&& visitor, const Extra&... extra) {
+    nb::class_<T>::def(std::move(visitor), extra..., doc("__init__"), in_turn);
+    return *this;
+  }
+  template <class Getter, class... Extra>
+  Class& def_prop_ro(const char* name, Getter&& getter, const Extra&... extra) {
+    nb::class_<T>::def_prop_ro(name, std::forward<Getter>(getter), extra..., doc(name), in_turn);
+    return *this;
+  }
+  template <class Getter, class Setter, class... Extra>
+  Class& def_prop_rw(const char* name, Getter&& getter, Setter&& setter, const Extra&... extra) {
+    nb::class_<T>::def_prop_rw(name, std::forward<Getter>(getter), std::forward<Setter>(setter), extra...,
+                               doc(name), in_turn);
+    return *this;
+  }
+  template <class Owner, class Field, class... Extra>
+  Class& def_ro(const char* name, Field Owner::*field, const Extra&... extra) {
+    nb::class_<T>::def_ro(name, field, extra..., doc(name), in_turn);
+    return *this;
+  }
+
+ private:
+  [[nodiscard]] const char* doc(const char* member) const {
+    return doc_of(std::string{name_} + '.' + member);  // in static memory
+  }
+
+  const char* name_;
+};
 
 }  // namespace towline::python

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import operator
 import os
 import pathlib
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import pytest
 
 import towline
-from towline import _collectives, _core
+from towline import _collectives, _core, _fabric
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "bindings" / "python" / "towline"
@@ -77,6 +78,24 @@ def test_the_stubs_have_every_public_member(module):
         missing += [f"{name}.{member}" for member in vars(kind) if not member.startswith("_") and member not in known]
         missing += [f"{name}.{member} (not there)" for member in known if not hasattr(kind, member) and member[0] != "_"]
     assert not missing
+
+
+@pytest.mark.parametrize("module", [_core, _collectives, _fabric], ids=lambda module: module.__name__)
+def test_help_says_what_the_stubs_say(module):
+    stub = PACKAGE / f"{module.__name__.rpartition('.')[2]}.pyi"
+    told, missing = 0, []
+    for kind in ast.parse(stub.read_text()).body:
+        if not isinstance(kind, ast.ClassDef) or not hasattr(module, kind.name):  # or it is for type checkers alone
+            continue
+        members = [member for member in kind.body if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        for node, name in [(kind, kind.name), *((member, f"{kind.name}.{member.name}") for member in members)]:
+            text = ast.get_docstring(node)
+            if text is None:
+                continue
+            told += 1
+            if text not in (operator.attrgetter(name)(module).__doc__ or ""):
+                missing.append(name)
+    assert told and not missing
 
 
 @pytest.mark.parametrize("file", ["_core.pyi", "_agent.py", "_plan.py", "_layout.py", "_results.py", "_logging.py"])
