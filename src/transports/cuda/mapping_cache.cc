@@ -55,7 +55,9 @@ MappingCache::Way MappingCache::map_host_file(uint32_t gpu, const Shared& part, 
   struct stat status {};
   if (fstat(part.fd.get(), &status) != 0) fail_errno(errno, "cuda: a descriptor that the peer sent");
   require_sealed(part.fd.get(), part.file_offset + part.bytes);
-  const auto [begin, end] = pages_around(part.file_offset, part.bytes);
+  const HostPages pages = pages_around(part.file_offset, part.bytes);
+  const uint64_t begin = pages.begin;  // clang 14 captures no structured bindings
+  const uint64_t end = pages.end;
   const Key key{{}, 0, 0, 0, {status.st_dev, status.st_ino, begin}, gpu, writable};
   Key whole = key;
   whole.bytes = end - begin;
