@@ -62,7 +62,7 @@ class Reader {
     const auto count = get<uint32_t>();
     if (count > text_.size() / sizeof(uint32_t)) malformed();
     std::vector<uint32_t> values(count);
-    std::memcpy(values.data(), text_.data(), count * sizeof(uint32_t));
+    if (count != 0) std::memcpy(values.data(), text_.data(), count * sizeof(uint32_t));  // null if empty
     text_.remove_prefix(count * sizeof(uint32_t));
     return values;
   }
