@@ -425,7 +425,8 @@ TEST(Messages, WithoutMemoryAreCountedAsTheyAre) {
     ArrivingFrames frames{1 << 20};
     std::string whole;
     const auto add_all = [&] {
-      for (const std::string& message : loads) (void)frames.add("a sender", "1", message_body(message), whole);
+      for (const std::string& message : loads)
+        (void)frames.add("a sender", "1", message_body(message), whole);
     };
     failed = without_memory(after, add_all);
     whole.clear();
