@@ -21,8 +21,8 @@ namespace towline::collectives {
 namespace {
 
 constexpr uint64_t kLeastStaging = 64 << 10;
-constexpr size_t kPeersAtOnce = 8;  // of other hosts, whose lanes are made with the communicator
-constexpr uint64_t kLaneShare = 4;  // a lane of messages has so much less staging than operations have
+constexpr size_t kPeersAtOnce = 8;    // of other hosts, whose strands are made with the communicator
+constexpr uint64_t kStrandShare = 4;  // a strand of messages has so much less staging than operations have
 
 // The error message of the inside backend for the current call, on its thread.
 thread_local constinit ThreadText inside_text;
@@ -137,18 +137,18 @@ void HostsBackend::open_inside(const towline_collective_open_args& args) {
         },
         this, &memory));
     layout_.staging = static_cast<uint8_t*>(memory);
-    messages_ = std::make_unique<HostsMessages>(*cpu_, table_, *bytes / kLaneShare);
-    open_lanes(made);
+    messages_ = std::make_unique<HostsMessages>(*cpu_, table_, *bytes / kStrandShare);
+    open_strands(made);
   } catch (const Error&) {
     table_.close(made);
     throw;
   }
-  windows_ = std::make_unique<HostsWindows>(*cpu_, table_, *bytes / kLaneShare);
+  windows_ = std::make_unique<HostsWindows>(*cpu_, table_, *bytes / kStrandShare);
   const std::lock_guard lock(inside_mutex_);
   inside_ = made;
 }
 
-void HostsBackend::open_lanes(towline_collective_backend* inside) {
+void HostsBackend::open_strands(towline_collective_backend* inside) {
   std::vector<int> elsewhere;
   for (int rank = 0; rank < size_; ++rank)
     if (index_here(rank) < 0) elsewhere.push_back(rank);
@@ -235,7 +235,7 @@ bool HostsBackend::to_another_host(const towline_collective_t& call) const {
     return false;
   if (!messages_->possible())
     fail(Status::kUnsupported,
-         "{}: rank {} is on another host, and this backend of GPUs has no lanes for messages",
+         "{}: rank {} is on another host, and this backend of GPUs has no strands for messages",
          op_name(call.op), call.root);
   return true;
 }
@@ -371,8 +371,8 @@ std::string HostsBackend::describe() const {
   nlohmann::json info = nlohmann::json::parse(cpu_->describe(), nullptr, false);
   info["hosts"] = layout_.hosts;
   info["staging_bytes"] = 2 * layout_.half;
-  info["message_lanes"] = messages_->lanes();
-  info["window_lanes"] = windows_->lanes();
+  info["message_strands"] = messages_->strands();
+  info["window_strands"] = windows_->strands();
   info["on_this_host"] = describe_inside();
   return info.dump();
 }

@@ -59,7 +59,7 @@ class HostsBackend {
 
  private:
   void open_inside(const towline_collective_open_args& args);
-  void open_lanes(towline_collective_backend* inside);
+  void open_strands(towline_collective_backend* inside);
   Status run(const Leg& leg);
   Status exchange(const Leg& leg);
   [[nodiscard]] nlohmann::json describe_inside() const;

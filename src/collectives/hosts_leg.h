@@ -1,4 +1,4 @@
-// A leg as the thread of a lane gets it: words that are a Leg of whoever made the lane.
+// A leg as the thread of a strand gets it: words that are a Leg of whoever made the strand.
 #pragma once
 
 #include <fmt/format.h>

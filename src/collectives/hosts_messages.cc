@@ -17,19 +17,19 @@ constexpr uint64_t kCloseNs = 2 * kSecondNs;       // for sends that are under w
 
 }  // namespace
 
-size_t HostsMessages::lanes() const {
+size_t HostsMessages::strands() const {
   const std::lock_guard lock(mutex_);
-  return lanes_.size();
+  return strands_.size();
 }
 
-HostsMessages::Lane& HostsMessages::lane_to(int peer, bool sends) {
+HostsMessages::Strand& HostsMessages::strand_to(int peer, bool sends) {
   const std::lock_guard lock(mutex_);
-  return lanes_.try_emplace({peer, sends}, *this, peer, sends).first->second;
+  return strands_.try_emplace({peer, sends}, *this, peer, sends).first->second;
 }
 
 // A send first waits for the message before it, so that its first chunk may go into staging; then each chunk waits for the one
 // before the last. A receive waits for each chunk.
-std::vector<towline_collective_step_t> HostsMessages::cut_for(const Lane& lane,
+std::vector<towline_collective_step_t> HostsMessages::cut_for(const Strand& strand,
                                                               const towline_collective_t& call,
                                                               uint64_t timeout_ns) const {
   const uint64_t element = datatype_bytes(call.datatype);
@@ -39,19 +39,19 @@ std::vector<towline_collective_step_t> HostsMessages::cut_for(const Lane& lane,
   const auto add = [&](uint32_t kind) -> towline_collective_step_t& {
     towline_collective_step_t& step = steps.emplace_back();
     step.kind = kind;
-    step.lane = lane.number;
+    step.strand = strand.number;
     return step;
   };
-  const auto stage = [&](uint64_t i) { return static_cast<uint8_t*>(lane.memory) + (i & 1) * half_; };
+  const auto stage = [&](uint64_t i) { return static_cast<uint8_t*>(strand.memory) + (i & 1) * half_; };
   const auto move = [&](uint64_t i) {
     const uint64_t begin = i * half_;
     const uint64_t size = std::min(half_, bytes - begin);
     if (size == 0) return;
-    const auto data = reinterpret_cast<uintptr_t>(lane.sends ? call.input : call.output) + begin;
+    const auto data = reinterpret_cast<uintptr_t>(strand.sends ? call.input : call.output) + begin;
     towline_collective_step_t& step = add(TOWLINE_STEP_MOVE);
     step.bytes = size;
-    step.from = lane.sends ? reinterpret_cast<const void*>(data) : stage(i);
-    step.to = lane.sends ? stage(i) : reinterpret_cast<void*>(data);
+    step.from = strand.sends ? reinterpret_cast<const void*>(data) : stage(i);
+    step.to = strand.sends ? stage(i) : reinterpret_cast<void*>(data);
   };
   const auto post = [&](uint64_t i) {
     Leg leg = {};
@@ -62,7 +62,7 @@ std::vector<towline_collective_step_t> HostsMessages::cut_for(const Lane& lane,
     leg.timeout_ns = timeout_ns;
     std::memcpy(add(TOWLINE_STEP_POST).words, &leg, sizeof leg);
   };
-  if (lane.sends) {
+  if (strand.sends) {
     for (uint64_t i = 0; i < chunks; ++i) {
       if (i != 1) add(TOWLINE_STEP_AWAIT);
       move(i);
@@ -80,34 +80,35 @@ std::vector<towline_collective_step_t> HostsMessages::cut_for(const Lane& lane,
   return steps;
 }
 
-// ---- On the thread of a lane
+// ---- On the thread of a strand
 
 int32_t HostsMessages::carry(void* context, const uint64_t* words) {
-  const auto& lane = *static_cast<const Lane*>(context);
-  return run_leg<Leg>(lane.owner.cpu_, "a message", words,
-                      [&](const Leg& leg) { return lane.owner.run(lane, leg); });
+  const auto& strand = *static_cast<const Strand*>(context);
+  return run_leg<Leg>(strand.owner.cpu_, "a message", words,
+                      [&](const Leg& leg) { return strand.owner.run(strand, leg); });
 }
 
-Status HostsMessages::run(const Lane& lane, const Leg& leg) {
+Status HostsMessages::run(const Strand& strand, const Leg& leg) {
   const Deadline deadline = Deadline::after(monotonic_now_ns(), leg.timeout_ns);
   if (leg.first != 0) {
     Announced theirs = leg.message;
-    if (const Status status = move(lane, leg, &theirs, sizeof theirs, deadline); is_error(status))
+    if (const Status status = move(strand, leg, &theirs, sizeof theirs, deadline); is_error(status))
       return status;
     if (!(theirs == leg.message))
       return cpu_.breaker().raise(Status::kMismatch,
-                                  fmt::format("ranks disagree: rank {} is at {}, rank {} at {}", lane.peer,
+                                  fmt::format("ranks disagree: rank {} is at {}, rank {} at {}", strand.peer,
                                               describe(true, theirs, cpu_.rank()), cpu_.rank(),
-                                              describe(false, leg.message, lane.peer)));
+                                              describe(false, leg.message, strand.peer)));
   }
   if (leg.bytes == 0) return Status::kOk;
-  return move(lane, leg, static_cast<uint8_t*>(lane.memory) + leg.offset, leg.bytes, deadline);
+  return move(strand, leg, static_cast<uint8_t*>(strand.memory) + leg.offset, leg.bytes, deadline);
 }
 
-Status HostsMessages::move(const Lane& lane, const Leg& leg, void* data, uint64_t bytes, Deadline deadline) {
+Status HostsMessages::move(const Strand& strand, const Leg& leg, void* data, uint64_t bytes,
+                           Deadline deadline) {
   Message message;
-  message.is_send = lane.sends;
-  message.peer = lane.peer;
+  message.is_send = strand.sends;
+  message.peer = strand.peer;
   message.data = static_cast<uint8_t*>(data);
   message.bytes = bytes;
   MessageEngine& engine = cpu_.messages();
@@ -125,10 +126,10 @@ Status HostsMessages::move(const Lane& lane, const Leg& leg, void* data, uint64_
     engine.forget(message);
     if (is_error(status)) return status;
     if (!late) return Status::kCancelled;  // nobody takes it any more
-    return cpu_.breaker().raise(
-        {Status::kTimedOut,
-         fmt::format("rank {} timed out in {}", cpu_.rank(), describe(lane.sends, leg.message, lane.peer)),
-         {lane.peer}});
+    return cpu_.breaker().raise({Status::kTimedOut,
+                                 fmt::format("rank {} timed out in {}", cpu_.rank(),
+                                             describe(strand.sends, leg.message, strand.peer)),
+                                 {strand.peer}});
   }
 }
 

@@ -29,30 +29,30 @@ void HostsWindows::leave(uint64_t number) {
   windows_.erase(number);
 }
 
-size_t HostsWindows::lanes() const {
+size_t HostsWindows::strands() const {
   const std::lock_guard lock(mutex_);
-  return lanes_.size();
+  return strands_.size();
 }
 
-HostsWindows::Lane& HostsWindows::lane_to(int peer, uint64_t what) {
+HostsWindows::Strand& HostsWindows::strand_to(int peer, uint64_t what) {
   const std::lock_guard lock(mutex_);
-  return lanes_.try_emplace({peer, what}, *this, peer).first->second;
+  return strands_.try_emplace({peer, what}, *this, peer).first->second;
 }
 
-void HostsWindows::register_staging(Lane& lane) {
-  lane.region = cpu_.window_agent(true)->own_regions().add_private(lane.memory, 2 * half_);
+void HostsWindows::register_staging(Strand& strand) {
+  strand.region = cpu_.window_agent(true)->own_regions().add_private(strand.memory, 2 * half_);
 }
 
 // One piece crosses while the GPU works on the one before or after it. What follows in the stream comes after the last one has
 // crossed.
-std::vector<towline_collective_step_t> HostsWindows::cut_for(const Lane& lane, uint64_t window,
+std::vector<towline_collective_step_t> HostsWindows::cut_for(const Strand& strand, uint64_t window,
                                                              const towline_window_call_t& call,
                                                              uint64_t timeout_ns) const {
   std::vector<towline_collective_step_t> steps;
   const auto add = [&](uint32_t kind) -> towline_collective_step_t& {
     towline_collective_step_t& step = steps.emplace_back();
     step.kind = kind;
-    step.lane = lane.number;
+    step.strand = strand.number;
     return step;
   };
   const bool puts = call.op == TOWLINE_WINDOW_PUT;
@@ -61,7 +61,7 @@ std::vector<towline_collective_step_t> HostsWindows::cut_for(const Lane& lane, u
   const auto bytes_of = [&](uint64_t i) { return moves ? std::min(half_, call.bytes - i * half_) : 0; };
   const auto move = [&](uint64_t i) {
     if (!moves) return;
-    void* const stage = static_cast<uint8_t*>(lane.memory) + (i & 1) * half_;
+    void* const stage = static_cast<uint8_t*>(strand.memory) + (i & 1) * half_;
     void* const data = static_cast<uint8_t*>(call.address) + i * half_;
     towline_collective_step_t& step = add(TOWLINE_STEP_MOVE);
     step.bytes = bytes_of(i);
@@ -83,15 +83,15 @@ std::vector<towline_collective_step_t> HostsWindows::cut_for(const Lane& lane, u
   return steps;
 }
 
-// ---- On the thread of a lane
+// ---- On the thread of a strand
 
 int32_t HostsWindows::carry(void* context, const uint64_t* words) {
-  const auto& lane = *static_cast<const Lane*>(context);
-  return run_leg<Leg>(lane.owner.cpu_, "a window", words,
-                      [&](const Leg& leg) { return lane.owner.run(lane, leg); });
+  const auto& strand = *static_cast<const Strand*>(context);
+  return run_leg<Leg>(strand.owner.cpu_, "a window", words,
+                      [&](const Leg& leg) { return strand.owner.run(strand, leg); });
 }
 
-Status HostsWindows::run(const Lane& lane, const Leg& leg) {
+Status HostsWindows::run(const Strand& strand, const Leg& leg) {
   if (cpu_.breaker().broken()) return cpu_.breaker().status();
   std::shared_ptr<AgentWindow> window;
   {
@@ -102,32 +102,32 @@ Status HostsWindows::run(const Lane& lane, const Leg& leg) {
     return cpu_.breaker().raise(
         Status::kClosed,
         fmt::format("rank {} closed a window before its streams had done with it", cpu_.rank()));
-  const auto rank = static_cast<size_t>(lane.peer);
+  const auto rank = static_cast<size_t>(strand.peer);
   switch (leg.op) {
     case TOWLINE_WINDOW_PUT:
-      return window->put(rank, leg.there, {*lane.region, leg.here}, leg.bytes);
+      return window->put(rank, leg.there, {*strand.region, leg.here}, leg.bytes);
     case TOWLINE_WINDOW_GET:
-      return window->get(rank, leg.there, {*lane.region, leg.here}, leg.bytes);
+      return window->get(rank, leg.there, {*strand.region, leg.here}, leg.bytes);
     case TOWLINE_WINDOW_SIGNAL:
       return window->signal(rank, leg.channel);
     default:
-      return await(*window, lane, leg);
+      return await(*window, strand, leg);
   }
 }
 
-Status HostsWindows::await(AgentWindow& window, const Lane& lane, const Leg& leg) {
+Status HostsWindows::await(AgentWindow& window, const Strand& strand, const Leg& leg) {
   const Deadline deadline = Deadline::after(monotonic_now_ns(), leg.timeout_ns);
   for (;;) {
     const uint64_t now = monotonic_now_ns();
     const Deadline soon = Deadline::at(std::min(Deadline::after(now, kSliceNs).ns(), deadline.ns()));
-    const Status status = window.wait_signal(static_cast<size_t>(lane.peer), soon, leg.channel);
+    const Status status = window.wait_signal(static_cast<size_t>(strand.peer), soon, leg.channel);
     if (status != Status::kNotYet) return status;
     if (closing_) return Status::kCancelled;  // nobody waits for it any more
     if (deadline.passed(monotonic_now_ns()))
       return cpu_.breaker().raise(
           {Status::kTimedOut,
-           fmt::format("rank {} timed out in waiting for a signal of rank {}", cpu_.rank(), lane.peer),
-           {lane.peer}});
+           fmt::format("rank {} timed out in waiting for a signal of rank {}", cpu_.rank(), strand.peer),
+           {strand.peer}});
   }
 }
 

@@ -2,11 +2,11 @@
 // each rank's memory is a region of an internal agent (agent_window.h).
 //
 // The agent moves bytes from and to the staging where it lies. Copies of it would have to be pinned and unpinned, and to
-// unpin waits for kernels, such as those that wait for another lane's leg (gpu/driver_spares.h).
+// unpin waits for kernels, such as those that wait for another strand's leg (gpu/driver_spares.h).
 //
-// An operation with a rank of another host is a row of steps of a lane: kernels move bytes between the GPU's memory and the
-// lane's staging, and the lane's thread puts them into the other rank's window or gets them from it. Each rank of another
-// host has a lane for what moves and for signals to it, which so keep their order, and one for each channel of its signals
+// An operation with a rank of another host is a row of steps of a strand: kernels move bytes between the GPU's memory and the
+// strand's staging, and the strand's thread puts them into the other rank's window or gets them from it. Each rank of another
+// host has a strand for what moves and for signals to it, which so keep their order, and one for each channel of its signals
 // that a stream waits for. They are made when they are needed first.
 #pragma once
 
@@ -25,12 +25,12 @@ namespace towline::collectives {
 
 class HostsBackend;
 
-// The lanes of a communicator.
+// The strands of a communicator.
 class HostsWindows {
  public:
   static constexpr uint64_t kChannels = 64;  // of signals, as on one host
 
-  // `staging`: bytes of a lane, the same on all ranks.
+  // `staging`: bytes of a strand, the same on all ranks.
   HostsWindows(CpuBackend& cpu, const towline_collective_table_v1_t& table, uint64_t staging)
       : cpu_(cpu), table_(table), half_(staging / 2 / 4096 * 4096) {}
 
@@ -43,59 +43,59 @@ class HostsWindows {
                                              const towline_window_call_t& call, uint64_t timeout_ns,
                                              Check&& check) {
     const bool waits = call.op == TOWLINE_WINDOW_WAIT_SIGNAL;
-    Lane& lane = lane_to(call.rank, waits ? 1 + call.channel : 0);
+    Strand& strand = strand_to(call.rank, waits ? 1 + call.channel : 0);
     {
-      const std::lock_guard lock(lane.mutex);
-      if (lane.memory == nullptr) {
-        check(
-            table_.lane_open(inside, waits ? 4096 : 2 * half_, 0, carry, &lane, &lane.memory, &lane.number));
-        if (!waits) register_staging(lane);
+      const std::lock_guard lock(strand.mutex);
+      if (strand.memory == nullptr) {
+        check(table_.strand_open(inside, waits ? 4096 : 2 * half_, 0, carry, &strand, &strand.memory,
+                                 &strand.number));
+        if (!waits) register_staging(strand);
       }
     }
-    return cut_for(lane, window, call, timeout_ns);
+    return cut_for(strand, window, call, timeout_ns);
   }
   // From now on legs that wait for a signal give up soon. Before the backend inside is closed.
   void close() noexcept { closing_ = true; }
-  [[nodiscard]] size_t lanes() const;
+  [[nodiscard]] size_t strands() const;
 
  private:
-  struct Lane {
-    Lane(HostsWindows& its_owner, int its_peer) : owner(its_owner), peer(its_peer) {}
+  struct Strand {
+    Strand(HostsWindows& its_owner, int its_peer) : owner(its_owner), peer(its_peer) {}
     HostsWindows& owner;
     const int peer;
     std::mutex mutex;  // guards the others until they are set
     void* memory = nullptr;
     uint32_t number = 0;
     std::shared_ptr<Region>
-        region;  // of the memory, which GPUs reach already; null: nothing moves by this lane
+        region;  // of the memory, which GPUs reach already; null: nothing moves by this strand
   };
   // A piece of an operation, as the words of a leg.
   struct Leg {
     uint64_t window;
     uint64_t op;
     uint64_t there;  // where in the window
-    uint64_t here;   // where in the lane's staging
+    uint64_t here;   // where in the strand's staging
     uint64_t bytes;
     uint64_t channel;
     uint64_t timeout_ns;
   };
   static_assert(sizeof(Leg) <= TOWLINE_STEP_WORDS * 8);
 
-  static int32_t carry(void* lane, const uint64_t* words);
-  Lane& lane_to(int peer, uint64_t what);
-  void register_staging(Lane& lane);  // throws Error
-  std::vector<towline_collective_step_t> cut_for(const Lane& lane, uint64_t window,
+  static int32_t carry(void* strand, const uint64_t* words);
+  Strand& strand_to(int peer, uint64_t what);
+  void register_staging(Strand& strand);  // throws Error
+  std::vector<towline_collective_step_t> cut_for(const Strand& strand, uint64_t window,
                                                  const towline_window_call_t& call,
                                                  uint64_t timeout_ns) const;
-  Status run(const Lane& lane, const Leg& leg);
-  Status await(AgentWindow& window, const Lane& lane, const Leg& leg);
+  Status run(const Strand& strand, const Leg& leg);
+  Status await(AgentWindow& window, const Strand& strand, const Leg& leg);
 
   CpuBackend& cpu_;
   const towline_collective_table_v1_t& table_;
   const uint64_t half_;
   std::atomic<bool> closing_{false};
   mutable std::mutex mutex_;
-  std::map<std::pair<int, uint64_t>, Lane> lanes_;
+  std::map<std::pair<int, uint64_t>, Strand> strands_;
   std::map<uint64_t, std::shared_ptr<AgentWindow>> windows_;
 };
 

@@ -123,7 +123,7 @@ towline_collective_table_v1_t paired_table(const towline_collective_table_v1_t& 
   made.legs_open = nullptr;
   made.issue_steps = nullptr;
   made.perform_steps = nullptr;
-  made.lane_open = nullptr;
+  made.strand_open = nullptr;
   made.start_steps = nullptr;
   made.watch_replays = nullptr;
   return made;

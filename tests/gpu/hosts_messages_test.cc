@@ -146,7 +146,7 @@ TEST_P(MessagesBetweenHosts, AreReplayedInGraphs) {
 
 INSTANTIATE_TEST_SUITE_P(Counts, MessagesBetweenHosts, testing::ValuesIn(kMessageCounts));
 
-// From one stream, with what fits into a half of the lane's staging memory; and none is lost when the sender closes.
+// From one stream, with what fits into a half of the strand's staging memory; and none is lost when the sender closes.
 TEST(MessagesBetweenHostsInOrder, ASmallOneGoesWithoutItsReceiver) {
   run_on_gpus(on_hosts({"a", "b"}), false, [](Rank& rank) {
     constexpr uint64_t kCount = 8192;

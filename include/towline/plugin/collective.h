@@ -74,8 +74,8 @@ typedef struct towline_collective_open_args {
   4  // `from` is a towline_collective_norm_t: what issue_norm does after its all_reduce
 #define TOWLINE_STEP_WORDS 60
 typedef struct towline_collective_step_t {
-  uint32_t kind;  // TOWLINE_STEP_*
-  uint32_t lane;  // of POST and AWAIT; the first step's is that of the whole operation
+  uint32_t kind;    // TOWLINE_STEP_*
+  uint32_t strand;  // of POST and AWAIT; the first step's is that of the whole operation
   const towline_collective_t* call;
   void* to;
   const void* from;
@@ -168,12 +168,12 @@ typedef struct towline_collective_table_v1_t {
   // As perform.
   int32_t (*perform_steps)(towline_collective_backend* backend, const towline_collective_step_t* steps,
                            size_t count, uint64_t number, uint64_t deadline_ns);
-  // One more lane of legs: legs_open makes lane 0. Operations of a lane are in order with one another only, and its
-  // function is called on a thread of its own. The first `ahead` AWAITs of a lane wait for nothing. Any thread.
-  int32_t (*lane_open)(towline_collective_backend* backend, uint64_t bytes, uint32_t ahead,
-                       int32_t (*run)(void* context, const uint64_t* words), void* context, void** memory,
-                       uint32_t* lane);
-  // As message_start: an operation of a lane, without CALLs. An error gives no message. Any thread.
+  // One more strand of legs: legs_open makes strand 0. Operations of a strand are in order with one another only, and its
+  // function is called on a thread of its own. The first `ahead` AWAITs of a strand wait for nothing. Any thread.
+  int32_t (*strand_open)(towline_collective_backend* backend, uint64_t bytes, uint32_t ahead,
+                         int32_t (*run)(void* context, const uint64_t* words), void* context, void** memory,
+                         uint32_t* strand);
+  // As message_start: an operation of a strand, without CALLs. An error gives no message. Any thread.
   int32_t (*start_steps)(towline_collective_backend* backend, const towline_collective_step_t* steps,
                          size_t count, towline_collective_message** message);
 

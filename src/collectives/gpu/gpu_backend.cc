@@ -134,7 +134,7 @@ GpuBackend::~GpuBackend() {
   std::vector<Channel*> channels = {&collectives_};
   for (const auto& channel : channels_)
     if (channel != nullptr) channels.push_back(channel.get());
-  for (Lane& lane : lanes_) channels.push_back(&lane.channel);
+  for (Strand& strand : strands_) channels.push_back(&strand.channel);
   const auto drain = [&] {
     const uint64_t until = monotonic_now_ns() + kEndWithinNs;
     for (Channel* const channel : channels) {

@@ -59,7 +59,7 @@ class GpuBackend final : public StreamBackend {
 
   // Operations in steps (towline/plugin/collective.h). They throw Error.
   void* open_legs(uint64_t bytes, Legs::Run run, void* context);
-  void* open_lane(uint64_t bytes, uint32_t ahead, Legs::Run run, void* context, uint32_t& lane);
+  void* open_strand(uint64_t bytes, uint32_t ahead, Legs::Run run, void* context, uint32_t& strand);
   void start_steps(std::span<const towline_collective_step_t> steps, StreamMessage& message);
   std::unique_ptr<StreamMessage> issue_steps(std::span<const towline_collective_step_t> steps,
                                              uint64_t number, uint64_t timeout_ns, void* stream, bool beside);
@@ -82,12 +82,12 @@ class GpuBackend final : public StreamBackend {
   void build_message(const towline_collective_t& call, uint64_t timeout_ns, Launch& launch) const;
   std::vector<Launch> build_steps(std::span<const towline_collective_step_t> steps, uint64_t number,
                                   uint64_t timeout_ns);
-  struct Lane {
+  struct Strand {
     std::unique_ptr<Legs> legs;
     std::unique_ptr<cuda::StreamsAhead> ahead;
     Channel channel;
   };
-  [[nodiscard]] Legs& legs_of(uint32_t lane);
+  [[nodiscard]] Legs& legs_of(uint32_t strand);
   [[nodiscard]] Channel& channel_of(std::span<const towline_collective_step_t> steps);
   void launch_steps(std::span<const towline_collective_step_t> steps, const std::vector<Launch>& launches,
                     void* stream, uint64_t graph, cuda::Moment* ended);
@@ -177,8 +177,8 @@ class GpuBackend final : public StreamBackend {
   Orders* orders_ = nullptr;
   std::unique_ptr<cuda::SymmetricMemory> memory_;
   std::unique_ptr<Legs> legs_;  // of ranks on several hosts
-  std::mutex lanes_mutex_;
-  std::deque<Lane> lanes_;  // from lane 1 on
+  std::mutex strands_mutex_;
+  std::deque<Strand> strands_;  // from strand 1 on
   Job base_ = {};
   Call parts_;            // of the operation that is being issued
   uint64_t watched_ = 0;  // its number, if its replays are to be told. Each issue takes it first of all

@@ -20,31 +20,32 @@ void* GpuBackend::open_legs(uint64_t bytes, Legs::Run run, void* context) {
   return legs_->memory();
 }
 
-void* GpuBackend::open_lane(uint64_t bytes, uint32_t ahead, Legs::Run run, void* context, uint32_t& lane) {
+void* GpuBackend::open_strand(uint64_t bytes, uint32_t ahead, Legs::Run run, void* context,
+                              uint32_t& strand) {
   auto legs = std::make_unique<Legs>(device_, gpu_, bytes, ahead, run, context);
   void* const memory = legs->memory();
   std::unique_ptr<cuda::StreamsAhead> streams = device_.make_streams_ahead(gpu_, wish_.any() ? 0 : 1);
   std::unique_ptr<cuda::OwnStream> own = device_.make_stream(gpu_, wish_);
-  const std::lock_guard lock(lanes_mutex_);
-  Lane& made = lanes_.emplace_back();
+  const std::lock_guard lock(strands_mutex_);
+  Strand& made = strands_.emplace_back();
   made.legs = std::move(legs);
   made.ahead = std::move(streams);
   made.channel.own = std::move(own);
-  lane = static_cast<uint32_t>(lanes_.size());
+  strand = static_cast<uint32_t>(strands_.size());
   return memory;
 }
 
-Legs& GpuBackend::legs_of(uint32_t lane) {
-  const std::lock_guard lock(lanes_mutex_);
-  if (lane == 0 ? legs_ == nullptr : lane > lanes_.size())
-    fail(Status::kInternal, "steps of lane {} before it was opened", lane);
-  return lane == 0 ? *legs_ : *lanes_[lane - 1].legs;
+Legs& GpuBackend::legs_of(uint32_t strand) {
+  const std::lock_guard lock(strands_mutex_);
+  if (strand == 0 ? legs_ == nullptr : strand > strands_.size())
+    fail(Status::kInternal, "steps of strand {} before it was opened", strand);
+  return strand == 0 ? *legs_ : *strands_[strand - 1].legs;
 }
 
 GpuBackend::Channel& GpuBackend::channel_of(std::span<const towline_collective_step_t> steps) {
-  const std::lock_guard lock(lanes_mutex_);
-  const uint32_t lane = steps.front().lane;
-  return lane == 0 ? collectives_ : lanes_[lane - 1].channel;
+  const std::lock_guard lock(strands_mutex_);
+  const uint32_t strand = steps.front().strand;
+  return strand == 0 ? collectives_ : strands_[strand - 1].channel;
 }
 
 std::vector<GpuBackend::Launch> GpuBackend::build_steps(std::span<const towline_collective_step_t> steps,
@@ -73,9 +74,9 @@ std::vector<GpuBackend::Launch> GpuBackend::build_steps(std::span<const towline_
       check_address(norm.weight, "weight");
       build_rows(norm, launch);
     } else if (step.kind == TOWLINE_STEP_POST) {
-      legs_of(step.lane).make_post(job, step.words);
+      legs_of(step.strand).make_post(job, step.words);
     } else if (step.kind == TOWLINE_STEP_AWAIT) {
-      legs_of(step.lane).make_await(job);
+      legs_of(step.strand).make_await(job);
     } else {
       check_address(step.from, "input");
       check_address(step.to, "output");
@@ -92,7 +93,7 @@ std::vector<GpuBackend::Launch> GpuBackend::build_steps(std::span<const towline_
 void GpuBackend::launch_steps(std::span<const towline_collective_step_t> steps,
                               const std::vector<Launch>& launches, void* stream, uint64_t graph,
                               cuda::Moment* ended) {
-  legs_of(steps.front().lane)
+  legs_of(steps.front().strand)
       .expect(static_cast<uint64_t>(std::ranges::count_if(
                   launches, [](const Launch& one) { return one.job.way == Way::kPost; })),
               graph != 0);

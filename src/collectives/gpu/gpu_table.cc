@@ -214,10 +214,10 @@ int32_t perform_steps(towline_collective_backend* handle, const towline_collecti
   });
 }
 
-int32_t lane_open(towline_collective_backend* handle, uint64_t bytes, uint32_t ahead, Legs::Run run,
-                  void* context, void** memory, uint32_t* lane) {
+int32_t strand_open(towline_collective_backend* handle, uint64_t bytes, uint32_t ahead, Legs::Run run,
+                    void* context, void** memory, uint32_t* strand) {
   return guarded(gpu_of(handle).host(), [&] {
-    *memory = gpu_of(handle).open_lane(bytes, ahead, run, context, *lane);
+    *memory = gpu_of(handle).open_strand(bytes, ahead, run, context, *strand);
     return Status::kOk;
   });
 }
@@ -248,7 +248,7 @@ void complete(towline_collective_table_v1_t& made) {
   made.legs_open = legs_open;
   made.issue_steps = issue_steps;
   made.perform_steps = perform_steps;
-  made.lane_open = lane_open;
+  made.strand_open = strand_open;
   made.start_steps = start_steps;
   made.watch_replays = watch_replays;
 }
