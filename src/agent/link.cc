@@ -33,17 +33,10 @@ Link::Link(Peer& peer, Backend& backend, Worker& worker)
 
 Link::~Link() = default;
 
-template <class Work>
-void Link::contain(Work&& work) noexcept {
-  try {
-    work();
-  } catch (const std::bad_alloc&) {
-    close(Status::kOutOfMemory, "out of memory");
-  } catch (const std::exception& error) {
-    TOWLINE_LOG(kError, "peer '{}' over {}: {}; the connection is closed", peer_.name(), backend_.name,
-                error.what());
-    close(Status::kInternal, "internal error");
-  }
+void Link::close_over(const std::exception& error) noexcept {
+  TOWLINE_LOG(kError, "peer '{}' over {}: {}; the connection is closed", peer_.name(), backend_.name,
+              error.what());
+  close(Status::kInternal, "internal error");
 }
 
 // ---- coming up and going down

@@ -19,6 +19,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <new>
 #include <string>
@@ -162,7 +163,16 @@ class Link {
 
   // Closes this link if `work` throws.
   template <class Work>
-  void contain(Work&& work) noexcept;
+  void contain(Work&& work) noexcept {
+    try {
+      work();
+    } catch (const std::bad_alloc&) {
+      close(Status::kOutOfMemory, "out of memory");
+    } catch (const std::exception& error) {
+      close_over(error);
+    }
+  }
+  void close_over(const std::exception& error) noexcept;
   void handle_event(uint32_t event, Status status, const char* text);
   void handle_message(const uint8_t* data, size_t bytes);
   uint32_t do_upkeep(uint64_t now_ns);
