@@ -80,7 +80,7 @@ std::shared_ptr<Agent> Agent::create(AgentOptions options) {
 
 Agent::Agent(AgentOptions options)
     : options_(std::move(options)),
-      keys_(secure::Keys::configured([this](const char* key) { return options_.config.get_string(key); })),
+      keys_(secure::Keys::configured(options_.config)),
       clock_(options_.clock != nullptr ? options_.clock : &system_clock()),
       in_real_time_(options_.clock == nullptr),
       incarnation_(Id::random()),

@@ -79,8 +79,7 @@ int32_t towline_fabric_create(const towline_fabric_options_t* given, towline_fab
     capi::need(options.rails, "rails");
     fabric::TransferEngineOptions made;
     if (options.listen != nullptr) made.carrier.listen = options.listen;
-    const Config config = Config::from_process();
-    made.carrier.keys = secure::Keys::configured([&](const char* key) { return config.get_string(key); });
+    made.carrier.keys = secure::Keys::configured(Config::from_process());
     if (made.carrier.keys != nullptr)
       TOWLINE_LOG(kWarning, "a fabric's data goes over its rails in the clear, though secure.* is set");
     if (options.on_message != nullptr)

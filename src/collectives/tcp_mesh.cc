@@ -116,7 +116,7 @@ Stream TcpMesh::dial_peer(int peer, Kind kind, Deadline deadline) {
         held_up = held_up || shaken == Status::kTimedOut;
         if (is_error(shaken))
           fail(shaken, "{}: {}", text,
-               shaken == Status::kPermissionDenied ? stream.session()->why() : "it does not shake hands");
+               shaken == Status::kPermissionDenied ? stream.why() : "it does not shake hands");
         if (!is_error(stream.write_all(hello, soon))) return stream;
       } catch (const Error& error) {
         problems += (problems.empty() ? "" : "; ") + error.message();
@@ -277,7 +277,7 @@ bool TcpMesh::greet(Arriving& arriving) {
   if (arriving.bytes.size() < kMeshHelloBytes) {
     uint8_t buffer[kMeshHelloBytes];
     const StreamResult got = arriving.stream.read(buffer, kMeshHelloBytes - arriving.bytes.size());
-    if (got.error == EACCES)
+    if (got.refused())
       TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "rank {} refused a connection: {}", rank_,
                         arriving.stream.failure(got));
     if (!got.moved()) return got.over();

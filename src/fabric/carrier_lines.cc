@@ -86,8 +86,7 @@ void Carrier::State::say_hello(Line& line, const Id& their_ticket) {
 void Carrier::State::write(Line& line) noexcept {
   if (line.over || line.connecting) return;
   const StreamResult shaken = line.frames.stream().shake_hands();
-  if (shaken.over())
-    return end(line, shaken.error == EACCES ? kOtherKeys : "it can't be written to", shaken.error);
+  if (shaken.over()) return end(line, shaken.refused() ? kOtherKeys : "it can't be written to", shaken.error);
   const StreamResult sent = shaken.moved() ? line.frames.flush() : shaken;
   if (sent.over()) return end(line, "it can't be written to", sent.error);
   const bool wanted =
@@ -113,7 +112,7 @@ void Carrier::State::take_frames(Line& line) noexcept {
   for (int i = 0; i < kMostReads && !line.over; ++i) {
     const StreamResult got = line.frames.fill();
     if (got.kind == StreamResult::Kind::kEnded) return end(line, "the peer closed its connection");
-    if (got.over()) return end(line, got.error == EACCES ? kOtherKeys : "it can't be read", got.error);
+    if (got.over()) return end(line, got.refused() ? kOtherKeys : "it can't be read", got.error);
     if (got.blocked()) return;
     std::span<const uint8_t> frame;
     while (!line.over) {

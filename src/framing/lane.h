@@ -5,9 +5,7 @@
 // Threads: one at a time, the worker that owns the connection. Nothing here blocks, allocates after
 // construction or throws.
 //
-// Possible further lanes or decorators, which need no change above them:
-//  - TLS: a decorator whose read and write encrypt over an inner lane; its handshake answers kAgain until
-//    done, and arm() asks the inner lane for what the handshake waits for.
+// A possible further lane, which needs no change above it:
 //  - io_uring: write and read return the results of earlier submissions and submit new ones. A lane that keeps
 //    reading from the caller's memory after write() returned must copy, or answer kAgain until the kernel has
 //    finished: the caller may change the bytes that write() reports. Only those of write_lent() stay as they are.

@@ -87,9 +87,7 @@ Bytes FileStore::get(const std::string& key, Deadline deadline) {
 std::shared_ptr<Store> open_store(const std::string& address, int rank, const Config& config,
                                   Deadline deadline, const std::function<void()>& meanwhile) {
   if (address.starts_with("file:")) return std::make_shared<FileStore>(address.substr(5));
-  const auto keys = [&] {
-    return secure::Keys::configured([&](const char* key) { return config.get_string(key); });
-  };
+  const auto keys = [&] { return secure::Keys::configured(config); };
   if (address.starts_with("tcp://"))
     return open_tcp_store(address.substr(6), rank == 0, deadline, meanwhile, keys());
   if (!address.empty() && address != "env")

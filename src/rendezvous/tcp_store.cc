@@ -90,7 +90,7 @@ class TcpStore final : public Store {
     secure::secure(keys_, stream, secure::Side::kCaller);
     if (const Status shaken = stream.shake_hands(deadline, meanwhile); is_error(shaken))
       fail(shaken, "the store at {}: {}", endpoint_,
-           shaken == Status::kPermissionDenied ? stream.session()->why() : status_text(shaken));
+           shaken == Status::kPermissionDenied ? stream.why() : status_text(shaken));
     Bytes hello = request_of(StoreQuery::kValidate);
     put(hello, kStoreMagic);
     send(stream, hello, deadline);

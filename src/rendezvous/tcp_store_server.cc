@@ -193,7 +193,7 @@ struct TcpStoreServer::State {
       uint8_t buffer[65536];
       const StreamResult got = client.stream.read(buffer, sizeof buffer);
       if (got.over()) client.gone = true;
-      if (got.error == EACCES)
+      if (got.refused())
         TOWLINE_LOG_EVERY(kWarning, kLogNs, "store: refused a client at {}: {}", client.host,
                           client.stream.failure(got));
       if (!got.moved()) return;

@@ -26,6 +26,7 @@
 #include <span>
 #include <string>
 
+#include "base/config/config.h"
 #include "base/os/stream.h"
 
 namespace towline::secure {
@@ -47,11 +48,15 @@ class Keys {
   static std::shared_ptr<const Keys> read(const Files& files);
   // Those that kSettings name; null: none. `setting` returns the value of one. Throws Error.
   static std::shared_ptr<const Keys> configured(const std::function<std::string(const char* key)>& setting);
+  static std::shared_ptr<const Keys> configured(const Config& config) {
+    return configured([&](const char* key) { return config.get_string(key); });
+  }
   static constexpr std::array kSettings = {"secure.key_file", "secure.certificate_file",
                                            "secure.private_key_file", "secure.authority_file"};
 
   virtual ~Keys() = default;
-  // Begins a session over a stream that is connected; streams over Unix sockets stay as they are. Throws Error(kOutOfMemory).
+  // Begins a session over a stream that is connected; streams over Unix sockets stay as they are. Throws
+  // Error(kOutOfMemory).
   void secure(Stream& stream, Side side) const;
   // "TLS 1.3, a shared key (/etc/towline.key)".
   [[nodiscard]] virtual const std::string& describe() const noexcept = 0;

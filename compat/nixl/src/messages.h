@@ -76,8 +76,8 @@ class Pieces {
   std::string bytes_;
 };
 
-// Frames of metadata that arrive in pieces, one of each incarnation of a sender. Anybody may begin one, so all that are incomplete have a bound, and where
-// it is passed the largest goes.
+// Frames of metadata that arrive in pieces, one of each incarnation of a sender. Anybody may begin one, so all that are
+// incomplete have a bound, and where it is passed the largest goes.
 class ArrivingFrames {
  public:
   explicit ArrivingFrames(size_t most_bytes = kMostBytes) noexcept : most_bytes_(most_bytes) {}

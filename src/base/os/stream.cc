@@ -84,7 +84,7 @@ Status Stream::shake_hands(Deadline deadline, const Meanwhile& meanwhile) {
   for (;;) {
     const StreamResult shaken = shake_hands();
     if (shaken.moved()) return Status::kOk;
-    if (shaken.over()) return session_->why() != nullptr ? Status::kPermissionDenied : Status::kPeerLost;
+    if (shaken.over()) return why() != nullptr ? Status::kPermissionDenied : Status::kPeerLost;
     if (wait(POLLIN, deadline, meanwhile) == 0) return Status::kTimedOut;
   }
 }
@@ -98,7 +98,7 @@ StreamResult Stream::receive_secured(std::span<const iovec> pieces) noexcept {
 }
 
 std::string Stream::failure(const StreamResult& result) const {
-  if (session_ != nullptr && session_->why() != nullptr) return session_->why();
+  if (const char* const text = why(); text != nullptr) return text;
   return result.kind == StreamResult::Kind::kEnded ? "the other side closed the connection"
                                                    : errno_text(result.error);
 }

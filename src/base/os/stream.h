@@ -6,8 +6,8 @@
 // while. Nobody else reads or writes the descriptor. A session may hold bytes that have come: who sleeps on the
 // descriptor by other means than wait() asks unread() first.
 //
-// Without a session nothing is virtual, and a read or write is one system call, inlined. One thread at a time reads, and one writes.
-// Limits on how many connections wait for their first bytes, and of whom, are in source_key.h; every wait has a
+// Without a session nothing is virtual, and a read or write is one system call, inlined. One thread at a time reads, and
+// one writes. Limits on how many connections wait for their first bytes, and of whom, are in source_key.h; every wait has a
 // deadline.
 #pragma once
 
@@ -43,6 +43,8 @@ struct StreamResult {
 
   [[nodiscard]] bool moved() const noexcept { return kind == Kind::kMoved; }
   [[nodiscard]] bool blocked() const noexcept { return kind == Kind::kBlocked; }
+  // One side has refused the other's keys: the stream's why() says more.
+  [[nodiscard]] bool refused() const noexcept { return error == EACCES; }
   // It ended, in whichever way.
   [[nodiscard]] bool over() const noexcept { return kind == Kind::kEnded || kind == Kind::kFailed; }
 };
@@ -93,6 +95,8 @@ class Stream {
   // The whole handshake: kOk, kTimedOut, kPeerLost, kPermissionDenied. Throws what `meanwhile` throws.
   [[nodiscard]] Status shake_hands(Deadline deadline, const Meanwhile& meanwhile = {});
   [[nodiscard]] const StreamSession* session() const noexcept { return session_.get(); }
+  // Why the session failed; null: it did not, or there is none.
+  [[nodiscard]] const char* why() const noexcept { return session_ == nullptr ? nullptr : session_->why(); }
   // What the last failure came from: the session's words, else the system's.
   [[nodiscard]] std::string failure(const StreamResult& result) const;
 

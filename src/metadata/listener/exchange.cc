@@ -60,7 +60,7 @@ void shake_hands(const secure::MaybeKeys& keys, Stream& stream, const Limits& li
     const StreamResult shaken = stream.shake_hands();
     if (shaken.moved()) return;
     if (shaken.over())
-      fail(shaken.error == EACCES ? Status::kPermissionDenied : Status::kUnreachable, "{}: {}", what,
+      fail(shaken.refused() ? Status::kPermissionDenied : Status::kUnreachable, "{}: {}", what,
            stream.failure(shaken));
     (void)wait_ready(stream, POLLIN, limits, what);
   }
@@ -125,7 +125,7 @@ class Conversation {
     if (got.kind == StreamResult::Kind::kEnded)
       fail(Status::kProtocol, "{}: closed without a whole answer; is it a Towline agent?", what_);
     if (got.over())
-      fail(got.error == EACCES ? Status::kPermissionDenied : Status::kUnreachable, "{}: receiving: {}", what_,
+      fail(got.refused() ? Status::kPermissionDenied : Status::kUnreachable, "{}: receiving: {}", what_,
            stream_.failure(got));
     if (!in_header) return;
     header_bytes_ += got.bytes;

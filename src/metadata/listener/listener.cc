@@ -178,9 +178,9 @@ void Listener::serve(Client& client, uint32_t events) {
     keep = false;
   }
   if (keep) return;
-  const StreamSession* const session = client.stream.session();
-  if (session == nullptr || session->why() == nullptr) return drop(client, Status::kProtocol);
-  TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "metadata listener: refused a client: {}", session->why());
+  const char* const why = client.stream.why();
+  if (why == nullptr) return drop(client, Status::kProtocol);
+  TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "metadata listener: refused a client: {}", why);
   drop(client, Status::kPermissionDenied);
 }
 

@@ -169,9 +169,8 @@ void Acceptor::read_hello(Pending& pending) {
                      ? "speaks TLS, and this side has no keys (secure.*)"
                      : "does not speak Towline's tcp");
     case PacketReader::State::kClosed:
-      if (pending.stream.session() != nullptr && pending.stream.session()->why() != nullptr)
-        return cut(pending, Status::kPermissionDenied,
-                   ShortText("was refused: {}", pending.stream.session()->why()));
+      if (const char* const why = pending.stream.why(); why != nullptr)
+        return cut(pending, Status::kPermissionDenied, ShortText("was refused: {}", why));
       return cut(pending, Status::kProtocol, "closed before its hello was there");
   }
 }

@@ -96,7 +96,7 @@ void Dial::begin() {
 void Dial::shake_hands() {
   const StreamResult shaken = stream_.shake_hands();
   if (shaken.over())
-    fail(shaken.error == EACCES ? Status::kPermissionDenied : Status::kUnreachable, stream_.failure(shaken));
+    fail(shaken.refused() ? Status::kPermissionDenied : Status::kUnreachable, stream_.failure(shaken));
   else if (shaken.moved())
     state_ = State::kConnected;
 }
@@ -120,8 +120,7 @@ void Dial::read_reply() {
                       ? "it takes TLS connections only, and this side has no keys (secure.*)"
                       : "who answers there does not speak Towline's tcp");
     case PacketReader::State::kClosed:
-      if (stream_.session() != nullptr && stream_.session()->why() != nullptr)
-        return fail(Status::kPermissionDenied, stream_.session()->why());
+      if (const char* const why = stream_.why(); why != nullptr) return fail(Status::kPermissionDenied, why);
       if (reader_.error() != 0) return fail(Status::kUnreachable, errno_text(reader_.error()));
       return fail(Status::kProtocol, "it closed the connection without a reply");
     case PacketReader::State::kWhole:
