@@ -8,40 +8,17 @@ and a GPU, which both processes share if there is one. Prints GB/s and the ratio
 """
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 
-from over_workers import ADDRESS, PORT, Namespaces, spread
+from over_workers import Namespaces, bench, spread
 
 WAYS = [("private", "private"), ("vram", "vram"), ("vram", "private"), ("private", "vram")]
 
 
 def measure(namespaces: Namespaces, options: argparse.Namespace, here: str, there: str) -> list[dict]:
-    listen = f"{ADDRESS}2:{PORT}"
-    environment = dict(os.environ, TOWLINE_LOG_LEVEL="error")
-    target = subprocess.Popen(
-        namespaces.command(1, options.towline, "bench", "--listen", listen, "--memory", there),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-    )
-    try:
-        if not any("serving" in line for line in target.stdout):
-            sys.exit("the target did not start")
-        done = subprocess.run(
-            namespaces.command(
-                0, options.towline, "bench", "--connect", listen, "--backend", "tcp", "--memory", here,
-                "--target-memory", there, "--sizes", options.sizes, "--batches", options.batches,
-                "--time", options.time, "--warmup", str(options.warmup), "--json",
-            ),
-            capture_output=True, text=True, env=environment,
-        )
-        if done.returncode != 0:
-            sys.exit(done.stderr)
-        return json.loads(done.stdout)["rows"]
-    finally:
-        target.terminate()
-        target.wait()
+    memories = ["--memory", here, "--target-memory", there]
+    requests = ["--sizes", options.sizes, "--batches", options.batches]
+    how_long = ["--time", options.time, "--warmup", str(options.warmup)]
+    return bench(namespaces, options.towline, ["--memory", there], memories + requests + how_long, [])
 
 
 def main() -> None:

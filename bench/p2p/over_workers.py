@@ -52,33 +52,33 @@ class Namespaces:
         return ["ip", "netns", "exec", self.names[side], *command]
 
 
-def measure(namespaces: Namespaces, options: argparse.Namespace, workers: int, more: str) -> list[dict]:
+def bench(namespaces: Namespaces, towline: str, target: list[str], initiator: list[str], variables: list[str]) -> list[dict]:
+    """The rows of `towline bench` over tcp, with a target in one namespace and an initiator in the other."""
     listen = f"{ADDRESS}2:{PORT}"
-    given = options.set + ([more] if more else [])
-    environment = dict(os.environ, TOWLINE_LOG="error", **dict(one.split("=", 1) for one in given))
-    target = subprocess.Popen(
-        namespaces.command(1, options.towline, "bench", "--listen", listen, "--workers", str(workers)),
+    environment = dict(os.environ, TOWLINE_LOG_LEVEL="error", **dict(one.split("=", 1) for one in variables))
+    there = subprocess.Popen(
+        namespaces.command(1, towline, "bench", "--listen", listen, *target),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
     )
     try:
-        for line in target.stdout:
-            if "serving" in line:
-                break
-        else:
+        if not any("serving" in line for line in there.stdout):
             sys.exit("the target did not start")
         done = subprocess.run(
-            namespaces.command(
-                0, options.towline, "bench", "--connect", listen, "--backend", "tcp", "--workers", str(workers),
-                "--sizes", options.sizes, "--time", options.time, "--warmup", str(options.warmup), "--json",
-            ),
+            namespaces.command(0, towline, "bench", "--connect", listen, "--backend", "tcp", *initiator, "--json"),
             capture_output=True, text=True, env=environment,
         )
         if done.returncode != 0:
             sys.exit(done.stderr)
         return json.loads(done.stdout)["rows"]
     finally:
-        target.terminate()
-        target.wait()
+        there.terminate()
+        there.wait()
+
+
+def measure(namespaces: Namespaces, options: argparse.Namespace, workers: int, more: str) -> list[dict]:
+    both = ["--workers", str(workers)]
+    how_long = ["--sizes", options.sizes, "--time", options.time, "--warmup", str(options.warmup)]
+    return bench(namespaces, options.towline, both, both + how_long, options.set + ([more] if more else []))
 
 
 def spread(values: list[float], digits: int) -> str:
