@@ -163,6 +163,19 @@ def test_an_agent_is_closed_under_the_feet_of_others(make_agent):
             pair.near.metadata()
 
 
+# A part of a script in which `owner` has given a Cache to a reader.
+A_READER_OF_THE_CACHE = """
+        reader = towline.Agent("reader", listen="127.0.0.1:0", backends="shm", progress="caller")
+        region = owner.register(Cache(1 << 20), access="read")
+        mine = bytearray(1 << 20)
+        kept = reader.register(mine)
+        peer = reader.connect(owner.address)
+        theirs = peer.block_list([(region.address, 4096)])
+        reader.copy(theirs, reader.block_list([(kept.address, 4096)])).result(timeout=20)
+        del region  # the reader, which makes no progress, may reach it still
+    """
+
+
 def test_the_interpreter_ends_after_an_agent_that_a_finalizer_closes():
     code = """
         import threading, towline
@@ -180,14 +193,9 @@ def test_the_interpreter_ends_after_an_agent_that_a_finalizer_closes():
                 if beside:
                     print("closed", flush=True)
         owner = Owner("owner", listen="127.0.0.1:0", backends="shm")
-        reader = towline.Agent("reader", listen="127.0.0.1:0", backends="shm", progress="caller")
-        region = owner.register(Cache(1 << 20), access="read")
-        mine = bytearray(1 << 20)
-        kept = reader.register(mine)
-        peer = reader.connect(owner.address)
-        theirs = peer.block_list([(region.address, 4096)])
-        reader.copy(theirs, reader.block_list([(kept.address, 4096)])).result(timeout=20)
-        del region  # the reader, which makes no progress, may reach it still
+    """
+    code += A_READER_OF_THE_CACHE
+    code += """
         reader.close()
         assert finalized.wait(20)
     """
@@ -208,14 +216,9 @@ def test_a_finalizer_of_registered_memory_may_close_the_agent(how):
                 owner.close()
                 finalized.set()
         owner = towline.Agent("owner", listen="127.0.0.1:0", backends="shm")
-        reader = towline.Agent("reader", listen="127.0.0.1:0", backends="shm", progress="caller")
-        region = owner.register(Cache(1 << 20), access="read")
-        mine = bytearray(1 << 20)
-        kept = reader.register(mine)
-        peer = reader.connect(owner.address)
-        theirs = peer.block_list([(region.address, 4096)])
-        reader.copy(theirs, reader.block_list([(kept.address, 4096)])).result(timeout=20)
-        del region  # the reader, which makes no progress, may reach it still
+    """
+    code += A_READER_OF_THE_CACHE
+    code += f"""
         if {how == "while it closes"}:
             owner.close()
         else:
