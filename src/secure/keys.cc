@@ -1,14 +1,9 @@
 #include "secure/keys.h"
 
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <vector>
-
 #include "base/error.h"
 #include "base/os/socket_address.h"
 #if defined(TOWLINE_HAVE_OPENSSL)
+#include "secure/credentials.h"
 #include "secure/session.h"
 #endif
 
@@ -21,169 +16,29 @@ void Keys::secure(Stream& stream, Side side) const {
 }
 
 std::shared_ptr<const Keys> Keys::configured(const std::function<std::string(const char* key)>& setting) {
+  const std::string peers = setting(kSettings[4]);
   const Files files = {setting(kSettings[0]), setting(kSettings[1]), setting(kSettings[2]),
-                       setting(kSettings[3])};
+                       setting(kSettings[3]), split_list(peers)};
+  if (files.peers.empty() && !trimmed(peers).empty())
+    fail(Status::kInvalidArgument, "secure.peers = \"{}\" names nobody", peers);
   return files.none() ? nullptr : read(files);
 }
 
 #if defined(TOWLINE_HAVE_OPENSSL)
 namespace {
 
-constexpr std::size_t kLeastKeyBytes = 32;
-constexpr std::size_t kMostKeyBytes = 64 << 10;
-constexpr long kMostChainBytes = 32 << 10;  // of the other side's certificates
-constexpr char kIdentity[] = "towline";
-constexpr unsigned char kCipher[] = {0x13,
-                                     0x01};  // TLS_AES_128_GCM_SHA256, whose hash the shared key goes with
-constexpr char kCiphers[] = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
-
-// Without the white space at its end, which editors add.
-std::vector<uint8_t> read_key(const std::string& file) {
-  std::ifstream in(file, std::ios::binary);
-  if (!in) fail_errno(errno, "secure.key_file = \"{}\"", file);
-  std::vector<char> read(kMostKeyBytes + 1);
-  in.read(read.data(), static_cast<std::streamsize>(read.size()));
-  if (in.bad()) fail_errno(errno, "reading secure.key_file = \"{}\"", file);
-  std::vector<uint8_t> key(read.begin(), read.begin() + in.gcount());
-  if (key.size() > kMostKeyBytes)
-    fail(Status::kInvalidArgument, "secure.key_file = \"{}\" has more than {} bytes", file, kMostKeyBytes);
-  while (!key.empty() && std::strchr(" \t\r\n", key.back()) != nullptr && key.back() != 0) key.pop_back();
-  if (key.size() < kLeastKeyBytes)
-    fail(Status::kInvalidArgument,
-         "secure.key_file = \"{}\" has {} bytes: at least {} are needed, for instance of: openssl rand -hex "
-         "32",
-         file, key.size(), kLeastKeyBytes);
-  return key;
-}
-
-class OpenSslKeys final : public Keys, public std::enable_shared_from_this<OpenSslKeys> {
+class OpenSslKeys final : public Keys {
  public:
-  explicit OpenSslKeys(const Files& files)
-      : openssl_(OpenSsl::get()), context_(openssl_.SSL_CTX_new(openssl_.TLS_method())) {
-    if (context_ == nullptr) fail(Status::kOutOfMemory, "TLS: {}", openssl_.reason("no context"));
-    try {
-      set_up(files);
-    } catch (...) {
-      openssl_.SSL_CTX_free(context_);
-      throw;
-    }
-  }
-  ~OpenSslKeys() override { openssl_.SSL_CTX_free(context_); }
+  explicit OpenSslKeys(const Files& files) : credentials_(std::make_shared<const Credentials>(files)) {}
 
-  const std::string& describe() const noexcept override { return text_; }
+  const std::string& describe() const noexcept override { return credentials_->describe(); }
 
  private:
-  void set_up(const Files& files) {
-    if (openssl_.SSL_CTX_ctrl(context_, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION, nullptr) != 1)
-      fail(Status::kUnsupported, "TLS: {}", openssl_.reason("this OpenSSL lacks TLS 1.3"));
-    openssl_.SSL_CTX_ctrl(context_, SSL_CTRL_SET_MAX_CERT_LIST, kMostChainBytes, nullptr);
-    openssl_.SSL_CTX_set_options(context_, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_TICKET);
-    openssl_.SSL_CTX_set_num_tickets(context_, 0);
-    if (openssl_.SSL_CTX_set_ciphersuites(context_, kCiphers) != 1)
-      fail(Status::kUnsupported, "TLS: {}", openssl_.reason("this OpenSSL lacks the ciphers"));
-    // A server that asks for certificates goes on with sessions of its own context only, and so with a shared key.
-    openssl_.SSL_CTX_set_session_id_context(context_, reinterpret_cast<const unsigned char*>(kIdentity),
-                                            sizeof kIdentity - 1);
-    // Of a certificate only what the authority has signed; with a shared key none.
-    openssl_.SSL_CTX_set_verify(context_, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
-    if (!files.key.empty())
-      use_key(files);
-    else
-      use_certificates(files);
-  }
-
-  void use_key(const Files& files) {
-    if (!files.certificate.empty() || !files.private_key.empty() || !files.authority.empty())
-      fail(Status::kInvalidArgument,
-           "secure.key_file and certificates are set: a connection has one or the other");
-    std::vector<uint8_t> text = read_key(files.key);
-    constexpr std::string_view kLabel = "towline shared key 1";
-    text.insert(text.begin(), kLabel.begin(), kLabel.end());
-    unsigned int bytes = 0;
-    if (openssl_.EVP_Digest(text.data(), text.size(), key_, &bytes, openssl_.EVP_sha256(), nullptr) != 1)
-      fail(Status::kUnsupported, "TLS: {}", openssl_.reason("no SHA-256"));
-    openssl_.SSL_CTX_set_psk_use_session_callback(context_, use_session);
-    openssl_.SSL_CTX_set_psk_find_session_callback(context_, find_session);
-    text_ = fmt::format("TLS 1.3, a shared key ({})", files.key);
-  }
-
-  void use_certificates(const Files& files) {
-    const auto need = [](const char* setting, const std::string& file) {
-      if (file.empty())
-        fail(Status::kInvalidArgument,
-             "{} is not set: certificates need secure.certificate_file, secure.private_key_file and "
-             "secure.authority_file",
-             setting);
-      if (std::ifstream in(file); !in) fail_errno(errno, "{} = \"{}\"", setting, file);
-    };
-    const auto check = [&](int done, const char* setting, const std::string& file) {
-      if (done != 1)
-        fail(Status::kInvalidArgument, "{} = \"{}\": {}", setting, file, openssl_.reason("it can't be read"));
-    };
-    need("secure.certificate_file", files.certificate);
-    need("secure.private_key_file", files.private_key);
-    need("secure.authority_file", files.authority);
-    openssl_.ERR_clear_error();
-    // Asking for a password would ask whoever sits at the terminal.
-    openssl_.SSL_CTX_set_default_passwd_cb(context_, [](char*, int, int, void*) { return 0; });
-    check(openssl_.SSL_CTX_use_certificate_chain_file(context_, files.certificate.c_str()),
-          "secure.certificate_file", files.certificate);
-    check(openssl_.SSL_CTX_use_PrivateKey_file(context_, files.private_key.c_str(), SSL_FILETYPE_PEM),
-          "secure.private_key_file", files.private_key);
-    check(openssl_.SSL_CTX_check_private_key(context_), "secure.private_key_file", files.private_key);
-    check(openssl_.SSL_CTX_load_verify_file(context_, files.authority.c_str()), "secure.authority_file",
-          files.authority);
-    text_ = fmt::format("TLS 1.3, a certificate ({})", files.certificate);
-  }
-
   std::unique_ptr<StreamSession> begin(Side side) const override {
-    Session::Owned ssl(openssl_.SSL_new(context_), openssl_.SSL_free);
-    if (ssl == nullptr || openssl_.SSL_set_ex_data(ssl.get(), 0, const_cast<OpenSslKeys*>(this)) != 1)
-      fail(Status::kOutOfMemory, "no memory for a TLS session");
-    if (side == Side::kCaller)
-      openssl_.SSL_set_connect_state(ssl.get());
-    else
-      openssl_.SSL_set_accept_state(ssl.get());
-    return std::make_unique<Session>(openssl_, std::move(ssl), shared_from_this());
+    return std::make_unique<Session>(credentials_, side);
   }
 
-  // A session to go on with, as TLS 1.3 has it of a shared key; each connection gets one of its own. Null: no memory.
-  SSL_SESSION* make_session(SSL* ssl) const noexcept {
-    SSL_SESSION* const session = openssl_.SSL_SESSION_new();
-    const SSL_CIPHER* const cipher = openssl_.SSL_CIPHER_find(ssl, kCipher);
-    if (session == nullptr || cipher == nullptr ||
-        openssl_.SSL_SESSION_set1_id_context(session, reinterpret_cast<const unsigned char*>(kIdentity),
-                                             sizeof kIdentity - 1) != 1 ||
-        openssl_.SSL_SESSION_set1_master_key(session, key_, sizeof key_) != 1 ||
-        openssl_.SSL_SESSION_set_cipher(session, cipher) != 1 ||
-        openssl_.SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION) != 1) {
-      openssl_.SSL_SESSION_free(session);
-      return nullptr;
-    }
-    return session;
-  }
-  static const OpenSslKeys& keys_of(SSL* ssl) noexcept {
-    return *static_cast<const OpenSslKeys*>(OpenSsl::get().SSL_get_ex_data(ssl, 0));
-  }
-  static int use_session(SSL* ssl, const EVP_MD*, const unsigned char** identity, size_t* bytes,
-                         SSL_SESSION** session) noexcept {
-    *session = keys_of(ssl).make_session(ssl);
-    *identity = reinterpret_cast<const unsigned char*>(kIdentity);
-    *bytes = sizeof kIdentity - 1;
-    return *session != nullptr ? 1 : 0;
-  }
-  static int find_session(SSL* ssl, const unsigned char* identity, size_t bytes,
-                          SSL_SESSION** session) noexcept {
-    *session = nullptr;
-    if (bytes == sizeof kIdentity - 1 && std::memcmp(identity, kIdentity, bytes) == 0)
-      *session = keys_of(ssl).make_session(ssl);
-    return 1;
-  }
-
-  const OpenSsl& openssl_;
-  SSL_CTX* const context_;
-  unsigned char key_[32] = {};
-  std::string text_;
+  const std::shared_ptr<const Credentials> credentials_;
 };
 
 }  // namespace

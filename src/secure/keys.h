@@ -7,8 +7,9 @@
 //   a shared key    `secure.key_file`: one file that all have. Sessions are made with it and a fresh Diffie-Hellman
 //                   exchange, so that who learns the key later can't read what was recorded.
 //   certificates    `secure.certificate_file`, `secure.private_key_file` and `secure.authority_file`: both sides show a
-//                   certificate that the authority has signed. Names in it are not compared: whoever the authority has
-//                   signed for is trusted alike.
+//                   certificate that the authority has signed. With `secure.peers` it must have a name that one of
+//                   these patterns fits (peer_patterns.h): that name is the peer's principal. Without, the authority's
+//                   word is enough.
 //
 // They are read once, by the agent or communicator whose configuration names them, and its connections share them. A
 // session begins when a stream is connected or accepted: the side that called is TLS's client. Streams over Unix sockets
@@ -25,6 +26,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/config/config.h"
 #include "base/os/stream.h"
@@ -37,11 +39,12 @@ class Keys {
  public:
   struct Files {
     std::string key;
-    std::string certificate;  // a chain, PEM
-    std::string private_key;  // PEM, not encrypted
-    std::string authority;    // PEM, one or more
+    std::string certificate;              // a chain, PEM
+    std::string private_key;              // PEM, not encrypted
+    std::string authority;                // PEM, one or more
+    std::vector<std::string> peers = {};  // patterns (peer_patterns.h); empty: any name
     [[nodiscard]] bool none() const noexcept {
-      return key.empty() && certificate.empty() && private_key.empty() && authority.empty();
+      return key.empty() && certificate.empty() && private_key.empty() && authority.empty() && peers.empty();
     }
   };
   // Throws Error: kInvalidArgument, kNotFound, kPermissionDenied, kUnsupported, naming the setting and the file.
@@ -52,7 +55,8 @@ class Keys {
     return configured([&](const char* key) { return config.get_string(key); });
   }
   static constexpr std::array kSettings = {"secure.key_file", "secure.certificate_file",
-                                           "secure.private_key_file", "secure.authority_file"};
+                                           "secure.private_key_file", "secure.authority_file",
+                                           "secure.peers"};
 
   virtual ~Keys() = default;
   // Begins a session over a stream that is connected; streams over Unix sockets stay as they are. Throws

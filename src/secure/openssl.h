@@ -8,6 +8,7 @@
 #include <openssl/evp.h>
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
+#include <openssl/x509v3.h>
 
 #include "base/os/dynamic_library.h"
 
@@ -25,13 +26,18 @@ namespace towline::secure {
   X(SSL_write_ex) X(SSL_pending) X(SSL_get_error) X(SSL_key_update) X(SSL_get_verify_result)        \
   X(SSL_get_current_cipher) X(SSL_CIPHER_get_name) X(SSL_CIPHER_find) X(SSL_set_ex_data)            \
   X(SSL_get_ex_data) X(SSL_SESSION_new) X(SSL_SESSION_free) X(SSL_SESSION_set1_id_context)          \
-  X(SSL_SESSION_set1_master_key) X(SSL_SESSION_set_cipher) X(SSL_SESSION_set_protocol_version)
+  X(SSL_SESSION_set1_master_key) X(SSL_SESSION_set_cipher) X(SSL_SESSION_set_protocol_version)      \
+  X(SSL_CTX_get0_certificate) X(SSL_CTX_set_cert_verify_callback)                                   \
+  X(SSL_get_ex_data_X509_STORE_CTX_idx)
 
 #define TOWLINE_CRYPTO_FUNCTIONS(X)                                                                 \
   X(BIO_meth_new) X(BIO_meth_set_write_ex) X(BIO_meth_set_read_ex) X(BIO_meth_set_ctrl) X(BIO_new)  \
   X(BIO_set_data) X(BIO_get_data) X(BIO_set_init) X(BIO_set_flags) X(BIO_clear_flags)               \
   X(ERR_peek_last_error) X(ERR_clear_error) X(ERR_reason_error_string) X(EVP_Digest) X(EVP_sha256)  \
-  X(X509_verify_cert_error_string) X(OPENSSL_init_crypto)
+  X(X509_verify_cert_error_string) X(OPENSSL_init_crypto) X(X509_verify_cert)                       \
+  X(X509_STORE_CTX_get_ex_data) X(X509_STORE_CTX_get0_cert) X(X509_STORE_CTX_set_error)             \
+  X(X509_get_ext_d2i) X(GENERAL_NAMES_free) X(GENERAL_NAME_get0_value) X(OPENSSL_sk_num)            \
+  X(OPENSSL_sk_value) X(ASN1_STRING_get0_data) X(ASN1_STRING_length)
 // clang-format on
 
 struct OpenSsl {

@@ -182,6 +182,100 @@ TEST_F(Secure, AKeyAndACertificateDoNotMeet) {
   EXPECT_EQ(called, Status::kPermissionDenied);
 }
 
+// ---- names
+
+class SecureNames : public Secure {
+ protected:
+  void SetUp() override {
+    if (!authority_.good()) GTEST_SKIP() << "the openssl program, which makes the certificates, is not there";
+  }
+  // With a certificate of these names, for peers of these.
+  std::shared_ptr<const Keys> keys(const std::string& names, const std::vector<std::string>& peers = {}) {
+    Keys::Files files = authority_.sign("c" + std::to_string(++count_), names);
+    EXPECT_TRUE(authority_.good()) << names;
+    files.peers = peers;
+    return Keys::read(files);
+  }
+  Authority authority_{folder_};
+  int count_ = 0;
+};
+
+TEST_F(SecureNames, BothSidesTakeTheNamesThatFit) {
+  Ends ends(keys("DNS:prefill-0.serving.example.com", {"spiffe://example.com/ns/serving/*"}),
+            keys("DNS:other.example.org,URI:spiffe://example.com/ns/serving/decode",
+                 {"decode-*.serving.example.com", "prefill-*.serving.example.com"}));
+  move_both_ways(ends, 100'000);
+  EXPECT_NE(ends.a.session()->describe().find(", spiffe://example.com/ns/serving/decode"), std::string::npos);
+  EXPECT_NE(ends.b.session()->describe().find(", prefill-0.serving.example.com"), std::string::npos);
+}
+
+TEST_F(SecureNames, TheCalledOneOfAnotherNameIsRefusedOnBothSides) {
+  Ends ends(keys("DNS:a.example.com", {"b.example.com", "spiffe://example.com/*"}),
+            keys("DNS:c.example.com,IP:127.0.0.1,URI:spiffe://example.org/c"));
+  const auto [caller, called] = ends.meet();
+  EXPECT_EQ(caller, Status::kPermissionDenied);
+  EXPECT_EQ(called, Status::kPermissionDenied);
+  EXPECT_NE(
+      why(ends.a).find("DNS:c.example.com, URI:spiffe://example.org/c; secure.peers takes b.example.com, "
+                       "spiffe://example.com/*"),
+      std::string::npos)
+      << why(ends.a);
+  EXPECT_NE(why(ends.b).find("this side's certificate, of DNS:c.example.com, URI:spiffe://example.org/c"),
+            std::string::npos)
+      << why(ends.b);
+  EXPECT_NE(why(ends.b).find("secure.peers"), std::string::npos) << why(ends.b);
+}
+
+TEST_F(SecureNames, ACallerOfAnotherNameIsRefusedBeforeItsBytesAreRead) {
+  Ends ends(keys("DNS:a.example.com"), keys("DNS:c.example.com", {"b.example.com"}));
+  auto called = std::async(std::launch::async, [&] {
+    uint8_t byte = 0;
+    return ends.b.read_all({&byte, 1}, in_time());
+  });
+  EXPECT_EQ(ends.a.shake_hands(in_time()), Status::kOk);  // it can't know yet
+  (void)ends.a.write("x", 1);
+  EXPECT_EQ(called.get(), Status::kPeerLost);
+  EXPECT_NE(why(ends.b).find("DNS:a.example.com; secure.peers takes b.example.com"), std::string::npos)
+      << why(ends.b);
+  uint8_t byte = 0;
+  EXPECT_EQ(ends.a.read_all({&byte, 1}, in_time()), Status::kPeerLost);
+  EXPECT_NE(why(ends.a).find("this side's certificate, of DNS:a.example.com"), std::string::npos)
+      << why(ends.a);
+}
+
+// A common name is for people.
+TEST_F(SecureNames, ACertificateWithoutNamesFitsNothing) {
+  Ends ends(keys("", {"*"}), keys("IP:127.0.0.1"));
+  EXPECT_EQ(ends.meet().first, Status::kPermissionDenied);
+  EXPECT_NE(why(ends.a).find("no DNS or URI name"), std::string::npos) << why(ends.a);
+}
+
+TEST_F(SecureNames, ANameWithAByteThatNoNameHasIsRefused) {
+  for (const char* odd : {"00", "0a", "ff"}) {  // DNS: b, the byte, .example.com
+    const std::string names =
+        std::string("DER:30:10:82:0e:62:") + odd + ":2e:65:78:61:6d:70:6c:65:2e:63:6f:6d";
+    Ends ends(keys("DNS:a.example.com", {"*.example.com", "b"}), keys(names));
+    EXPECT_EQ(ends.meet().first, Status::kPermissionDenied) << odd;
+    EXPECT_NE(why(ends.a).find("names don't have"), std::string::npos) << why(ends.a);
+  }
+}
+
+TEST_F(SecureNames, TooManyNamesAreRefused) {
+  std::string many = "DNS:a.example.com";
+  for (int i = 0; i < 256; ++i) many += ",DNS:a" + std::to_string(i);
+  Ends ends(keys("DNS:a.example.com", {"a.example.com"}), keys(many));
+  EXPECT_EQ(ends.meet().first, Status::kPermissionDenied);
+  EXPECT_NE(why(ends.a).find("256"), std::string::npos) << why(ends.a);
+}
+
+TEST_F(SecureNames, TheAuthorityIsAskedFirst) {
+  Authority other(folder_, "other");
+  Ends ends(keys("DNS:a.example.com", {"b.example.com"}),
+            Keys::read(other.sign("mallory", "DNS:b.example.com")));
+  EXPECT_EQ(ends.meet().first, Status::kPermissionDenied);
+  EXPECT_NE(why(ends.a).find("authority_file"), std::string::npos) << why(ends.a);
+}
+
 // The sender stops at a full socket, and nothing lies in the session that only a further call would send.
 TEST_F(Secure, WhatDidNotFitIsWritableLater) {
   Ends ends(shared(), shared());
@@ -363,6 +457,20 @@ TEST_F(Secure, ACertificateNeedsItsOwnKey) {
   const Keys::Files bob = authority.sign("bob");
   alice.private_key = bob.private_key;
   expect_refused(alice, Status::kInvalidArgument, "secure.private_key_file");
+}
+
+TEST_F(Secure, PeersNeedCertificates) {
+  Keys::Files files = {folder_.file("key", key_text()), "", "", ""};
+  files.peers = {"a.example.com"};
+  expect_refused(files, Status::kInvalidArgument, "secure.peers and secure.key_file");
+  files.key.clear();
+  expect_refused(files, Status::kInvalidArgument, "secure.certificate_file is not set");
+}
+
+TEST(SecureSettings, PeersThatNameNobodyAreRefused) {
+  EXPECT_THROW(
+      (void)Keys::configured([](const char* key) { return std::string(key) == "secure.peers" ? " , " : ""; }),
+      Error);
 }
 
 TEST(SecureSettings, NoneMeansNoKeys) {

@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
+#include "secure/credentials.h"
 
 namespace towline::secure {
 
@@ -103,13 +105,25 @@ class Pieces {
 
 }  // namespace
 
-Session::Session(const OpenSsl& openssl, Owned ssl, std::shared_ptr<const void> keys)
-    : openssl_(openssl), keys_(std::move(keys)), owned_(std::move(ssl)), ssl_(owned_.get()) {
-  BIO* const bio = openssl_.BIO_new(Bio::method());
+Session::Session(std::shared_ptr<const Credentials> credentials, Side side)
+    : credentials_(std::move(credentials)),
+      openssl_(credentials_->openssl()),
+      owned_(openssl_.SSL_new(credentials_->context()), openssl_.SSL_free),
+      ssl_(owned_.get()) {
+  BIO* const bio = ssl_ == nullptr ? nullptr : openssl_.BIO_new(Bio::method());
   if (bio == nullptr) fail(Status::kOutOfMemory, "no memory for a TLS session");
   openssl_.BIO_set_data(bio, this);
   openssl_.BIO_set_init(bio, 1);
   openssl_.SSL_set_bio(ssl_, bio, bio);
+  if (openssl_.SSL_set_ex_data(ssl_, 0, this) != 1) fail(Status::kOutOfMemory, "no memory for a TLS session");
+  if (side == Side::kCaller)
+    openssl_.SSL_set_connect_state(ssl_);
+  else
+    openssl_.SSL_set_accept_state(ssl_);
+}
+
+Session& Session::of(SSL* ssl) noexcept {
+  return *static_cast<Session*>(OpenSsl::get().SSL_get_ex_data(ssl, 0));
 }
 
 // ---- the socket
@@ -164,7 +178,15 @@ StreamResult Session::refused() noexcept {
   const bool lacks_memory = ERR_FATAL_ERROR(last) || reason == SSL_AD_REASON_OFFSET + SSL_AD_INTERNAL_ERROR;
   const bool by_keys = !lacks_memory && (alert || !shaken_);
   try {
-    if (reason == SSL_R_CERTIFICATE_VERIFY_FAILED)
+    if (reason == SSL_R_CERTIFICATE_VERIFY_FAILED && !refused_names_.empty())
+      why_ = fmt::format("TLS: its certificate was refused: {}; secure.peers takes {}", refused_names_,
+                         credentials_->peers().text());
+    else if (reason == SSL_AD_REASON_OFFSET + SSL_AD_BAD_CERTIFICATE && !credentials_->own_names().empty())
+      why_ = fmt::format(
+          "TLS: {}: the other side refused this side's certificate, of {}: its secure.peers may "
+          "name others",
+          openssl_.reason("bad certificate"), credentials_->own_names());
+    else if (reason == SSL_R_CERTIFICATE_VERIFY_FAILED)
       why_ = fmt::format("TLS: its certificate was refused: {} (secure.authority_file)",
                          openssl_.X509_verify_cert_error_string(openssl_.SSL_get_verify_result(ssl_)));
     else if (by_keys)
@@ -185,6 +207,26 @@ StreamResult Session::refused(const char* why) noexcept {
     return failed(ENOMEM);
   }
   return failed(EACCES);
+}
+
+// Under mutex_, from within SSL_do_handshake().
+bool Session::take_names(const X509* certificate) noexcept {
+  try {
+    try {
+      const std::vector<PeerName> names = names_of(openssl_, certificate);
+      for (const PeerName& name : names) {
+        if (!credentials_->peers().fit(name)) continue;
+        principal_ = name.text;
+        TOWLINE_LOG(kDebug, "TLS: a connection with {}", principal_);
+        return true;
+      }
+      refused_names_ = fmt::format("it has {}", text_of(names));
+    } catch (const Error& error) {
+      refused_names_ = error.message();
+    }
+  } catch (const std::exception&) {  // no memory: refused as a certificate that nothing is known of
+  }
+  return false;
 }
 
 // OpenSSL leaves who does not begin as TLS does without an answer. This one tells such a client of ours what it lacks.
@@ -350,7 +392,8 @@ bool Session::unread() const noexcept {
 std::string Session::describe() const {
   const std::lock_guard lock(mutex_);
   if (!shaken_) return "TLS 1.3, not yet";
-  return fmt::format("TLS 1.3, {}", openssl_.SSL_CIPHER_get_name(openssl_.SSL_get_current_cipher(ssl_)));
+  return fmt::format("TLS 1.3, {}{}{}", openssl_.SSL_CIPHER_get_name(openssl_.SSL_get_current_cipher(ssl_)),
+                     principal_.empty() ? "" : ", ", principal_);
 }
 
 const char* Session::why() const noexcept {

@@ -16,11 +16,19 @@
 
 namespace towline::secure {
 
+class Credentials;
+enum class Side : bool;
+
 class Session final : public StreamSession {
  public:
-  using Owned = std::unique_ptr<SSL, decltype(&SSL_free)>;
-  // `keys` are kept as long as it is there. Throws Error(kOutOfMemory).
-  Session(const OpenSsl& openssl, Owned ssl, std::shared_ptr<const void> keys);
+  // Throws Error(kOutOfMemory).
+  Session(std::shared_ptr<const Credentials> credentials, Side side);
+
+  // For OpenSSL's callbacks during the handshake.
+  static Session& of(SSL* ssl) noexcept;
+  [[nodiscard]] const Credentials& credentials() const noexcept { return *credentials_; }
+  // Whether secure.peers takes a name of the other side's certificate, which the authority has signed.
+  bool take_names(const X509* certificate) noexcept;
 
   StreamResult shake_hands(int fd) noexcept override;
   StreamResult write(int fd, std::span<const iovec> pieces) noexcept override;
@@ -58,9 +66,9 @@ class Session final : public StreamSession {
   StreamResult refused() noexcept;  // by what OpenSSL says
   StreamResult refused(const char* why) noexcept;
 
+  const std::shared_ptr<const Credentials> credentials_;
   const OpenSsl& openssl_;
-  const std::shared_ptr<const void> keys_;
-  const Owned owned_;
+  const std::unique_ptr<SSL, decltype(&SSL_free)> owned_;
   SSL* const ssl_;
   mutable std::mutex mutex_;  // one side reads while the other writes, and OpenSSL allows one call at a time
   Buffer in_;                 // of the socket
@@ -76,6 +84,8 @@ class Session final : public StreamSession {
   int error_ = 0;        // an errno; it is over
   int write_error_ = 0;  // an errno; the socket takes nothing any more
   std::string why_;
+  std::string principal_;      // the name of the other side that secure.peers took
+  std::string refused_names_;  // those that it did not
 };
 
 }  // namespace towline::secure

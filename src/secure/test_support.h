@@ -62,12 +62,14 @@ class Authority {
             name_ + " -keyout " + name_ + ".key -out " + name_ + ".pem");
   }
   bool good() const { return good_; }
-  Keys::Files sign(const std::string& who) {
+  // `names`: "DNS:a.example.com,URI:spiffe://example.com/a".
+  Keys::Files sign(const std::string& who, const std::string& names = {}) {
+    folder_.file(who + ".ext", names.empty() ? "" : "subjectAltName=" + names + "\n");
     good_ = good_ &&
             run("openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=" + who +
                 " -keyout " + who + ".key -out " + who + ".csr") &&
             run("openssl x509 -req -in " + who + ".csr -CA " + name_ + ".pem -CAkey " + name_ +
-                ".key -CAcreateserial -days 2 -out " + who + ".pem");
+                ".key -CAcreateserial -days 2 -extfile " + who + ".ext -out " + who + ".pem");
     return {"", folder_.at(who + ".pem"), folder_.at(who + ".key"), folder_.at(name_ + ".pem")};
   }
 

@@ -250,16 +250,8 @@ uint64_t Config::get_duration_ns(std::string_view key, uint64_t default_value_ns
 }
 
 std::vector<std::string> Config::get_list(std::string_view key) const {
-  std::vector<std::string> items;
   const std::optional<Found> found = state_->find(key);
-  std::string_view rest = found ? trimmed(found->text) : std::string_view();
-  while (!rest.empty()) {
-    const std::size_t comma = rest.find(',');
-    const std::string_view item = trimmed(rest.substr(0, comma));
-    if (!item.empty()) items.emplace_back(item);
-    rest.remove_prefix(comma == std::string_view::npos ? rest.size() : comma + 1);
-  }
-  return items;
+  return found ? split_list(found->text) : std::vector<std::string>();
 }
 
 std::string Config::get_choice(std::string_view key, std::initializer_list<std::string_view> choices,

@@ -96,7 +96,8 @@ class Config {
   std::unique_ptr<State> state_;
 };
 
-std::string_view trimmed(std::string_view text) noexcept;  // of the blanks around it
+std::string_view trimmed(std::string_view text) noexcept;    // of the blanks around it
+std::vector<std::string> split_list(std::string_view text);  // "a, b", as get_list() takes it
 
 // The parsers of the getters; nullopt if malformed or out of range.
 std::optional<uint64_t> parse_bytes(std::string_view text) noexcept;

@@ -70,6 +70,17 @@ std::string_view trimmed(std::string_view text) noexcept {
   return text;
 }
 
+std::vector<std::string> split_list(std::string_view text) {
+  std::vector<std::string> items;
+  for (std::string_view rest = trimmed(text); !rest.empty();) {
+    const std::size_t comma = rest.find(',');
+    const std::string_view item = trimmed(rest.substr(0, comma));
+    if (!item.empty()) items.emplace_back(item);
+    rest.remove_prefix(comma == std::string_view::npos ? rest.size() : comma + 1);
+  }
+  return items;
+}
+
 std::optional<uint64_t> parse_bytes(std::string_view text) noexcept {
   return parse_quantity(text, kByteUnits);
 }

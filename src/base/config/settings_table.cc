@@ -23,6 +23,9 @@ constexpr Setting kSettings[] = {
     {"secure.private_key_file", SettingType::kText, "", "", "PEM, not encrypted; its key"},
     {"secure.authority_file", SettingType::kText, "", "",
      "PEM; who must have signed the other side's certificate"},
+    {"secure.peers", SettingType::kList, "", "",
+     "names that the other side's certificate must have one of, such as prefill-*.example.com or "
+     "spiffe://example.com/ns/serving/*; empty: any"},
     {"advertise", SettingType::kText, "", "",
      "the address that peers are given instead of the listening address; empty: detected"},
     {"backends", SettingType::kList, "", "",
