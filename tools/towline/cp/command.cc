@@ -71,7 +71,7 @@ void add_cp_command(CLI::App& app, CommonOptions& common) {
       ->type_name("SIZE");
   command
       ->add_option("--piece", (*texts)["piece"],
-                   "Bytes of one transfer and of one step in the journal; at least 4KiB")
+                   "Most bytes of one transfer, fewer where they take more than a second; at least 4KiB")
       ->type_name("SIZE")
       ->default_str("64MiB");
   command->add_option("--rate", (*texts)["rate"], "Limit in bytes per second")->type_name("SIZE");

@@ -32,9 +32,12 @@ using nlohmann::json;
 using std::chrono::steady_clock;
 
 constexpr uint64_t kLeastPiece = 4096;              // each is a post and a line of the journal
+constexpr uint64_t kStepBytes = uint64_t{1} << 20;  // one line of the journal; a post is of one or more
 constexpr uint64_t kPartBytes = uint64_t{8} << 20;  // part size of objects, as agent_options sets it
 constexpr uint64_t kVerifyBytes = uint64_t{8} << 20;
-constexpr size_t kPiecesInFlight = 2;  // one completes while the next is in flight
+constexpr size_t kPostsInFlight = 2;  // one completes while the next is in flight
+// A post takes about this long, since what is in flight is lost with the connection.
+constexpr double kPostSeconds = 1;
 constexpr auto kLook = std::chrono::milliseconds{50};
 
 towline::AgentOptions agent_options(const CopyOptions& options, const Place& source,
@@ -55,13 +58,15 @@ towline::AgentOptions agent_options(const CopyOptions& options, const Place& sou
   return agent;
 }
 
-// The pieces of a copy: each covers [begin, begin + length) of the copied bytes.
+// The steps of a copy, of which the journal remembers which are done.
 struct Cut {
   uint64_t bytes;
-  uint64_t piece_bytes;
-  [[nodiscard]] uint64_t pieces() const { return (bytes + piece_bytes - 1) / piece_bytes; }
-  [[nodiscard]] uint64_t begin(uint64_t piece) const { return piece * piece_bytes; }
-  [[nodiscard]] uint64_t length(uint64_t piece) const { return std::min(piece_bytes, bytes - begin(piece)); }
+  uint64_t step_bytes;
+  [[nodiscard]] uint64_t steps() const { return (bytes + step_bytes - 1) / step_bytes; }
+  [[nodiscard]] uint64_t begin(uint64_t step) const { return step * step_bytes; }
+  [[nodiscard]] uint64_t length(uint64_t first, uint64_t steps) const {
+    return std::min(steps * step_bytes, bytes - begin(first));
+  }
 };
 
 class Copier {
@@ -88,7 +93,9 @@ class Copier {
 
  private:
   struct Flight {
-    uint64_t piece;
+    uint64_t first;  // step
+    uint64_t steps;
+    steady_clock::time_point began;
     towline::Post post;
   };
 
@@ -99,7 +106,9 @@ class Copier {
   void copy_nothing();
   void check_source() const;
   void copy_pieces(Journal& journal);
-  void start(uint64_t piece);
+  [[nodiscard]] uint64_t steps_from(uint64_t first, const Journal& journal) const;
+  void start(uint64_t first, uint64_t steps);
+  void suit_pace(const Flight& flight);
   void finish(Journal& journal);
   [[nodiscard]] const char* advice(bool timed_out) const;
   [[nodiscard]] std::chrono::nanoseconds piece_timeout() const;
@@ -117,6 +126,7 @@ class Copier {
   std::optional<OpenPlace> destination_;
   Cut cut_{};
   std::deque<Flight> flights_;
+  uint64_t post_steps_ = 1;
   steady_clock::time_point started_{};
   uint64_t finished_bytes_ = 0;  // by this run
   CopySummary summary_;
@@ -136,9 +146,9 @@ bool Copier::may_go_on(const Journal& journal) const {
   if (options_.restart) return false;
   if (destination_place_.is_peer()) return true;  // its incarnation is part of what the copy is
   if (destination_place_.path.empty()) return false;
-  uint64_t pieces = cut_.pieces();
-  while (pieces != 0 && !journal.done(pieces - 1)) --pieces;
-  const uint64_t written = pieces != 0 ? cut_.begin(pieces - 1) + cut_.length(pieces - 1) : 0;
+  uint64_t steps = cut_.steps();
+  while (steps != 0 && !journal.done(steps - 1)) --steps;
+  const uint64_t written = steps != 0 ? cut_.length(0, steps) : 0;
   const towline::StorageInfo there = agent_.query_storage(destination_place_.uri);
   return there.exists != 0 && there.bytes >= options_.seek + written;
 }
@@ -198,7 +208,9 @@ CopySummary Copier::run() {
   if (options_.bytes > there)
     throw Failure{
         fmt::format("--bytes {}: {} has {} from there on", options_.bytes, source_place_.text, there)};
-  cut_ = {options_.bytes != 0 ? options_.bytes : there, options_.piece_bytes};
+  // An object is not resumed, and each of its posts must be whole parts.
+  cut_ = {options_.bytes != 0 ? options_.bytes : there,
+          destination_place_.is_object() ? options_.piece_bytes : std::min(options_.piece_bytes, kStepBytes)};
   check_places();
   std::string destination_version;
   if (destination_place_.is_peer()) {
@@ -206,7 +218,7 @@ CopySummary Copier::run() {
         OpenPlace::destination(agent_, destination_place_, options_.seek + cut_.bytes, false, deadline);
     destination_version = destination_->version();
   }
-  const json which = {{"towline_cp", 1},
+  const json which = {{"towline_cp", 2},
                       {"source", source_place_.text},
                       {"source_version", source_->version()},
                       {"destination", destination_place_.is_peer() ? "" : destination_place_.text},
@@ -214,15 +226,15 @@ CopySummary Copier::run() {
                       {"skip", options_.skip},
                       {"seek", options_.seek},
                       {"bytes", cut_.bytes},
-                      {"piece_bytes", cut_.piece_bytes}};
-  Journal journal(state_path(), which, cut_.pieces());
+                      {"piece_bytes", cut_.step_bytes}};
+  Journal journal(state_path(), which, cut_.steps());
   if (!may_go_on(journal)) journal.forget();
   const bool goes_on = journal.done_count() != 0;
   if (destination_place_.is_object()) interruption_.emplace();
   if (!destination_)
     destination_ = OpenPlace::destination(agent_, destination_place_, options_.seek + cut_.bytes,
                                           options_.direct, deadline);
-  (void)plan_of(0, cut_.length(0));
+  (void)plan_of(0, cut_.length(0, 1));
   journal.open();
   // Last: the old contents stay until it is certain that the copy can begin.
   if (!goes_on && options_.seek == 0 && !within_one_file()) OpenPlace::empty(destination_place_);
@@ -247,26 +259,43 @@ towline::Plan Copier::plan_of(uint64_t begin, uint64_t bytes) const {
 }
 
 void Copier::copy_pieces(Journal& journal) try {
-  for (uint64_t piece = 0; piece < cut_.pieces(); ++piece) {
-    if (journal.done(piece)) {
-      summary_.resumed_bytes += cut_.length(piece);
+  for (uint64_t step = 0; step < cut_.steps();) {
+    if (journal.done(step)) {
+      summary_.resumed_bytes += cut_.length(step++, 1);
       continue;
     }
-    start(piece);
-    if (flights_.size() >= kPiecesInFlight) finish(journal);
+    const uint64_t steps = steps_from(step, journal);
+    start(step, steps);
+    step += steps;
+    if (flights_.size() >= kPostsInFlight) finish(journal);
   }
   while (!flights_.empty()) finish(journal);
 } catch (const towline::Error& error) {
   throw Failure{fmt::format("{}; {}", error.what(), advice(error.code() == towline::Status::kTimedOut))};
 }
 
-void Copier::start(uint64_t piece) {
-  const towline::Plan plan = plan_of(cut_.begin(piece), cut_.length(piece));
+uint64_t Copier::steps_from(uint64_t first, const Journal& journal) const {
+  uint64_t end = first + 1;
+  while (end < cut_.steps() && end - first < post_steps_ && !journal.done(end)) ++end;
+  return end - first;
+}
+
+void Copier::suit_pace(const Flight& flight) {
+  const double steps = static_cast<double>(flight.steps) * kPostSeconds / seconds_since(flight.began);
+  const uint64_t most =
+      std::min(std::max(options_.piece_bytes / cut_.step_bytes, uint64_t{1}), 4 * post_steps_);
+  post_steps_ =
+      steps < static_cast<double>(most) ? std::max<uint64_t>(static_cast<uint64_t>(steps), 1) : most;
+}
+
+void Copier::start(uint64_t first, uint64_t steps) {
+  const auto began = steady_clock::now();
+  const towline::Plan plan = plan_of(cut_.begin(first), cut_.length(first, steps));
   if (summary_.route.empty()) {
     const json route = json::parse(plan.route(), nullptr, false);
     summary_.route = route.value("why", route.value("backend", ""));
   }
-  const auto until = steady_clock::now() + options_.timeout;
+  const auto until = began + options_.timeout;
   towline::Post post = plan.post();
   while (post.poll() == towline::Status::kAgain && steady_clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds{1});
@@ -275,10 +304,10 @@ void Copier::start(uint64_t piece) {
   if (!post.accepted()) {
     const towline::Status posted = post.poll();
     throw Failure{fmt::format("bytes from {} on of {} were not accepted: {}; {}",
-                              options_.skip + cut_.begin(piece), source_place_.text,
+                              options_.skip + cut_.begin(first), source_place_.text,
                               towline::status_text(posted), advice(posted == towline::Status::kTimedOut))};
   }
-  flights_.push_back({piece, std::move(post)});
+  flights_.push_back({first, steps, began, std::move(post)});
 }
 
 // An object is uploaded whole or not at all.
@@ -295,6 +324,8 @@ const char* Copier::advice(bool timed_out) const {
 
 void Copier::finish(Journal& journal) {
   Flight& flight = flights_.front();
+  const uint64_t begin = cut_.begin(flight.first);
+  const uint64_t bytes = cut_.length(flight.first, flight.steps);
   towline::Status outcome = flight.post.poll();
   while (outcome == towline::Status::kInProgress || outcome == towline::Status::kNotYet) {
     if (interruption_) interruption_->check();
@@ -309,16 +340,15 @@ void Copier::finish(Journal& journal) {
     for (const auto& range : result.failures()) {
       if (range.vendor_code != 0) code = fmt::format(" ({})", vendor_code_text(range.vendor_code));
     }
-    throw Failure{fmt::format("bytes {} to {} of {}, on their way to {}: {}{}; {}",
-                              options_.skip + cut_.begin(flight.piece),
-                              options_.skip + cut_.begin(flight.piece) + cut_.length(flight.piece),
-                              source_place_.text, destination_place_.text, towline::status_text(outcome),
-                              code, advice(outcome == towline::Status::kTimedOut))};
+    throw Failure{fmt::format("bytes {} to {} of {}, on their way to {}: {}{}; {}", options_.skip + begin,
+                              options_.skip + begin + bytes, source_place_.text, destination_place_.text,
+                              towline::status_text(outcome), code, advice(outcome == towline::Status::kTimedOut))};
   }
-  finished_bytes_ += cut_.length(flight.piece);
-  // The next piece is in flight meanwhile. The journal must not be newer than the bytes.
+  finished_bytes_ += bytes;
+  // The next post is in flight meanwhile. The journal must not be newer than the bytes.
   if (options_.sync && !destination_place_.path.empty()) destination_->commit();
-  journal.add(flight.piece);
+  journal.add(flight.first, flight.steps);
+  suit_pace(flight);
   flights_.pop_front();
   show(finished_bytes_);
 }
@@ -326,7 +356,7 @@ void Copier::finish(Journal& journal) {
 // Beside what the rate takes for it and for the piece that is in flight with it.
 std::chrono::nanoseconds Copier::piece_timeout() const {
   if (options_.rate == 0) return options_.timeout;
-  const auto pieces = static_cast<double>(kPiecesInFlight * std::min(cut_.piece_bytes, cut_.bytes));
+  const auto pieces = static_cast<double>(kPostsInFlight * std::min(options_.piece_bytes, cut_.bytes));
   const std::chrono::duration<double> takes{std::min(pieces / static_cast<double>(options_.rate), 1e9)};
   return options_.timeout + std::chrono::ceil<std::chrono::nanoseconds>(takes);
 }

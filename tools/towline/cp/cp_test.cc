@@ -454,6 +454,20 @@ TEST(Cp, goes_on_after_a_kill) {
   EXPECT_FALSE(fs::exists(folder / "to.towline-cp"));
 }
 
+// A piece may take minutes where the way to the peer is slow.
+TEST(Cp, loses_seconds_of_its_way_and_no_whole_piece) {
+  const Folder folder;
+  const std::vector<char> all = contents(16'000'000, 19);
+  write_file(folder / "from", all);
+  CopyOptions options{.source = folder / "from", .destination = folder / "to", .rate = 4'000'000};
+  kill_in_the_middle(options, [&] { return folder / "to.towline-cp"; });
+  options.rate = 0;
+  options.piece_bytes /= 2;  // as the advice after a timeout has it
+  const CopySummary summary = quiet_copy(options);
+  EXPECT_GE(summary.resumed_bytes, uint64_t{3} << 20);
+  EXPECT_TRUE(read_file(folder / "to") == all);
+}
+
 // A separate process that serves memory, because a process forked from here must not share its agent.
 class ServingProcess {
  public:

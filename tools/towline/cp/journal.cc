@@ -62,6 +62,7 @@ void Journal::open() {
     for (uint64_t piece = 0; piece < done_.size(); ++piece) {
       if (done_[piece]) write({{"piece", piece}});
     }
+    flush();
   } catch (const Failure&) {  // a full disk, say
     std::filesystem::remove(next, ignored);
     throw;
@@ -73,16 +74,24 @@ void Journal::open() {
   fail_at(path_, error.message());
 }
 
-void Journal::add(uint64_t piece) {
-  done_[piece] = true;
-  if (file_ != nullptr) write({{"piece", piece}});
+void Journal::add(uint64_t first, uint64_t pieces) {
+  for (uint64_t piece = first; piece < first + pieces; ++piece) {
+    done_[piece] = true;
+    if (file_ != nullptr) write({{"piece", piece}});
+  }
+  if (file_ != nullptr) flush();
 }
 
 void Journal::write(const json& line) {
   const std::string text = line.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
-  if (std::fwrite(text.data(), 1, text.size(), file_.get()) != text.size() || std::fflush(file_.get()) != 0)
-    throw Failure{fmt::format("{}: {}", path_, std::strerror(errno))};
+  if (std::fwrite(text.data(), 1, text.size(), file_.get()) != text.size()) fail();
 }
+
+void Journal::flush() {
+  if (std::fflush(file_.get()) != 0) fail();
+}
+
+void Journal::fail() const { throw Failure{fmt::format("{}: {}", path_, std::strerror(errno))}; }
 
 void Journal::remove() {
   if (path_.empty()) return;

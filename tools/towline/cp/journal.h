@@ -35,8 +35,8 @@ class Journal {
   void forget();
   // Starts a new file with the pieces known to be done; add() appends to it.
   void open();
-  // The piece is durable: bytes of a file are on the device.
-  void add(uint64_t piece);
+  // These pieces are durable: bytes of a file are on the device.
+  void add(uint64_t first, uint64_t pieces = 1);
   // The copy is complete: removes the journal.
   void remove();
 
@@ -45,6 +45,8 @@ class Journal {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
   void write(const nlohmann::json& line);
+  void flush();
+  [[noreturn]] void fail() const;
 
   std::string path_;
   nlohmann::json copy_;
