@@ -342,7 +342,7 @@ void Copier::finish(Journal& journal) {
     }
     throw Failure{fmt::format("bytes {} to {} of {}, on their way to {}: {}{}; {}", options_.skip + begin,
                               options_.skip + begin + bytes, source_place_.text, destination_place_.text,
-                              towline::status_text(outcome), code, advice(outcome == towline::Status::kTimedOut))};
+                              flight.post.error(), code, advice(outcome == towline::Status::kTimedOut))};
   }
   finished_bytes_ += bytes;
   // The next post is in flight meanwhile. The journal must not be newer than the bytes.

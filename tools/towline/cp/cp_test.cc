@@ -519,21 +519,26 @@ TEST(Cp, remembers_no_piece_before_it_is_on_the_device) {
   EXPECT_EQ(remembered, (std::vector<long>{0, 1, 2, 3, 4}));
 }
 
-// At a rate that leaves seconds to notice it: the memory of a process that is gone can be read to its end.
-TEST(Cp, says_how_to_go_on_when_the_server_was_killed) {
+// The first of two posts is done and the second is held back by the rate.
+TEST(Cp, says_why_it_broke_off_and_how_to_go_on_when_the_server_was_killed) {
   const Folder folder;
   const ServingProcess peer(18);
   std::string text;
   try {
-    (void)copy(
-        {.source = peer.place(), .destination = folder / "to", .piece_bytes = 50'000, .rate = 1'000'000},
-        [&](Phase, double share, const std::string&) {
-          if (share > 0.1) peer.kill_hard();
-        });
+    (void)copy({.source = peer.place(),
+                .destination = folder / "to",
+                .bytes = 2 << 20,
+                .rate = 500'000,
+                .backend = "tcp"},
+               [&](Phase, double share, const std::string&) {
+                 if (share > 0.4) peer.kill_hard();
+               });
   } catch (const std::exception& error) {
     text = error.what();
   }
   EXPECT_NE(text.find("run the same command again"), std::string::npos) << text;
+  EXPECT_NE(text.find("peer lost in the leg over tcp ("), std::string::npos) << text;
+  EXPECT_NE(text.find("ECONN"), std::string::npos) << "no reason: " << text;
 }
 
 TEST(Cp, begins_anew_in_a_file_that_was_cut_since_the_kill) {
