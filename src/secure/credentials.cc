@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <span>
 
 #include "base/error.h"
 #include "secure/session.h"
@@ -11,32 +12,11 @@
 namespace towline::secure {
 namespace {
 
-constexpr std::size_t kLeastKeyBytes = 32;
-constexpr std::size_t kMostKeyBytes = 64 << 10;
 constexpr long kMostChainBytes = 32 << 10;  // of the other side's certificates
 constexpr char kIdentity[] = "towline";
 constexpr unsigned char kCipher[] = {0x13,
                                      0x01};  // TLS_AES_128_GCM_SHA256, whose hash the shared key goes with
 constexpr char kCiphers[] = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
-
-// Without the white space at its end, which editors add.
-std::vector<uint8_t> read_key(const std::string& file) {
-  std::ifstream in(file, std::ios::binary);
-  if (!in) fail_errno(errno, "secure.key_file = \"{}\"", file);
-  std::vector<char> read(kMostKeyBytes + 1);
-  in.read(read.data(), static_cast<std::streamsize>(read.size()));
-  if (in.bad()) fail_errno(errno, "reading secure.key_file = \"{}\"", file);
-  std::vector<uint8_t> key(read.begin(), read.begin() + in.gcount());
-  if (key.size() > kMostKeyBytes)
-    fail(Status::kInvalidArgument, "secure.key_file = \"{}\" has more than {} bytes", file, kMostKeyBytes);
-  while (!key.empty() && std::strchr(" \t\r\n", key.back()) != nullptr && key.back() != 0) key.pop_back();
-  if (key.size() < kLeastKeyBytes)
-    fail(Status::kInvalidArgument,
-         "secure.key_file = \"{}\" has {} bytes: at least {} are needed, for instance of: openssl rand -hex "
-         "32",
-         file, key.size(), kLeastKeyBytes);
-  return key;
-}
 
 }  // namespace
 
@@ -79,14 +59,10 @@ void Credentials::use_key(const Keys::Files& files) {
   if (!peers_.empty())
     fail(Status::kInvalidArgument,
          "secure.peers and secure.key_file are set: names are in certificates, and a shared key has none");
-  std::vector<uint8_t> text = read_key(files.key);
-  constexpr std::string_view kLabel = "towline shared key 1";
-  text.insert(text.begin(), kLabel.begin(), kLabel.end());
-  unsigned int bytes = 0;
-  if (openssl_.EVP_Digest(text.data(), text.size(), key_, &bytes, openssl_.EVP_sha256(), nullptr) != 1)
-    fail(Status::kUnsupported, "TLS: {}", openssl_.reason("no SHA-256"));
+  shared_.emplace(openssl_, files.key);
   openssl_.SSL_CTX_set_psk_use_session_callback(context_, use_session);
   openssl_.SSL_CTX_set_psk_find_session_callback(context_, find_session);
+  if (shared_->several()) openssl_.SSL_CTX_set_msg_callback(context_, on_message);
   text_ = fmt::format("TLS 1.3, a shared key ({})", files.key);
 }
 
@@ -139,13 +115,13 @@ int Credentials::verify(X509_STORE_CTX* store, void*) noexcept {
 }
 
 // A session to go on with, as TLS 1.3 has it of a shared key; each connection gets one of its own. Null: no memory.
-SSL_SESSION* Credentials::make_session(SSL* ssl) const noexcept {
+SSL_SESSION* Credentials::make_session(SSL* ssl, const SharedKeys::Hash& key) const noexcept {
   SSL_SESSION* const session = openssl_.SSL_SESSION_new();
   const SSL_CIPHER* const cipher = openssl_.SSL_CIPHER_find(ssl, kCipher);
   if (session == nullptr || cipher == nullptr ||
       openssl_.SSL_SESSION_set1_id_context(session, reinterpret_cast<const unsigned char*>(kIdentity),
                                            sizeof kIdentity - 1) != 1 ||
-      openssl_.SSL_SESSION_set1_master_key(session, key_, sizeof key_) != 1 ||
+      openssl_.SSL_SESSION_set1_master_key(session, key.data(), key.size()) != 1 ||
       openssl_.SSL_SESSION_set_cipher(session, cipher) != 1 ||
       openssl_.SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION) != 1) {
     openssl_.SSL_SESSION_free(session);
@@ -156,7 +132,8 @@ SSL_SESSION* Credentials::make_session(SSL* ssl) const noexcept {
 
 int Credentials::use_session(SSL* ssl, const EVP_MD*, const unsigned char** identity, size_t* bytes,
                              SSL_SESSION** session) noexcept {
-  *session = Session::of(ssl).credentials().make_session(ssl);
+  const Credentials& credentials = Session::of(ssl).credentials();
+  *session = credentials.make_session(ssl, credentials.shared_->first());
   *identity = reinterpret_cast<const unsigned char*>(kIdentity);
   *bytes = sizeof kIdentity - 1;
   return *session != nullptr ? 1 : 0;
@@ -165,9 +142,23 @@ int Credentials::use_session(SSL* ssl, const EVP_MD*, const unsigned char** iden
 int Credentials::find_session(SSL* ssl, const unsigned char* identity, size_t bytes,
                               SSL_SESSION** session) noexcept {
   *session = nullptr;
-  if (bytes == sizeof kIdentity - 1 && std::memcmp(identity, kIdentity, bytes) == 0)
-    *session = Session::of(ssl).credentials().make_session(ssl);
+  if (bytes != sizeof kIdentity - 1 || std::memcmp(identity, kIdentity, bytes) != 0) return 1;
+  Session& caller = Session::of(ssl);
+  const Credentials& credentials = caller.credentials();
+  *session =
+      credentials.make_session(ssl, credentials.shared_->of_caller(caller.before_hello(), caller.hello()));
   return 1;
+}
+
+// Where there are several keys: what of_caller() needs.
+void Credentials::on_message(int sent, int, int type, const void* data, size_t bytes, SSL* ssl,
+                             void*) noexcept {
+  if (type != SSL3_RT_HANDSHAKE || bytes == 0) return;
+  const std::span<const uint8_t> message(static_cast<const uint8_t*>(data), bytes);
+  Session& session = Session::of(ssl);
+  if (sent == 0 && message[0] == SSL3_MT_CLIENT_HELLO) session.keep_hello(message);
+  // A first answer may ask for another hello.
+  if (sent != 0 && message[0] == SSL3_MT_SERVER_HELLO) session.keep_answer(message);
 }
 
 }  // namespace towline::secure

@@ -3,12 +3,14 @@
 
 #include <openssl/ssl.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "secure/keys.h"
 #include "secure/openssl.h"
 #include "secure/peer_patterns.h"
+#include "secure/shared_keys.h"
 
 namespace towline::secure {
 
@@ -22,6 +24,7 @@ class Credentials {
 
   [[nodiscard]] const OpenSsl& openssl() const noexcept { return openssl_; }
   [[nodiscard]] SSL_CTX* context() const noexcept { return context_; }
+  [[nodiscard]] const std::optional<SharedKeys>& shared() const noexcept { return shared_; }
   [[nodiscard]] const PeerPatterns& peers() const noexcept { return peers_; }
   // The names in the certificate that others are shown: "DNS:a.example.com". Empty: with a shared key.
   [[nodiscard]] const std::string& own_names() const noexcept { return own_names_; }
@@ -32,16 +35,18 @@ class Credentials {
   void use_key(const Keys::Files& files);
   void use_certificates(const Keys::Files& files);
   static int verify(X509_STORE_CTX* store, void*) noexcept;
-  SSL_SESSION* make_session(SSL* ssl) const noexcept;
+  SSL_SESSION* make_session(SSL* ssl, const SharedKeys::Hash& key) const noexcept;
   static int use_session(SSL* ssl, const EVP_MD*, const unsigned char** identity, size_t* bytes,
                          SSL_SESSION** session) noexcept;
   static int find_session(SSL* ssl, const unsigned char* identity, size_t bytes,
                           SSL_SESSION** session) noexcept;
+  static void on_message(int sent, int version, int type, const void* data, size_t bytes, SSL* ssl,
+                         void*) noexcept;
 
   const OpenSsl& openssl_;
   SSL_CTX* const context_;
   const PeerPatterns peers_;
-  unsigned char key_[32] = {};
+  std::optional<SharedKeys> shared_;
   std::string own_names_;
   std::string text_;
 };

@@ -4,8 +4,9 @@
 //
 // Keys are one of two things:
 //
-//   a shared key    `secure.key_file`: one file that all have. Sessions are made with it and a fresh Diffie-Hellman
-//                   exchange, so that who learns the key later can't read what was recorded.
+//   a shared key    `secure.key_file`: a line of a file that all have, or several lines while one key follows another
+//                   (shared_keys.h). Sessions are made with it and a fresh Diffie-Hellman exchange, so that who learns
+//                   the key later can't read what was recorded.
 //   certificates    `secure.certificate_file`, `secure.private_key_file` and `secure.authority_file`: both sides show a
 //                   certificate that the authority has signed. With `secure.peers` it must have a name that one of
 //                   these patterns fits (peer_patterns.h): that name is the peer's principal. Without, the authority's

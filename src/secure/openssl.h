@@ -6,6 +6,7 @@
 #include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
+#include <openssl/hmac.h>
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
@@ -28,7 +29,7 @@ namespace towline::secure {
   X(SSL_get_ex_data) X(SSL_SESSION_new) X(SSL_SESSION_free) X(SSL_SESSION_set1_id_context)          \
   X(SSL_SESSION_set1_master_key) X(SSL_SESSION_set_cipher) X(SSL_SESSION_set_protocol_version)      \
   X(SSL_CTX_get0_certificate) X(SSL_CTX_set_cert_verify_callback)                                   \
-  X(SSL_get_ex_data_X509_STORE_CTX_idx)
+  X(SSL_get_ex_data_X509_STORE_CTX_idx) X(SSL_CTX_set_msg_callback)
 
 #define TOWLINE_CRYPTO_FUNCTIONS(X)                                                                 \
   X(BIO_meth_new) X(BIO_meth_set_write_ex) X(BIO_meth_set_read_ex) X(BIO_meth_set_ctrl) X(BIO_new)  \
@@ -37,7 +38,7 @@ namespace towline::secure {
   X(X509_verify_cert_error_string) X(OPENSSL_init_crypto) X(X509_verify_cert)                       \
   X(X509_STORE_CTX_get_ex_data) X(X509_STORE_CTX_get0_cert) X(X509_STORE_CTX_set_error)             \
   X(X509_get_ext_d2i) X(GENERAL_NAMES_free) X(GENERAL_NAME_get0_value) X(OPENSSL_sk_num)            \
-  X(OPENSSL_sk_value) X(ASN1_STRING_get0_data) X(ASN1_STRING_length)
+  X(OPENSSL_sk_value) X(ASN1_STRING_get0_data) X(ASN1_STRING_length) X(HMAC) X(CRYPTO_memcmp)
 // clang-format on
 
 struct OpenSsl {

@@ -15,6 +15,10 @@
 #include "base/os/socket_address.h"
 #include "secure/keys.h"
 #include "secure/test_support.h"
+#if defined(TOWLINE_HAVE_OPENSSL)
+#include "secure/credentials.h"
+#include "secure/session.h"
+#endif
 
 #if defined(TOWLINE_HAVE_OPENSSL)
 namespace towline::secure {
@@ -103,6 +107,64 @@ TEST_F(Secure, TheKeyIsWhatItsFileSaysLessTheLineEnd) {
   const auto without = Keys::read({folder_.file("without", std::string(40, 'k')), "", "", ""});
   Ends ends(with, without);
   move_both_ways(ends, 1000);
+}
+
+// Hosts take a new key one after another: in every step each has what it had, or what the next step brings.
+TEST_F(Secure, AFleetIsRolledToAnotherKeyInThreeSteps) {
+  const std::string a = key_text('a'), b = key_text('b');
+  const std::string steps[] = {a, a + b, b + a, b};
+  for (std::size_t step = 0; step + 1 < std::size(steps); ++step) {
+    for (const bool caller_is_first : {true, false}) {
+      const auto before = Keys::read({folder_.file("before", steps[step]), "", "", ""});
+      const auto after = Keys::read({folder_.file("after", steps[step + 1]), "", "", ""});
+      Ends ends(caller_is_first ? before : after, caller_is_first ? after : before);
+      EXPECT_EQ(ends.meet(), std::pair(Status::kOk, Status::kOk)) << step << ", " << caller_is_first;
+    }
+  }
+}
+
+// The called side wants another group of Diffie and Hellman's: the hello that counts is the second one.
+TEST_F(Secure, TheKeyOfACallerIsFoundWhereItsHelloHasToBeSaidAgain) {
+  const auto called = std::make_shared<const Credentials>(
+      Keys::Files{folder_.file("ba", key_text('b') + key_text('a')), "", "", ""});
+  char group[] = "P-384";
+  ASSERT_EQ(OpenSsl::get().SSL_CTX_ctrl(called->context(), SSL_CTRL_SET_GROUPS_LIST, 0, group), 1);
+  for (const char letter : {'a', 'b', 'c'}) {
+    Ends ends(shared(letter), nullptr);
+    ends.b.secure(std::make_unique<Session>(called, Side::kCalled));
+    const Status status = letter == 'c' ? Status::kPermissionDenied : Status::kOk;
+    EXPECT_EQ(ends.meet(), std::pair(status, status)) << letter;
+  }
+}
+
+TEST_F(Secure, NoneOfSeveralKeysIsRefusedOnBothSides) {
+  const auto ours = Keys::read({folder_.file("ours", key_text('a') + key_text('b')), "", "", ""});
+  const auto theirs = Keys::read({folder_.file("theirs", key_text('c') + key_text('d')), "", "", ""});
+  for (const MaybeKeys& other : {MaybeKeys(theirs), MaybeKeys(shared('e'))}) {
+    Ends ends(ours, other);
+    EXPECT_EQ(ends.meet(), std::pair(Status::kPermissionDenied, Status::kPermissionDenied));
+    EXPECT_NE(why(ends.a).find("other keys"), std::string::npos) << why(ends.a);
+    EXPECT_NE(why(ends.b).find("other keys"), std::string::npos) << why(ends.b);
+  }
+}
+
+TEST_F(Secure, ALineIsAKeyLessTheBlanksAtItsEnd) {
+  const auto lines = Keys::read(
+      {folder_.file("lines", "\r\n" + std::string(40, 'l') + " \t\r\n\n" + std::string(40, 'k') + "\r\n\n"),
+       "", "", ""});
+  for (const char letter : {'l', 'k'}) {
+    Ends ends(shared(letter), lines);
+    move_both_ways(ends, 1000);
+  }
+}
+
+TEST_F(Secure, AFileThatIsNoTextIsOneKey) {
+  const std::string bytes =
+      std::string("\x01\xff\0\n", 4) + std::string(40, 'k') + "\n" + std::string(40, 'l');
+  const auto whole = Keys::read({folder_.file("whole", bytes), "", "", ""});
+  Ends ends(whole, Keys::read({folder_.file("end", bytes + "\n"), "", "", ""}));
+  move_both_ways(ends, 1000);
+  EXPECT_EQ(Ends(shared('l'), whole).meet().second, Status::kPermissionDenied);
 }
 
 TEST_F(Secure, AnotherKeyIsRefusedOnBothSides) {
@@ -442,6 +504,11 @@ TEST_F(Secure, WrongFilesAreNamed) {
                  "openssl rand -hex 32");
   expect_refused({folder_.file("huge", std::string(70'000, 'k')), "", "", ""}, Status::kInvalidArgument,
                  "65536");
+  expect_refused({folder_.file("second", key_text() + "secret\n"), "", "", ""}, Status::kInvalidArgument,
+                 "line 2 has 6 bytes");
+  std::string many;
+  for (char c = 'a'; c < 'a' + 17; ++c) many += key_text(c);
+  expect_refused({folder_.file("many", many), "", "", ""}, Status::kInvalidArgument, "17 keys");
   expect_refused({folder_.path(), "", "", ""}, Status::kInvalidArgument, "secure.key_file");
   const std::string key = folder_.file("key", key_text());
   expect_refused({key, key, "", ""}, Status::kInvalidArgument, "one or the other");

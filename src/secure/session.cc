@@ -229,6 +229,25 @@ bool Session::take_names(const X509* certificate) noexcept {
   return false;
 }
 
+// Without memory they are not kept, and the caller is taken to have the first key.
+void Session::keep_hello(std::span<const uint8_t> message) noexcept {
+  try {
+    hello_.assign(message.begin(), message.end());
+  } catch (const std::exception&) {
+    hello_.clear();
+  }
+}
+
+void Session::keep_answer(std::span<const uint8_t> message) noexcept {
+  try {
+    before_hello_ = credentials_->shared()->stand_in(hello_);
+    before_hello_.insert(before_hello_.end(), message.begin(), message.end());
+  } catch (const std::exception&) {
+    before_hello_.clear();
+  }
+  hello_.clear();
+}
+
 // OpenSSL leaves who does not begin as TLS does without an answer. This one tells such a client of ours what it lacks.
 void Session::say_that_tls_is_spoken(int fd) noexcept {
   if (said_something_ || !out_.empty()) return;
@@ -282,6 +301,7 @@ StreamResult Session::shake(int fd) noexcept {
     const StreamResult sent = send_out(fd);
     if (error == SSL_ERROR_NONE) {
       shaken_ = true;
+      hello_ = before_hello_ = {};
       unread_ = !in_.empty();
       return {0, StreamResult::Kind::kMoved, 0};
     }

@@ -8,7 +8,9 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "base/os/stream.h"
 #include "base/os/stream_session.h"
@@ -29,6 +31,11 @@ class Session final : public StreamSession {
   [[nodiscard]] const Credentials& credentials() const noexcept { return *credentials_; }
   // Whether secure.peers takes a name of the other side's certificate, which the authority has signed.
   bool take_names(const X509* certificate) noexcept;
+  // The caller's hello, and what it answers, for the choice of a shared key.
+  void keep_hello(std::span<const uint8_t> message) noexcept;
+  void keep_answer(std::span<const uint8_t> message) noexcept;
+  [[nodiscard]] std::span<const uint8_t> before_hello() const noexcept { return before_hello_; }
+  [[nodiscard]] std::span<const uint8_t> hello() const noexcept { return hello_; }
 
   StreamResult shake_hands(int fd) noexcept override;
   StreamResult write(int fd, std::span<const iovec> pieces) noexcept override;
@@ -84,6 +91,8 @@ class Session final : public StreamSession {
   int error_ = 0;        // an errno; it is over
   int write_error_ = 0;  // an errno; the socket takes nothing any more
   std::string why_;
+  std::vector<uint8_t> hello_;
+  std::vector<uint8_t> before_hello_;
   std::string principal_;      // the name of the other side that secure.peers took
   std::string refused_names_;  // those that it did not
 };

@@ -29,7 +29,8 @@ const secure::MaybeKeys& keys() {
   static const secure::MaybeKeys read = []() -> secure::MaybeKeys {
     std::string file = std::filesystem::temp_directory_path() / "towline-fuzz-XXXXXX";
     const UniqueFd made(mkstemp(file.data()));
-    std::ofstream(file) << "this key is for a fuzzer, and is no secret";
+    std::ofstream(file)
+        << "this key is for a fuzzer, and is no secret\nnor is this one, which is never offered\n";
     secure::MaybeKeys found;
     try {
       found = secure::Keys::read({file, "", "", ""});

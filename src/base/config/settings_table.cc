@@ -17,7 +17,8 @@ constexpr Setting kSettings[] = {
     {"listen.port_range", SettingType::kText, "", "",
      "ports to try where the port is 0, such as 7000-7100; empty: any"},
     {"secure.key_file", SettingType::kText, "", "",
-     "a file that all share, of at least 32 characters: connections are TLS 1.3 with it"},
+     "a file that all share, of lines of at least 32 characters: connections are TLS 1.3 with the first, or "
+     "taken with any"},
     {"secure.certificate_file", SettingType::kText, "", "",
      "PEM; the certificate (and chain) that connections show, in place of a shared key"},
     {"secure.private_key_file", SettingType::kText, "", "", "PEM, not encrypted; its key"},
