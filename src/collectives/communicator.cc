@@ -68,8 +68,8 @@ std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options,
     fail(Status::kInvalidArgument, "rank {} is out of range for a communicator of {}", options.rank,
          options.size);
   count_forks();
-  std::string prefix =
-      fmt::format("towline/{}/{}/{}/", options.name, options.size, count_of(options, *store));
+  const uint64_t count = count_of(options, *store);
+  std::string prefix = fmt::format("towline/{}/", options.name);
   std::shared_ptr<rendezvous::Store> meeting =
       std::make_shared<rendezvous::PrefixStore>(std::move(store), std::move(prefix));
   if (options.interrupted != nullptr)
@@ -78,10 +78,12 @@ std::shared_ptr<Communicator> Communicator::create(CommunicatorOptions options,
     const Deadline deadline = Deadline::after(monotonic_now_ns(), options.timeout_ns);
     const Interrupt interrupt(options.interrupted, options.interrupt_context);
     try {
-      meeting = rendezvous::meet(std::move(meeting), options.rank, options.size, deadline);
+      meeting = rendezvous::meet(std::move(meeting), options.rank, options.size, deadline, count);
     } catch (const Error& error) {
       fail(error.code(), "communicator {} did not form: {}", options.name, error.message());
     }
+  } else {
+    meeting = rendezvous::part_of(std::move(meeting), options.size, count);
   }
   return make(std::move(options), std::move(meeting), std::move(config));
 }

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/os/stream.h"
 #include "rendezvous/exchange.h"
 #include "rendezvous/meeting.h"
@@ -526,7 +527,7 @@ class WithoutTheThird final : public Store {
  public:
   void set(const std::string& key, std::span<const uint8_t> value) override { kept_.set(key, value); }
   Bytes get(const std::string& key, Deadline deadline) override {
-    const bool never_comes = key.ends_with("word/2") || key.ends_with("answer");
+    const bool never_comes = key.ends_with("word/2") || key.ends_with("answer") || key.starts_with("sizes/");
     return kept_.get(key, never_comes ? deadline : RawClient::soon());
   }
   std::string describe() const override { return "memory"; }
@@ -543,6 +544,36 @@ TEST(Meeting, ARankThatDoesNotComeIsNamed) {
                       fmt::format("rank {} of 3 timed out waiting for rank 2 to join", rank)),
               Status::kTimedOut);
   });
+}
+
+TEST(Meeting, RanksOfOtherSizesAreNamedOnBothSidesWhileTheyWait) {
+  auto store = std::make_shared<MemoryStore>();
+  std::atomic<int> named{0};
+  set_log_sink(
+      [](void* context, LogLevel, std::string_view text) {
+        if (text.find(" was given ") != std::string_view::npos) ++*static_cast<std::atomic<int>*>(context);
+      },
+      &named);
+  run_threads(2, [&](int rank) {
+    const Deadline deadline = Deadline::after(monotonic_now_ns(), 3 * kSecondNs);
+    EXPECT_EQ(code_of([&] { meet(store, rank, rank == 0 ? 2 : 4, deadline); },
+                      rank == 0 ? "waiting for rank 1 to join: rank 1 was given 4 ranks"
+                                : "waiting for rank 0 to join: rank 0 was given 2 ranks"),
+              Status::kTimedOut);
+  });
+  EXPECT_EQ(named, 2);
+  // Of that rank 0 only keys are left.
+  const std::string alone = [&] {
+    try {
+      meet(store, 1, 3, Deadline::after(monotonic_now_ns(), kSecondNs));
+    } catch (const Error& error) {
+      return error.message();
+    }
+    return std::string();
+  }();
+  EXPECT_NE(alone.find("waiting for rank 0"), std::string::npos) << alone;
+  EXPECT_EQ(alone.find("was given"), std::string::npos) << alone;
+  set_log_sink(nullptr, nullptr);
 }
 
 TEST(Meeting, TwoThatComeAsOneRankAreNotLeftToWaitForAnother) {
