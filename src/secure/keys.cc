@@ -1,9 +1,15 @@
 #include "secure/keys.h"
 
+#include <ctime>
+#include <mutex>
+
+#include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/os/socket_address.h"
 #if defined(TOWLINE_HAVE_OPENSSL)
 #include "secure/credentials.h"
+#include "secure/key_files.h"
 #include "secure/session.h"
 #endif
 
@@ -29,23 +35,96 @@ namespace {
 
 class OpenSslKeys final : public Keys {
  public:
-  explicit OpenSslKeys(const Files& files) : credentials_(std::make_shared<const Credentials>(files)) {}
+  OpenSslKeys(const Files& files, uint64_t look_every_ns)
+      : files_(files),
+        look_every_ns_(look_every_ns),
+        seen_(FilesLook::at(files)),
+        plain_(seen_.plain()),
+        looks_(plain_ && !lie_where_looking_may_wait(files)),
+        next_look_ns_(monotonic_now_ns() + look_every_ns),
+        current_(std::make_shared<const Credentials>(files)),
+        text_(current_->describe()) {
+    fresh_ = seen_.fresh(wall_now_ns());
+    if (!looks_)
+      TOWLINE_LOG(kInfo,
+                  "{}: its files can't be looked at without waiting: changes are seen by new agents only",
+                  text_);
+  }
 
-  const std::string& describe() const noexcept override { return credentials_->describe(); }
+  void look() const override {
+    const std::lock_guard lock(look_mutex_);
+    if (plain_) look_again();
+  }
+  const std::string& describe() const noexcept override { return text_; }
 
  private:
   std::unique_ptr<StreamSession> begin(Side side) const override {
-    return std::make_unique<Session>(credentials_, side);
+    return std::make_unique<Session>(current(), side);
   }
 
-  const std::shared_ptr<const Credentials> credentials_;
+  std::shared_ptr<const Credentials> current() const {
+    if (looks_) look_in_time();
+    const std::lock_guard lock(mutex_);
+    return current_;
+  }
+
+  void look_in_time() const {
+    const std::lock_guard lock(look_mutex_);
+    const uint64_t now_ns = monotonic_now_ns();
+    if (now_ns < next_look_ns_) return;
+    next_look_ns_ = now_ns + look_every_ns_;
+    try {
+      look_again();
+    } catch (const Error& error) {
+      if (complaint_ != error.message())
+        TOWLINE_LOG(kWarning, "{}: the keys from before stay in use", error.message());
+      complaint_ = error.message();
+    } catch (const std::exception&) {  // no memory: the next look tries again
+    }
+  }
+
+  // What it sees counts once it has been read: a look that fails is made again.
+  void look_again() const {
+    const FilesLook found = FilesLook::at(files_);
+    if (found == seen_ && !fresh_) return;
+    found.check_plain(files_);
+    auto read = std::make_shared<const Credentials>(files_);
+    if (found != seen_) TOWLINE_LOG(kInfo, "{}: its files have changed, and were read again", text_);
+    fresh_ = found.fresh(wall_now_ns());
+    seen_ = found;
+    complaint_.clear();
+    const std::lock_guard lock(mutex_);
+    current_.swap(read);
+  }
+
+  static int64_t wall_now_ns() noexcept {
+    timespec now{};
+    clock_gettime(CLOCK_REALTIME, &now);
+    return int64_t{now.tv_sec} * static_cast<int64_t>(kSecondNs) + now.tv_nsec;
+  }
+
+  const Files files_;
+  const uint64_t look_every_ns_;
+  // Held while files are looked at and read. Where that may wait, look() alone takes it: no worker waits for it then.
+  mutable std::mutex look_mutex_;
+  mutable FilesLook seen_;  // before they were read
+  const bool plain_;
+  const bool looks_;            // by itself
+  mutable bool fresh_ = false;  // they may have changed since, though they look the same
+  mutable uint64_t next_look_ns_;
+  mutable std::string complaint_;  // that was logged
+  mutable std::mutex mutex_;
+  mutable std::shared_ptr<const Credentials> current_;
+  const std::string text_;
 };
 
 }  // namespace
 
-std::shared_ptr<const Keys> Keys::read(const Files& files) { return std::make_shared<OpenSslKeys>(files); }
+std::shared_ptr<const Keys> Keys::read(const Files& files, uint64_t look_every_ns) {
+  return std::make_shared<OpenSslKeys>(files, look_every_ns);
+}
 #else
-std::shared_ptr<const Keys> Keys::read(const Files&) {
+std::shared_ptr<const Keys> Keys::read(const Files&, uint64_t) {
   fail(Status::kUnsupported, "secure.*: this Towline was built without OpenSSL's headers, so it has no TLS");
 }
 #endif

@@ -12,8 +12,13 @@
 //                   these patterns fits (peer_patterns.h): that name is the peer's principal. Without, the authority's
 //                   word is enough.
 //
-// They are read once, by the agent or communicator whose configuration names them, and its connections share them. A
-// session begins when a stream is connected or accepted: the side that called is TLS's client. Streams over Unix sockets
+// They are read by the agent or communicator whose configuration names them, and its connections share them. Certificates
+// live for hours and agents for weeks, so a connection that begins looks at the files, at most once a second, and reads
+// them where they have changed. What can't be read, or does not fit each other since only one file of a pair is there
+// yet, leaves the keys as they are, with a warning. Connections go on with what they began with. A worker looks, so files
+// of a file system that may not answer (key_files.h) are only looked at by new agents.
+//
+// A session begins when a stream is connected or accepted: the side that called is TLS's client. Streams over Unix sockets
 // have none: the kernel says which user is at the other end.
 //
 // A session (session.h) works on buffers of its own and never blocks. What it can't prevent: the connection being cut
@@ -29,6 +34,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/config/config.h"
 #include "base/os/stream.h"
 
@@ -49,7 +55,8 @@ class Keys {
     }
   };
   // Throws Error: kInvalidArgument, kNotFound, kPermissionDenied, kUnsupported, naming the setting and the file.
-  static std::shared_ptr<const Keys> read(const Files& files);
+  // `look_every_ns`: connections that begin look at the files no more often.
+  static std::shared_ptr<const Keys> read(const Files& files, uint64_t look_every_ns = kSecondNs);
   // Those that kSettings name; null: none. `setting` returns the value of one. Throws Error.
   static std::shared_ptr<const Keys> configured(const std::function<std::string(const char* key)>& setting);
   static std::shared_ptr<const Keys> configured(const Config& config) {
@@ -63,6 +70,9 @@ class Keys {
   // Begins a session over a stream that is connected; streams over Unix sockets stay as they are. Throws
   // Error(kOutOfMemory).
   void secure(Stream& stream, Side side) const;
+  // Reads the files again where they have changed, now. Throws Error where they can't be used; the keys stay as they are.
+  // May wait for the file system.
+  virtual void look() const = 0;
   // "TLS 1.3, a shared key (/etc/towline.key)".
   [[nodiscard]] virtual const std::string& describe() const noexcept = 0;
 
