@@ -128,12 +128,12 @@ void HostsBackend::open_inside(const towline_collective_open_args& args) {
            "tuning.collectives.gpu_staging_bytes = \"{}\": expected a size, at least {} for {} hosts",
            staging, kLeastStaging * (layout_.hosts.size() + 1), layout_.hosts.size());
     layout_.half = *bytes / 2 / 4096 * 4096;
-    check_inside(table_.legs_open(
+    check_inside(table_.hops_open(
         made, 2 * layout_.half,
         [](void* context, const uint64_t* words) -> int32_t {
-          Leg leg;
-          std::memcpy(static_cast<void*>(&leg), words, sizeof leg);
-          return static_cast<int32_t>(static_cast<HostsBackend*>(context)->run(leg));
+          Hop hop;
+          std::memcpy(static_cast<void*>(&hop), words, sizeof hop);
+          return static_cast<int32_t>(static_cast<HostsBackend*>(context)->run(hop));
         },
         this, &memory));
     layout_.staging = static_cast<uint8_t*>(memory);
@@ -265,105 +265,105 @@ towline_collective_message* HostsBackend::start(const towline_collective_t& call
 
 void HostsBackend::abort(Status status, const std::string& text) { cpu_->abort(status, text); }
 
-// On the thread that runs legs.
-Status HostsBackend::run(const Leg& leg) {
+// On the thread that runs hops.
+Status HostsBackend::run(const Hop& hop) {
   Breaker& breaker = cpu_->breaker();
   if (breaker.broken()) return breaker.status();
-  if (leg.entries != 0) return exchange(leg);
-  Call& call = leg_call_;
-  uint8_t* const base = layout_.staging + leg.offset;
-  call.header = leg.header;
-  call.op = leg.header.op;
-  call.datatype = leg.datatype;
-  call.reduction = leg.reduction;
-  call.divisor = leg.divisor;
-  call.root = static_cast<int>(leg.root);
-  call.element = datatype_bytes(leg.datatype);
-  call.bytes = leg.bytes;
+  if (hop.entries != 0) return exchange(hop);
+  Call& call = hop_call_;
+  uint8_t* const base = layout_.staging + hop.offset;
+  call.header = hop.header;
+  call.op = hop.header.op;
+  call.datatype = hop.datatype;
+  call.reduction = hop.reduction;
+  call.divisor = hop.divisor;
+  call.root = static_cast<int>(hop.root);
+  call.element = datatype_bytes(hop.datatype);
+  call.bytes = hop.bytes;
   call.input = call.output = base;
-  call.deadline = Deadline::after(monotonic_now_ns(), leg.timeout_ns);
-  call.compared = leg.step != 0;
+  call.deadline = Deadline::after(monotonic_now_ns(), hop.timeout_ns);
+  call.compared = hop.step != 0;
   const size_t hosts = layout_.hosts.size();
-  const bool gathers = leg.kind == LegKind::kAllGather || leg.kind == LegKind::kGather;
+  const bool gathers = hop.kind == HopKind::kAllGather || hop.kind == HopKind::kGather;
   Parts& parts = gathers ? call.out : call.in;
   parts.resize(hosts);
   for (size_t host = 0; host < hosts; ++host) {
-    parts.at[host] = base + host * leg.stride;
-    parts.bytes[host] = leg.bytes;
+    parts.at[host] = base + host * hop.stride;
+    parts.bytes[host] = hop.bytes;
   }
-  switch (leg.kind) {
-    case LegKind::kCompare:
+  switch (hop.kind) {
+    case HopKind::kCompare:
       return column_->compare(call);
-    case LegKind::kBarrier:
+    case HopKind::kBarrier:
       return layout_.index < layout_.columns ? column_->barrier(call) : Status::kOk;
-    case LegKind::kAllReduce:
+    case HopKind::kAllReduce:
       return column_->all_reduce(call);
-    case LegKind::kAllGather:
+    case HopKind::kAllGather:
       call.input = parts.at[layout_.mine];
       return column_->all_gather(call);
-    case LegKind::kReduceScatter:
-      call.output = base + hosts * leg.stride;
+    case HopKind::kReduceScatter:
+      call.output = base + hosts * hop.stride;
       return column_->reduce_scatter(call);
-    case LegKind::kBroadcast:
+    case HopKind::kBroadcast:
       return column_->broadcast(call);
-    case LegKind::kReduce:
+    case HopKind::kReduce:
       return column_->reduce(call);
-    case LegKind::kGather:
+    case HopKind::kGather:
       call.input = parts.at[layout_.mine];
       return column_->gather(call);
-    case LegKind::kScatter:
-      call.output = base + hosts * leg.stride;
+    case HopKind::kScatter:
+      call.output = base + hosts * hop.stride;
       return column_->scatter(call);
-    case LegKind::kAllToAll:
+    case HopKind::kAllToAll:
       call.out.resize(hosts);
       for (size_t host = 0; host < hosts; ++host) {
-        call.out.at[host] = base + (hosts + host) * leg.stride;
-        call.out.bytes[host] = leg.bytes;
+        call.out.at[host] = base + (hosts + host) * hop.stride;
+        call.out.bytes[host] = hop.bytes;
       }
       return column_->all_to_all(call);
-    case LegKind::kSizes:
-    case LegKind::kExchange:
-    case LegKind::kExchangeReduce:
+    case HopKind::kSizes:
+    case HopKind::kExchange:
+    case HopKind::kExchangeReduce:
       break;  // they have entries
   }
-  return breaker.raise(Status::kInternal, "a leg of an unknown kind");
+  return breaker.raise(Status::kInternal, "a hop of an unknown kind");
 }
 
-Status HostsBackend::exchange(const Leg& leg) {
-  uint8_t* const base = layout_.staging + leg.offset;
-  std::array<uint64_t, kMostLegEntries> sizes = {};
+Status HostsBackend::exchange(const Hop& hop) {
+  uint8_t* const base = layout_.staging + hop.offset;
+  std::array<uint64_t, kMostHopEntries> sizes = {};
   moved_.clear();
-  for (uint32_t i = 0; i < leg.entries; ++i) {
-    const LegEntry entry = LegEntry::unpack(leg.entry[i]);
-    std::span<uint8_t> bytes{base + entry.slot * leg.stride, entry.bytes};
-    if (leg.kind == LegKind::kSizes) {
+  for (uint32_t i = 0; i < hop.entries; ++i) {
+    const HopEntry entry = HopEntry::unpack(hop.entry[i]);
+    std::span<uint8_t> bytes{base + entry.slot * hop.stride, entry.bytes};
+    if (hop.kind == HopKind::kSizes) {
       if (entry.sends) sizes[i] = entry.bytes;
       bytes = {reinterpret_cast<uint8_t*>(&sizes[i]), sizeof sizes[i]};
     }
     moved_.push_back({entry.peer, entry.sends, bytes, bytes});
     (entry.sends ? moved_.back().in : moved_.back().out) = {};
   }
-  const Deadline deadline = Deadline::after(monotonic_now_ns(), leg.timeout_ns);
-  if (const Status status = cpu_->mesh().exchange_all(leg.header, moved_, deadline); is_error(status))
+  const Deadline deadline = Deadline::after(monotonic_now_ns(), hop.timeout_ns);
+  if (const Status status = cpu_->mesh().exchange_all(hop.header, moved_, deadline); is_error(status))
     return status;
-  for (uint32_t i = 0; i < leg.entries && leg.kind == LegKind::kSizes; ++i) {
-    const LegEntry entry = LegEntry::unpack(leg.entry[i]);
+  for (uint32_t i = 0; i < hop.entries && hop.kind == HopKind::kSizes; ++i) {
+    const HopEntry entry = HopEntry::unpack(hop.entry[i]);
     if (!entry.sends && sizes[i] != entry.bytes)
       return cpu_->breaker().raise(
           Status::kMismatch,
           fmt::format("ranks disagree in {}: rank {} sends {} bytes to rank {}, which expects {}",
-                      collectives::describe(leg.header), entry.peer, sizes[i], rank_, entry.bytes));
+                      collectives::describe(hop.header), entry.peer, sizes[i], rank_, entry.bytes));
   }
-  if (leg.kind != LegKind::kExchangeReduce || leg.bytes == 0) return Status::kOk;
+  if (hop.kind != HopKind::kExchangeReduce || hop.bytes == 0) return Status::kOk;
   const size_t hosts = layout_.hosts.size();
   sources_.clear();
   for (size_t host = 0; host < hosts; ++host) {
-    const size_t slot = host == layout_.mine ? 0 : leg.first + host - (host < layout_.mine ? 0 : 1);
-    sources_.push_back(base + slot * leg.stride);
+    const size_t slot = host == layout_.mine ? 0 : hop.first + host - (host < layout_.mine ? 0 : 1);
+    sources_.push_back(base + slot * hop.stride);
   }
-  collectives::reduce({base + (leg.first + hosts - 1) * leg.stride, sources_.data(),
-                       static_cast<uint32_t>(hosts), leg.datatype, leg.reduction, leg.divisor,
-                       leg.bytes / datatype_bytes(leg.datatype)});
+  collectives::reduce({base + (hop.first + hosts - 1) * hop.stride, sources_.data(),
+                       static_cast<uint32_t>(hosts), hop.datatype, hop.reduction, hop.divisor,
+                       hop.bytes / datatype_bytes(hop.datatype)});
   return Status::kOk;
 }
 

@@ -1,10 +1,10 @@
 // A communicator on GPUs of several hosts. An operation is a row of steps (towline/plugin/collective.h): the backend of
-// the GPUs works among the ranks of this host, and legs between hosts go over the CPU backend's mesh. Ranks with the same
+// the GPUs works among the ranks of this host, and hops between hosts go over the CPU backend's mesh. Ranks with the same
 // index on their hosts form a *column*, and each column moves its part (cpu_hosts.cc has the same algorithms).
 //
-// Steps are enqueued in a stream. A leg reads and writes *staging*: memory that the GPU and processors reach, in two
-// halves, so that one chunk crosses while the GPU works on the next. A thread of the GPUs' backend runs legs, and no
-// other thread performs operations of the mesh. Messages have legs of their own (hosts_messages.h).
+// Steps are enqueued in a stream. A hop reads and writes *staging*: memory that the GPU and processors reach, in two
+// halves, so that one chunk crosses while the GPU works on the next. A thread of the GPUs' backend runs hops, and no
+// other thread performs operations of the mesh. Messages have hops of their own (hosts_messages.h).
 #pragma once
 
 #include <memory>
@@ -60,8 +60,8 @@ class HostsBackend {
  private:
   void open_inside(const towline_collective_open_args& args);
   void open_strands(towline_collective_backend* inside);
-  Status run(const Leg& leg);
-  Status exchange(const Leg& leg);
+  Status run(const Hop& hop);
+  Status exchange(const Hop& hop);
   [[nodiscard]] nlohmann::json describe_inside() const;
   void stop_inside(int32_t status, const char* text);
   void close_inside();
@@ -80,7 +80,7 @@ class HostsBackend {
   std::unique_ptr<TcpGroup> column_;
   std::unique_ptr<HostsMessages> messages_;
   std::unique_ptr<HostsWindows> windows_;
-  Call leg_call_;  // of the thread that runs legs, as the next two
+  Call hop_call_;  // of the thread that runs hops, as the next two
   std::vector<TcpMesh::Message> moved_;
   std::vector<const void*> sources_;
   std::mutex inside_mutex_;  // guards inside_ against the mesh's watcher
@@ -88,7 +88,7 @@ class HostsBackend {
   HostsSteps steps_;  // of the thread that issues
 };
 
-// The ranks of each host; one host: all of them can work together without legs. Collective. Throws Error.
+// The ranks of each host; one host: all of them can work together without hops. Collective. Throws Error.
 std::vector<std::vector<int>> find_hosts(rendezvous::Store& store, int rank, int size,
                                          const std::string& label, Deadline deadline);
 

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "collectives/calls/types.h"
-#include "collectives/hosts_leg.h"
+#include "collectives/hosts_hop.h"
 
 namespace towline::collectives {
 namespace {
@@ -54,13 +54,13 @@ std::vector<towline_collective_step_t> HostsMessages::cut_for(const Strand& stra
     step.to = strand.sends ? stage(i) : reinterpret_cast<void*>(data);
   };
   const auto post = [&](uint64_t i) {
-    Leg leg = {};
-    leg.message = {call.tag, call.count, call.datatype};
-    leg.first = i == 0 ? 1 : 0;
-    leg.offset = (i & 1) * half_;
-    leg.bytes = std::min(half_, bytes - i * half_);
-    leg.timeout_ns = timeout_ns;
-    std::memcpy(add(TOWLINE_STEP_POST).words, &leg, sizeof leg);
+    Hop hop = {};
+    hop.message = {call.tag, call.count, call.datatype};
+    hop.first = i == 0 ? 1 : 0;
+    hop.offset = (i & 1) * half_;
+    hop.bytes = std::min(half_, bytes - i * half_);
+    hop.timeout_ns = timeout_ns;
+    std::memcpy(add(TOWLINE_STEP_POST).words, &hop, sizeof hop);
   };
   if (strand.sends) {
     for (uint64_t i = 0; i < chunks; ++i) {
@@ -84,27 +84,27 @@ std::vector<towline_collective_step_t> HostsMessages::cut_for(const Strand& stra
 
 int32_t HostsMessages::carry(void* context, const uint64_t* words) {
   const auto& strand = *static_cast<const Strand*>(context);
-  return run_leg<Leg>(strand.owner.cpu_, "a message", words,
-                      [&](const Leg& leg) { return strand.owner.run(strand, leg); });
+  return run_hop<Hop>(strand.owner.cpu_, "a message", words,
+                      [&](const Hop& hop) { return strand.owner.run(strand, hop); });
 }
 
-Status HostsMessages::run(const Strand& strand, const Leg& leg) {
-  const Deadline deadline = Deadline::after(monotonic_now_ns(), leg.timeout_ns);
-  if (leg.first != 0) {
-    Announced theirs = leg.message;
-    if (const Status status = move(strand, leg, &theirs, sizeof theirs, deadline); is_error(status))
+Status HostsMessages::run(const Strand& strand, const Hop& hop) {
+  const Deadline deadline = Deadline::after(monotonic_now_ns(), hop.timeout_ns);
+  if (hop.first != 0) {
+    Announced theirs = hop.message;
+    if (const Status status = move(strand, hop, &theirs, sizeof theirs, deadline); is_error(status))
       return status;
-    if (!(theirs == leg.message))
+    if (!(theirs == hop.message))
       return cpu_.breaker().raise(Status::kMismatch,
                                   fmt::format("ranks disagree: rank {} is at {}, rank {} at {}", strand.peer,
                                               describe(true, theirs, cpu_.rank()), cpu_.rank(),
-                                              describe(false, leg.message, strand.peer)));
+                                              describe(false, hop.message, strand.peer)));
   }
-  if (leg.bytes == 0) return Status::kOk;
-  return move(strand, leg, static_cast<uint8_t*>(strand.memory) + leg.offset, leg.bytes, deadline);
+  if (hop.bytes == 0) return Status::kOk;
+  return move(strand, hop, static_cast<uint8_t*>(strand.memory) + hop.offset, hop.bytes, deadline);
 }
 
-Status HostsMessages::move(const Strand& strand, const Leg& leg, void* data, uint64_t bytes,
+Status HostsMessages::move(const Strand& strand, const Hop& hop, void* data, uint64_t bytes,
                            Deadline deadline) {
   Message message;
   message.is_send = strand.sends;
@@ -128,7 +128,7 @@ Status HostsMessages::move(const Strand& strand, const Leg& leg, void* data, uin
     if (!late) return Status::kCancelled;  // nobody takes it any more
     return cpu_.breaker().raise({Status::kTimedOut,
                                  fmt::format("rank {} timed out in {}", cpu_.rank(),
-                                             describe(strand.sends, leg.message, strand.peer)),
+                                             describe(strand.sends, hop.message, strand.peer)),
                                  {strand.peer}});
   }
 }

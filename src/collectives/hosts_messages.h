@@ -1,4 +1,4 @@
-// Messages between GPUs of different hosts. Each rank of another host has a strand of legs for each direction, made with the
+// Messages between GPUs of different hosts. Each rank of another host has a strand of hops for each direction, made with the
 // communicator if there are few, else when it is first used: messages wait only for those before them of the same pair and
 // direction.
 //
@@ -44,7 +44,7 @@ class HostsMessages {
     for (const int peer : peers)
       for (const bool sends : {true, false}) (void)open_strand(inside, peer, sends, check);
   }
-  // From now on legs that wait for the other rank give up soon. Before the backend inside is closed.
+  // From now on hops that wait for the other rank give up soon. Before the backend inside is closed.
   void close() noexcept { closing_ns_ = monotonic_now_ns(); }
   [[nodiscard]] size_t strands() const;
 
@@ -65,15 +65,15 @@ class HostsMessages {
     uint64_t datatype;
     bool operator==(const Announced&) const = default;
   };
-  // A chunk, as the words of a leg.
-  struct Leg {
+  // A chunk, as the words of a hop.
+  struct Hop {
     Announced message;
     uint64_t first;   // the message begins
     uint64_t offset;  // in the strand's staging
     uint64_t bytes;
     uint64_t timeout_ns;
   };
-  static_assert(sizeof(Leg) <= TOWLINE_STEP_WORDS * 8);
+  static_assert(sizeof(Hop) <= TOWLINE_STEP_WORDS * 8);
 
   template <class Check>
   Strand& open_strand(towline_collective_backend* inside, int peer, bool sends, Check&& check) {
@@ -88,8 +88,8 @@ class HostsMessages {
   Strand& strand_to(int peer, bool sends);
   std::vector<towline_collective_step_t> cut_for(const Strand& strand, const towline_collective_t& call,
                                                  uint64_t timeout_ns) const;
-  Status run(const Strand& strand, const Leg& leg);
-  Status move(const Strand& strand, const Leg& leg, void* data, uint64_t bytes, Deadline deadline);
+  Status run(const Strand& strand, const Hop& hop);
+  Status move(const Strand& strand, const Hop& hop, void* data, uint64_t bytes, Deadline deadline);
   [[nodiscard]] std::string describe(bool sends, const Announced& message, int peer) const;
 
   CpuBackend& cpu_;

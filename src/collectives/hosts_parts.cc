@@ -1,4 +1,4 @@
-// Parts of any size, and hosts with any numbers of ranks. No column has all of them, so legs are lists of messages between
+// Parts of any size, and hosts with any numbers of ranks. No column has all of them, so hops are lists of messages between
 // two ranks each.
 //
 // Rank j of a host deals with the parts of another host's ranks j, j + n, j + 2n, ..., where n ranks share that work: one part a
@@ -41,22 +41,22 @@ uint64_t HostsSteps::slot_bytes(uint64_t slots) const {
   return bytes / kStagingLine * kStagingLine;
 }
 
-// In as many legs as they need, all but the last of which are awaited. Takes entries_. All ranks have their entries in the order
-// of hosts, so that the first pair of ranks that is not done is in a leg of both.
-bool HostsSteps::post_entries(LegKind kind, const Chunk& chunk, uint64_t stride, uint64_t step) {
+// In as many hops as they need, all but the last of which are awaited. Takes entries_. All ranks have their entries in the order
+// of hosts, so that the first pair of ranks that is not done is in a hop of both.
+bool HostsSteps::post_entries(HopKind kind, const Chunk& chunk, uint64_t stride, uint64_t step) {
   const uint64_t all = entries_.size();
-  for (uint64_t at = 0; at == 0 || at < all; at += kMostLegEntries) {
-    const uint64_t count = std::min<uint64_t>(all - at, kMostLegEntries);
+  for (uint64_t at = 0; at == 0 || at < all; at += kMostHopEntries) {
+    const uint64_t count = std::min<uint64_t>(all - at, kMostHopEntries);
     const bool last = at + count == all;
-    Leg leg = leg_of(last || kind != LegKind::kExchangeReduce ? kind : LegKind::kExchange, chunk, 0, stride);
-    leg.header.step = static_cast<uint8_t>(step);
-    leg.entries = static_cast<uint32_t>(count);
-    for (uint64_t i = 0; i < count; ++i) leg.entry[i] = entries_[at + i].packed();
-    if (last && kind == LegKind::kExchangeReduce) {
-      leg.first = static_cast<uint32_t>(most_rounds());
-      leg.bytes = chunk.bytes;
+    Hop hop = hop_of(last || kind != HopKind::kExchangeReduce ? kind : HopKind::kExchange, chunk, 0, stride);
+    hop.header.step = static_cast<uint8_t>(step);
+    hop.entries = static_cast<uint32_t>(count);
+    for (uint64_t i = 0; i < count; ++i) hop.entry[i] = entries_[at + i].packed();
+    if (last && kind == HopKind::kExchangeReduce) {
+      hop.first = static_cast<uint32_t>(most_rounds());
+      hop.bytes = chunk.bytes;
     }
-    add_post(leg);
+    add_post(hop);
     if (!last) steps_.emplace_back().kind = TOWLINE_STEP_AWAIT;
   }
   entries_.clear();
@@ -111,7 +111,7 @@ void HostsSteps::gather_parts() {
             entries_.push_back({ranks[i], false, ++to, clip(bytes, chunk.begin, chunk.bytes)});
           }
         }
-        return post_entries(LegKind::kExchange, chunk, slot, chunk.number);
+        return post_entries(HopKind::kExchange, chunk, slot, chunk.number);
       },
       [&](const Chunk& chunk) {
         uint64_t from = 0;
@@ -166,7 +166,7 @@ void HostsSteps::reduce_parts() {
         }
         Chunk result = chunk;
         result.bytes = clip(mine, chunk.begin, chunk.bytes);
-        return post_entries(LegKind::kExchangeReduce, result, slot, chunk.number);
+        return post_entries(HopKind::kExchangeReduce, result, slot, chunk.number);
       },
       [&](const Chunk& chunk) {
         add_move(output_at(chunk.begin), chunk.stage + (sums + hosts - 1) * slot,
@@ -243,7 +243,7 @@ void HostsSteps::exchange_parts() {
           if (turn.number == 0 || bytes != 0)
             entries_.push_back({rank, sends, static_cast<uint32_t>(at), bytes});
         });
-        return post_entries(turn.number == 0 ? LegKind::kSizes : LegKind::kExchange, chunk, slot,
+        return post_entries(turn.number == 0 ? HopKind::kSizes : HopKind::kExchange, chunk, slot,
                             turn.number);
       },
       [&](const Chunk& chunk) { moves(chunk, true); });
@@ -294,11 +294,11 @@ void HostsSteps::move_with_root() {
       1 + groups * chunks, 1, [&](const Chunk& chunk) { moves(chunk, true); },
       [&](const Chunk& chunk) {
         if (chunk.begin == 0)
-          return layout_->index < layout_->columns && post(LegKind::kCompare, chunk, 0, 0);
+          return layout_->index < layout_->columns && post(HopKind::kCompare, chunk, 0, 0);
         each(chunk, [&](int rank, uint64_t at, uint64_t, uint64_t bytes) {
           entries_.push_back({rank, sends, static_cast<uint32_t>(at), bytes});
         });
-        return post_entries(LegKind::kExchange, chunk, slot, (chunk.begin - 1) % chunks + 1);
+        return post_entries(HopKind::kExchange, chunk, slot, (chunk.begin - 1) % chunks + 1);
       },
       [&](const Chunk& chunk) { moves(chunk, false); });
 }
@@ -316,8 +316,8 @@ void HostsSteps::broadcast_beyond_columns() {
         if (layout_->index == 0) add_move(chunk.stage, parts_.output + chunk.begin, chunk.bytes);
       },
       [&](const Chunk& chunk) {
-        if (layout_->index == 0) return post(LegKind::kBroadcast, chunk, chunk.bytes, 0);
-        return chunk.number == 0 && layout_->index < layout_->columns && post(LegKind::kCompare, chunk, 0, 0);
+        if (layout_->index == 0) return post(HopKind::kBroadcast, chunk, chunk.bytes, 0);
+        return chunk.number == 0 && layout_->index < layout_->columns && post(HopKind::kCompare, chunk, 0, 0);
       },
       [&](const Chunk& chunk) {
         if (on_root_host()) return;

@@ -7,8 +7,8 @@
 
 namespace towline::collectives {
 
-template <class Before, class LegOf, class After>
-void HostsSteps::pipeline(uint64_t bytes, uint64_t chunk, Before&& before, LegOf&& leg, After&& after) {
+template <class Before, class HopOf, class After>
+void HostsSteps::pipeline(uint64_t bytes, uint64_t chunk, Before&& before, HopOf&& hop, After&& after) {
   const auto chunks = static_cast<uint32_t>(std::max<uint64_t>(1, (bytes + chunk - 1) / chunk));
   Chunk last = {};
   bool posted = false;
@@ -19,7 +19,7 @@ void HostsSteps::pipeline(uint64_t bytes, uint64_t chunk, Before&& before, LegOf
     if (i < chunks) {
       now.bytes = std::min(chunk, bytes - begin);
       before(now);
-      posts = leg(now);
+      posts = hop(now);
     }
     if (i > 0) {
       if (posted) steps_.emplace_back().kind = TOWLINE_STEP_AWAIT;

@@ -12,9 +12,9 @@
 namespace towline::collectives {
 namespace {
 
-// A rank of this host waits for a leg from another, whose ranks may be waiting for one that stands still. They see which
-// one it is, so their time has to end first. The kernels that wait for legs give them longer than this (gpu_steps.cc).
-constexpr uint64_t kLegGraceNs = kSecondNs;
+// A rank of this host waits for a hop from another, whose ranks may be waiting for one that stands still. They see which
+// one it is, so their time has to end first. The kernels that wait for hops give them longer than this (gpu_steps.cc).
+constexpr uint64_t kHopGraceNs = kSecondNs;
 
 // What ranks must agree on beyond an all_reduce. Columns compare it, in a header's place for roots, which all_reduce has not.
 int32_t agreement_of(const towline_collective_norm_t& norm) {
@@ -126,33 +126,33 @@ void HostsSteps::add_move(void* to, const void* from, uint64_t bytes) {
   step.bytes = bytes;
 }
 
-Leg HostsSteps::leg_of(LegKind kind, const Chunk& chunk, uint64_t bytes, uint64_t stride) const {
-  Leg leg = {};
-  leg.kind = kind;
-  leg.step = chunk.number;
-  leg.header = parts_.header;
-  leg.header.step = static_cast<uint8_t>(chunk.number);
-  leg.offset = static_cast<uint64_t>(chunk.stage - layout_->staging);
-  leg.bytes = bytes;
-  leg.stride = stride;
-  leg.timeout_ns = timeout_ns_ > UINT64_MAX - kLegGraceNs ? UINT64_MAX : timeout_ns_ + kLegGraceNs;
-  leg.datatype = call_->datatype;
-  leg.reduction =
+Hop HostsSteps::hop_of(HopKind kind, const Chunk& chunk, uint64_t bytes, uint64_t stride) const {
+  Hop hop = {};
+  hop.kind = kind;
+  hop.step = chunk.number;
+  hop.header = parts_.header;
+  hop.header.step = static_cast<uint8_t>(chunk.number);
+  hop.offset = static_cast<uint64_t>(chunk.stage - layout_->staging);
+  hop.bytes = bytes;
+  hop.stride = stride;
+  hop.timeout_ns = timeout_ns_ > UINT64_MAX - kHopGraceNs ? UINT64_MAX : timeout_ns_ + kHopGraceNs;
+  hop.datatype = call_->datatype;
+  hop.reduction =
       call_->reduction == TOWLINE_REDUCE_PREMUL_SUM ? uint32_t{TOWLINE_REDUCE_SUM} : call_->reduction;
-  leg.divisor = static_cast<uint32_t>(layout_->host_of.size());
+  hop.divisor = static_cast<uint32_t>(layout_->host_of.size());
   if (has_root(call_->op))
-    leg.root = static_cast<uint32_t>(layout_->host_of[static_cast<size_t>(call_->root)]);
-  return leg;
+    hop.root = static_cast<uint32_t>(layout_->host_of[static_cast<size_t>(call_->root)]);
+  return hop;
 }
 
-void HostsSteps::add_post(const Leg& leg) {
+void HostsSteps::add_post(const Hop& hop) {
   towline_collective_step_t& step = steps_.emplace_back();
   step.kind = TOWLINE_STEP_POST;
-  std::memcpy(step.words, &leg, sizeof leg);
+  std::memcpy(step.words, &hop, sizeof hop);
 }
 
-bool HostsSteps::post(LegKind kind, const Chunk& chunk, uint64_t bytes, uint64_t stride) {
-  add_post(leg_of(kind, chunk, bytes, stride));
+bool HostsSteps::post(HopKind kind, const Chunk& chunk, uint64_t bytes, uint64_t stride) {
+  add_post(hop_of(kind, chunk, bytes, stride));
   return true;
 }
 
@@ -183,7 +183,7 @@ void HostsSteps::reduce_shares(const Chunk& chunk) {
   made.input_counts = counts.data();
 }
 
-bool HostsSteps::post_share(LegKind kind, const Chunk& chunk) {
+bool HostsSteps::post_share(HopKind kind, const Chunk& chunk) {
   return layout_->index < layout_->columns &&
          post(kind, chunk, counts_.back()[layout_->index] * parts_.element, 0);
 }
@@ -208,7 +208,7 @@ void** HostsSteps::of_host(const Parts& parts, size_t host, uint64_t begin) {
 void HostsSteps::barrier() {
   pipeline(
       0, kStagingLine, [&](const Chunk&) { add_call(TOWLINE_COLLECTIVE_BARRIER, 0); },
-      [&](const Chunk& chunk) { return post(LegKind::kBarrier, chunk, 0, 0); },
+      [&](const Chunk& chunk) { return post(HopKind::kBarrier, chunk, 0, 0); },
       [&](const Chunk&) { add_call(TOWLINE_COLLECTIVE_BARRIER, 0); });
 }
 
@@ -216,7 +216,7 @@ void HostsSteps::barrier() {
 void HostsSteps::all_reduce() {
   pipeline(
       parts_.bytes, part_bytes(1) * layout_->columns, [&](const Chunk& chunk) { reduce_shares(chunk); },
-      [&](const Chunk& chunk) { return post_share(LegKind::kAllReduce, chunk); },
+      [&](const Chunk& chunk) { return post_share(HopKind::kAllReduce, chunk); },
       [&](const Chunk& chunk) { gather_shares(chunk, output_at(chunk.begin)); });
 }
 
@@ -228,7 +228,7 @@ void HostsSteps::all_gather() {
       [&](const Chunk& chunk) {
         add_move(chunk.stage + layout_->mine * stride, parts_.input + chunk.begin, chunk.bytes);
       },
-      [&](const Chunk& chunk) { return post(LegKind::kAllGather, chunk, chunk.bytes, stride); },
+      [&](const Chunk& chunk) { return post(HopKind::kAllGather, chunk, chunk.bytes, stride); },
       [&](const Chunk& chunk) {
         for (size_t host = 0; host < layout_->hosts.size(); ++host) {
           towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_ALL_GATHER, chunk.bytes / parts_.element);
@@ -251,7 +251,7 @@ void HostsSteps::reduce_scatter() {
           made.output = chunk.stage + host * stride;
         }
       },
-      [&](const Chunk& chunk) { return post(LegKind::kReduceScatter, chunk, chunk.bytes, stride); },
+      [&](const Chunk& chunk) { return post(HopKind::kReduceScatter, chunk, chunk.bytes, stride); },
       [&](const Chunk& chunk) {
         add_move(parts_.output + chunk.begin, chunk.stage + layout_->hosts.size() * stride, chunk.bytes);
       });
@@ -266,9 +266,9 @@ void HostsSteps::broadcast() {
         if (is_root()) add_move(chunk.stage, parts_.input + chunk.begin, chunk.bytes);
       },
       [&](const Chunk& chunk) {
-        if (layout_->index == index) return post(LegKind::kBroadcast, chunk, chunk.bytes, 0);
+        if (layout_->index == index) return post(HopKind::kBroadcast, chunk, chunk.bytes, 0);
         // Ranks that name a root of another column are noticed there.
-        return chunk.number == 0 && layout_->index < layout_->columns && post(LegKind::kCompare, chunk, 0, 0);
+        return chunk.number == 0 && layout_->index < layout_->columns && post(HopKind::kCompare, chunk, 0, 0);
       },
       [&](const Chunk& chunk) {
         towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_BROADCAST, chunk.bytes / parts_.element);
@@ -283,7 +283,7 @@ void HostsSteps::reduce() {
   const uint64_t half = part_bytes(2);
   pipeline(
       parts_.bytes, half, [&](const Chunk& chunk) { reduce_shares(chunk); },
-      [&](const Chunk& chunk) { return post_share(LegKind::kReduce, chunk); },
+      [&](const Chunk& chunk) { return post_share(HopKind::kReduce, chunk); },
       [&](const Chunk& chunk) {
         if (on_root_host()) gather_shares(chunk, is_root() ? output_at(chunk.begin) : chunk.stage + half);
       });
@@ -297,7 +297,7 @@ void HostsSteps::gather() {
       [&](const Chunk& chunk) {
         add_move(chunk.stage + layout_->mine * stride, parts_.input + chunk.begin, chunk.bytes);
       },
-      [&](const Chunk& chunk) { return post(LegKind::kGather, chunk, chunk.bytes, stride); },
+      [&](const Chunk& chunk) { return post(HopKind::kGather, chunk, chunk.bytes, stride); },
       [&](const Chunk& chunk) {
         for (size_t host = 0; host < layout_->hosts.size() && on_root_host(); ++host) {
           towline_collective_t& made = add_call(TOWLINE_COLLECTIVE_GATHER, chunk.bytes / parts_.element);
@@ -323,7 +323,7 @@ void HostsSteps::scatter() {
           made.inputs = of_host(parts_.in, host, chunk.begin);
         }
       },
-      [&](const Chunk& chunk) { return post(LegKind::kScatter, chunk, chunk.bytes, stride); },
+      [&](const Chunk& chunk) { return post(HopKind::kScatter, chunk, chunk.bytes, stride); },
       [&](const Chunk& chunk) {
         add_move(parts_.output + chunk.begin, chunk.stage + layout_->hosts.size() * stride, chunk.bytes);
       });
@@ -348,7 +348,7 @@ void HostsSteps::all_to_all() {
         }
       },
       [&](const Chunk& chunk) {
-        return post(LegKind::kAllToAll, chunk, layout_->columns * chunk.bytes, stride);
+        return post(HopKind::kAllToAll, chunk, layout_->columns * chunk.bytes, stride);
       },
       [&](const Chunk& chunk) {
         for (size_t host = 0; host < hosts; ++host)

@@ -23,8 +23,8 @@ struct HostsLayout {
   [[nodiscard]] const std::vector<int>& here() const noexcept { return hosts[mine]; }
 };
 
-// The kinds of leg; the number is part of a step.
-enum class LegKind : uint32_t {
+// The kinds of hop; the number is part of a step.
+enum class HopKind : uint32_t {
   kCompare = 0,  // headers only
   kBarrier,
   kAllReduce,      // in place
@@ -40,11 +40,11 @@ enum class LegKind : uint32_t {
   kExchange,  // in slots, `stride` bytes apart
   kExchangeReduce,  // and then one slot of every host is reduced: the own one is slot 0, the others begin at `first`
 };
-// A message of a leg, in one word: bytes or, in kSizes, bytes of all messages together; rank; slot; direction.
+// A message of a hop, in one word: bytes or, in kSizes, bytes of all messages together; rank; slot; direction.
 inline constexpr int kMostExchangeRanks = 1 << 13;
 inline constexpr uint64_t kMostExchangeSlots = 1 << 10;
 inline constexpr uint64_t kMostExchangeBytes = uint64_t{1} << 40;
-struct LegEntry {
+struct HopEntry {
   int peer;
   bool sends;
   uint32_t slot;
@@ -53,14 +53,14 @@ struct LegEntry {
     return bytes << 24 | static_cast<uint64_t>(peer) << 11 | static_cast<uint64_t>(slot) << 1 |
            (sends ? 1 : 0);
   }
-  static LegEntry unpack(uint64_t word) noexcept {
+  static HopEntry unpack(uint64_t word) noexcept {
     return {static_cast<int>(word >> 11 & 0x1fff), (word & 1) != 0, static_cast<uint32_t>(word >> 1 & 0x3ff),
             word >> 24};
   }
 };
-constexpr uint32_t kMostLegEntries = 48;
-struct Leg {
-  LegKind kind;
+constexpr uint32_t kMostHopEntries = 48;
+struct Hop {
+  HopKind kind;
   uint32_t step;  // of the operation
   Header header;
   uint64_t offset;  // in staging
@@ -73,9 +73,9 @@ struct Leg {
   uint32_t divisor;
   uint32_t entries;
   uint32_t first;
-  uint64_t entry[kMostLegEntries];
+  uint64_t entry[kMostHopEntries];
 };
-static_assert(sizeof(Leg) <= TOWLINE_STEP_WORDS * 8);
+static_assert(sizeof(Hop) <= TOWLINE_STEP_WORDS * 8);
 
 constexpr uint64_t kStagingLine = 256;  // parts in staging begin at multiples of it
 
@@ -115,7 +115,7 @@ class HostsSteps {
   void exchange_parts();
   void move_with_root();
   void broadcast_beyond_columns();
-  bool post_entries(LegKind kind, const Chunk& chunk, uint64_t stride, uint64_t step);
+  bool post_entries(HopKind kind, const Chunk& chunk, uint64_t stride, uint64_t step);
   [[nodiscard]] uint64_t rounds(size_t host, size_t among) const noexcept {
     return (layout_->hosts[host].size() + among - 1) / among;
   }
@@ -130,18 +130,18 @@ class HostsSteps {
   [[nodiscard]] int32_t root_index() const noexcept {
     return static_cast<int32_t>(layout_->index_of[static_cast<size_t>(call_->root)]);
   }
-  // before(chunk) and leg(chunk), then after(chunk) while the next one crosses. leg may be without (false).
-  template <class Before, class LegOf, class After>
-  void pipeline(uint64_t bytes, uint64_t chunk, Before&& before, LegOf&& leg, After&& after);
+  // before(chunk) and hop(chunk), then after(chunk) while the next one crosses. hop may be without (false).
+  template <class Before, class HopOf, class After>
+  void pipeline(uint64_t bytes, uint64_t chunk, Before&& before, HopOf&& hop, After&& after);
   towline_collective_t& add_call(uint32_t op, uint64_t count);
   void add_move(void* to, const void* from, uint64_t bytes);
-  Leg leg_of(LegKind kind, const Chunk& chunk, uint64_t bytes, uint64_t stride) const;
-  void add_post(const Leg& leg);
-  bool post(LegKind kind, const Chunk& chunk, uint64_t bytes, uint64_t stride);
+  Hop hop_of(HopKind kind, const Chunk& chunk, uint64_t bytes, uint64_t stride) const;
+  void add_post(const Hop& hop);
+  bool post(HopKind kind, const Chunk& chunk, uint64_t bytes, uint64_t stride);
   [[nodiscard]] uint64_t part_bytes(uint64_t parts) const noexcept;
   std::vector<uint64_t>& shares(uint64_t bytes);
   void reduce_shares(const Chunk& chunk);
-  bool post_share(LegKind kind, const Chunk& chunk);
+  bool post_share(HopKind kind, const Chunk& chunk);
   void gather_shares(const Chunk& chunk, void* output);
   void** of_host(const Parts& parts, size_t host, uint64_t begin);
   [[nodiscard]] void* output_at(uint64_t begin) const noexcept {
@@ -157,7 +157,7 @@ class HostsSteps {
   std::deque<towline_collective_t> calls_;
   std::deque<std::vector<uint64_t>> counts_;
   std::deque<std::vector<void*>> lists_;
-  std::vector<LegEntry> entries_;
+  std::vector<HopEntry> entries_;
 };
 
 }  // namespace towline::collectives

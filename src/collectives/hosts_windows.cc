@@ -8,7 +8,7 @@
 #include "agent/agent.h"
 #include "base/error.h"
 #include "collectives/hosts_backend.h"
-#include "collectives/hosts_leg.h"
+#include "collectives/hosts_hop.h"
 #include "rendezvous/exchange.h"
 
 namespace towline::collectives {
@@ -69,9 +69,9 @@ std::vector<towline_collective_step_t> HostsWindows::cut_for(const Strand& stran
     step.to = puts ? stage : data;
   };
   const auto post = [&](uint64_t i) {
-    const Leg leg = {window,       call.op,   call.offset + i * half_, (i & 1) * half_, bytes_of(i),
+    const Hop hop = {window,       call.op,   call.offset + i * half_, (i & 1) * half_, bytes_of(i),
                      call.channel, timeout_ns};
-    std::memcpy(add(TOWLINE_STEP_POST).words, &leg, sizeof leg);
+    std::memcpy(add(TOWLINE_STEP_POST).words, &hop, sizeof hop);
   };
   for (uint64_t i = 0; i <= pieces; ++i) {
     if (puts && i < pieces) move(i);
@@ -87,40 +87,40 @@ std::vector<towline_collective_step_t> HostsWindows::cut_for(const Strand& stran
 
 int32_t HostsWindows::carry(void* context, const uint64_t* words) {
   const auto& strand = *static_cast<const Strand*>(context);
-  return run_leg<Leg>(strand.owner.cpu_, "a window", words,
-                      [&](const Leg& leg) { return strand.owner.run(strand, leg); });
+  return run_hop<Hop>(strand.owner.cpu_, "a window", words,
+                      [&](const Hop& hop) { return strand.owner.run(strand, hop); });
 }
 
-Status HostsWindows::run(const Strand& strand, const Leg& leg) {
+Status HostsWindows::run(const Strand& strand, const Hop& hop) {
   if (cpu_.breaker().broken()) return cpu_.breaker().status();
   std::shared_ptr<AgentWindow> window;
   {
     const std::lock_guard lock(mutex_);
-    if (const auto found = windows_.find(leg.window); found != windows_.end()) window = found->second;
+    if (const auto found = windows_.find(hop.window); found != windows_.end()) window = found->second;
   }
   if (window == nullptr)
     return cpu_.breaker().raise(
         Status::kClosed,
         fmt::format("rank {} closed a window before its streams had done with it", cpu_.rank()));
   const auto rank = static_cast<size_t>(strand.peer);
-  switch (leg.op) {
+  switch (hop.op) {
     case TOWLINE_WINDOW_PUT:
-      return window->put(rank, leg.there, {*strand.region, leg.here}, leg.bytes);
+      return window->put(rank, hop.there, {*strand.region, hop.here}, hop.bytes);
     case TOWLINE_WINDOW_GET:
-      return window->get(rank, leg.there, {*strand.region, leg.here}, leg.bytes);
+      return window->get(rank, hop.there, {*strand.region, hop.here}, hop.bytes);
     case TOWLINE_WINDOW_SIGNAL:
-      return window->signal(rank, leg.channel);
+      return window->signal(rank, hop.channel);
     default:
-      return await(*window, strand, leg);
+      return await(*window, strand, hop);
   }
 }
 
-Status HostsWindows::await(AgentWindow& window, const Strand& strand, const Leg& leg) {
-  const Deadline deadline = Deadline::after(monotonic_now_ns(), leg.timeout_ns);
+Status HostsWindows::await(AgentWindow& window, const Strand& strand, const Hop& hop) {
+  const Deadline deadline = Deadline::after(monotonic_now_ns(), hop.timeout_ns);
   for (;;) {
     const uint64_t now = monotonic_now_ns();
     const Deadline soon = Deadline::at(std::min(Deadline::after(now, kSliceNs).ns(), deadline.ns()));
-    const Status status = window.wait_signal(static_cast<size_t>(strand.peer), soon, leg.channel);
+    const Status status = window.wait_signal(static_cast<size_t>(strand.peer), soon, hop.channel);
     if (status != Status::kNotYet) return status;
     if (closing_) return Status::kCancelled;  // nobody waits for it any more
     if (deadline.passed(monotonic_now_ns()))

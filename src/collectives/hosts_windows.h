@@ -2,7 +2,7 @@
 // each rank's memory is a region of an internal agent (agent_window.h).
 //
 // The agent moves bytes from and to the staging where it lies. Copies of it would have to be pinned and unpinned, and to
-// unpin waits for kernels, such as those that wait for another strand's leg (gpu/driver_spares.h).
+// unpin waits for kernels, such as those that wait for another strand's hop (gpu/driver_spares.h).
 //
 // An operation with a rank of another host is a row of steps of a strand: kernels move bytes between the GPU's memory and the
 // strand's staging, and the strand's thread puts them into the other rank's window or gets them from it. Each rank of another
@@ -54,7 +54,7 @@ class HostsWindows {
     }
     return cut_for(strand, window, call, timeout_ns);
   }
-  // From now on legs that wait for a signal give up soon. Before the backend inside is closed.
+  // From now on hops that wait for a signal give up soon. Before the backend inside is closed.
   void close() noexcept { closing_ = true; }
   [[nodiscard]] size_t strands() const;
 
@@ -69,8 +69,8 @@ class HostsWindows {
     std::shared_ptr<Region>
         region;  // of the memory, which GPUs reach already; null: nothing moves by this strand
   };
-  // A piece of an operation, as the words of a leg.
-  struct Leg {
+  // A piece of an operation, as the words of a hop.
+  struct Hop {
     uint64_t window;
     uint64_t op;
     uint64_t there;  // where in the window
@@ -79,7 +79,7 @@ class HostsWindows {
     uint64_t channel;
     uint64_t timeout_ns;
   };
-  static_assert(sizeof(Leg) <= TOWLINE_STEP_WORDS * 8);
+  static_assert(sizeof(Hop) <= TOWLINE_STEP_WORDS * 8);
 
   static int32_t carry(void* strand, const uint64_t* words);
   Strand& strand_to(int peer, uint64_t what);
@@ -87,8 +87,8 @@ class HostsWindows {
   std::vector<towline_collective_step_t> cut_for(const Strand& strand, uint64_t window,
                                                  const towline_window_call_t& call,
                                                  uint64_t timeout_ns) const;
-  Status run(const Strand& strand, const Leg& leg);
-  Status await(AgentWindow& window, const Strand& strand, const Leg& leg);
+  Status run(const Strand& strand, const Hop& hop);
+  Status await(AgentWindow& window, const Strand& strand, const Hop& hop);
 
   CpuBackend& cpu_;
   const towline_collective_table_v1_t& table_;

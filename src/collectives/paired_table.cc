@@ -120,7 +120,7 @@ towline_collective_table_v1_t paired_table(const towline_collective_table_v1_t& 
   made.messages_together = paired_slots::messages_together;
   if (own.look != nullptr) made.look = paired_slots::look;
   if (own.window_open != nullptr) made.window_open = paired_slots::window_open;
-  made.legs_open = nullptr;
+  made.hops_open = nullptr;
   made.issue_steps = nullptr;
   made.perform_steps = nullptr;
   made.strand_open = nullptr;

@@ -65,8 +65,8 @@ TEST_P(CollectivesBetweenHosts, EveryTypeAndReductionGivesTheBitsOfTheCpu) {
   });
 }
 
-// Of 27 hosts, a rank has more messages in all_gather_v and reduce_scatter_v than one leg holds (48).
-TEST(CollectivesBetweenManyHosts, WhatOneLegHasNoRoomForGoesInSeveral) {
+// Of 27 hosts, a rank has more messages in all_gather_v and reduce_scatter_v than one hop holds (48).
+TEST(CollectivesBetweenManyHosts, WhatOneHopHasNoRoomForGoesInSeveral) {
   std::string why_not;
   Platform* const gpu = platform(why_not);
   if (gpu == nullptr) GTEST_SKIP() << why_not;

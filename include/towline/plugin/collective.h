@@ -65,10 +65,10 @@ typedef struct towline_collective_open_args {
 } towline_collective_open_args;
 
 // A step of an operation of ranks on several hosts: the GPUs of a host work together, and processors move data between
-// hosts (legs).
+// hosts (hops).
 #define TOWLINE_STEP_CALL 0   // `call`, among the ranks of this backend
 #define TOWLINE_STEP_MOVE 1   // `bytes` from `from` to `to`
-#define TOWLINE_STEP_POST 2   // gives `words` to the function of legs_open, and goes on
+#define TOWLINE_STEP_POST 2   // gives `words` to the function of hops_open, and goes on
 #define TOWLINE_STEP_AWAIT 3  // waits until that function has returned once more, or did so ahead
 #define TOWLINE_STEP_NORM \
   4  // `from` is a towline_collective_norm_t: what issue_norm does after its all_reduce
@@ -156,10 +156,10 @@ typedef struct towline_collective_table_v1_t {
   int32_t (*issue_norm)(towline_collective_backend* backend, const towline_collective_norm_t* norm,
                         uint64_t number, uint64_t timeout_ns, void* stream);
 
-  // Legs. legs_open, at most once: memory of so many bytes that the GPU and processors reach, and the function that
-  // carries legs out. It is called on a thread of the backend's, for one leg after another, in the order in which
-  // streams come to them. Negative: the leg failed, and its caller aborts the backend.
-  int32_t (*legs_open)(towline_collective_backend* backend, uint64_t bytes,
+  // Hops. hops_open, at most once: memory of so many bytes that the GPU and processors reach, and the function that
+  // carries hops out. It is called on a thread of the backend's, for one hop after another, in the order in which
+  // streams come to them. Negative: the hop failed, and its caller aborts the backend.
+  int32_t (*hops_open)(towline_collective_backend* backend, uint64_t bytes,
                        int32_t (*run)(void* context, const uint64_t* words), void* context, void** memory);
   // As issue (message null) and issue_beside, as one operation. At most two POSTs come before their AWAITs.
   int32_t (*issue_steps)(towline_collective_backend* backend, const towline_collective_step_t* steps,
@@ -168,7 +168,7 @@ typedef struct towline_collective_table_v1_t {
   // As perform.
   int32_t (*perform_steps)(towline_collective_backend* backend, const towline_collective_step_t* steps,
                            size_t count, uint64_t number, uint64_t deadline_ns);
-  // One more strand of legs: legs_open makes strand 0. Operations of a strand are in order with one another only, and its
+  // One more strand of hops: hops_open makes strand 0. Operations of a strand are in order with one another only, and its
   // function is called on a thread of its own. The first `ahead` AWAITs of a strand wait for nothing. Any thread.
   int32_t (*strand_open)(towline_collective_backend* backend, uint64_t bytes, uint32_t ahead,
                          int32_t (*run)(void* context, const uint64_t* words), void* context, void** memory,

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "collectives/gpu/hops.h"
 #include "collectives/gpu/job.h"
-#include "collectives/gpu/legs.h"
 #include "collectives/gpu/recorded.h"
 #include "collectives/gpu/replays.h"
 #include "collectives/streams/stream_backend.h"
@@ -58,8 +58,8 @@ class GpuBackend final : public StreamBackend {
   [[nodiscard]] std::string describe() const override;
 
   // Operations in steps (towline/plugin/collective.h). They throw Error.
-  void* open_legs(uint64_t bytes, Legs::Run run, void* context);
-  void* open_strand(uint64_t bytes, uint32_t ahead, Legs::Run run, void* context, uint32_t& strand);
+  void* open_hops(uint64_t bytes, Hops::Run run, void* context);
+  void* open_strand(uint64_t bytes, uint32_t ahead, Hops::Run run, void* context, uint32_t& strand);
   void start_steps(std::span<const towline_collective_step_t> steps, StreamMessage& message);
   std::unique_ptr<StreamMessage> issue_steps(std::span<const towline_collective_step_t> steps,
                                              uint64_t number, uint64_t timeout_ns, void* stream, bool beside);
@@ -83,11 +83,11 @@ class GpuBackend final : public StreamBackend {
   std::vector<Launch> build_steps(std::span<const towline_collective_step_t> steps, uint64_t number,
                                   uint64_t timeout_ns);
   struct Strand {
-    std::unique_ptr<Legs> legs;
+    std::unique_ptr<Hops> hops;
     std::unique_ptr<cuda::StreamsAhead> ahead;
     Channel channel;
   };
-  [[nodiscard]] Legs& legs_of(uint32_t strand);
+  [[nodiscard]] Hops& hops_of(uint32_t strand);
   [[nodiscard]] Channel& channel_of(std::span<const towline_collective_step_t> steps);
   void launch_steps(std::span<const towline_collective_step_t> steps, const std::vector<Launch>& launches,
                     void* stream, uint64_t graph, cuda::Moment* ended);
@@ -176,7 +176,7 @@ class GpuBackend final : public StreamBackend {
   Report* report_ = nullptr;
   Orders* orders_ = nullptr;
   std::unique_ptr<cuda::SymmetricMemory> memory_;
-  std::unique_ptr<Legs> legs_;  // of ranks on several hosts
+  std::unique_ptr<Hops> hops_;  // of ranks on several hosts
   std::mutex strands_mutex_;
   std::deque<Strand> strands_;  // from strand 1 on
   Job base_ = {};

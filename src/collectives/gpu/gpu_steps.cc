@@ -1,4 +1,4 @@
-// Operations in steps: kernels among the ranks of this host, and legs between them that processors carry out.
+// Operations in steps: kernels among the ranks of this host, and hops between them that processors carry out.
 #include <algorithm>
 
 #include "base/error.h"
@@ -9,37 +9,37 @@
 namespace towline::collectives::gpu {
 namespace {
 
-// Legs have the operation's time; the kernel that waits for one lets it say why it did not come in time.
-constexpr uint64_t kLegGraceNs = 2 * kSecondNs;
+// Hops have the operation's time; the kernel that waits for one lets it say why it did not come in time.
+constexpr uint64_t kHopGraceNs = 2 * kSecondNs;
 
 }  // namespace
 
-void* GpuBackend::open_legs(uint64_t bytes, Legs::Run run, void* context) {
-  if (legs_ != nullptr) fail(Status::kAlreadyExists, "legs were opened already");
-  legs_ = std::make_unique<Legs>(device_, gpu_, bytes, 0, run, context);
-  return legs_->memory();
+void* GpuBackend::open_hops(uint64_t bytes, Hops::Run run, void* context) {
+  if (hops_ != nullptr) fail(Status::kAlreadyExists, "hops were opened already");
+  hops_ = std::make_unique<Hops>(device_, gpu_, bytes, 0, run, context);
+  return hops_->memory();
 }
 
-void* GpuBackend::open_strand(uint64_t bytes, uint32_t ahead, Legs::Run run, void* context,
+void* GpuBackend::open_strand(uint64_t bytes, uint32_t ahead, Hops::Run run, void* context,
                               uint32_t& strand) {
-  auto legs = std::make_unique<Legs>(device_, gpu_, bytes, ahead, run, context);
-  void* const memory = legs->memory();
+  auto hops = std::make_unique<Hops>(device_, gpu_, bytes, ahead, run, context);
+  void* const memory = hops->memory();
   std::unique_ptr<cuda::StreamsAhead> streams = device_.make_streams_ahead(gpu_, wish_.any() ? 0 : 1);
   std::unique_ptr<cuda::OwnStream> own = device_.make_stream(gpu_, wish_);
   const std::lock_guard lock(strands_mutex_);
   Strand& made = strands_.emplace_back();
-  made.legs = std::move(legs);
+  made.hops = std::move(hops);
   made.ahead = std::move(streams);
   made.channel.own = std::move(own);
   strand = static_cast<uint32_t>(strands_.size());
   return memory;
 }
 
-Legs& GpuBackend::legs_of(uint32_t strand) {
+Hops& GpuBackend::hops_of(uint32_t strand) {
   const std::lock_guard lock(strands_mutex_);
-  if (strand == 0 ? legs_ == nullptr : strand > strands_.size())
+  if (strand == 0 ? hops_ == nullptr : strand > strands_.size())
     fail(Status::kInternal, "steps of strand {} before it was opened", strand);
-  return strand == 0 ? *legs_ : *strands_[strand - 1].legs;
+  return strand == 0 ? *hops_ : *strands_[strand - 1].hops;
 }
 
 GpuBackend::Channel& GpuBackend::channel_of(std::span<const towline_collective_step_t> steps) {
@@ -51,7 +51,7 @@ GpuBackend::Channel& GpuBackend::channel_of(std::span<const towline_collective_s
 std::vector<GpuBackend::Launch> GpuBackend::build_steps(std::span<const towline_collective_step_t> steps,
                                                         uint64_t number, uint64_t timeout_ns) {
   std::vector<Launch> made(steps.size());
-  Mark mark = {};  // of moves and legs, for messages: the mark of the step before
+  Mark mark = {};  // of moves and hops, for messages: the mark of the step before
   mark.number = number;
   for (size_t i = 0; i < steps.size(); ++i) {
     const towline_collective_step_t& step = steps[i];
@@ -65,7 +65,7 @@ std::vector<GpuBackend::Launch> GpuBackend::build_steps(std::span<const towline_
     job = base_;
     job.mark = mark;
     job.digest = digest_of(mark);
-    job.timeout_ns = timeout_ns > UINT64_MAX - kLegGraceNs ? UINT64_MAX : timeout_ns + kLegGraceNs;
+    job.timeout_ns = timeout_ns > UINT64_MAX - kHopGraceNs ? UINT64_MAX : timeout_ns + kHopGraceNs;
     launch.kernel = kMovingKernel;
     launch.blocks = 1;
     if (step.kind == TOWLINE_STEP_NORM) {
@@ -74,9 +74,9 @@ std::vector<GpuBackend::Launch> GpuBackend::build_steps(std::span<const towline_
       check_address(norm.weight, "weight");
       build_rows(norm, launch);
     } else if (step.kind == TOWLINE_STEP_POST) {
-      legs_of(step.strand).make_post(job, step.words);
+      hops_of(step.strand).make_post(job, step.words);
     } else if (step.kind == TOWLINE_STEP_AWAIT) {
-      legs_of(step.strand).make_await(job);
+      hops_of(step.strand).make_await(job);
     } else {
       check_address(step.from, "input");
       check_address(step.to, "output");
@@ -93,7 +93,7 @@ std::vector<GpuBackend::Launch> GpuBackend::build_steps(std::span<const towline_
 void GpuBackend::launch_steps(std::span<const towline_collective_step_t> steps,
                               const std::vector<Launch>& launches, void* stream, uint64_t graph,
                               cuda::Moment* ended) {
-  legs_of(steps.front().strand)
+  hops_of(steps.front().strand)
       .expect(static_cast<uint64_t>(std::ranges::count_if(
                   launches, [](const Launch& one) { return one.job.way == Way::kPost; })),
               graph != 0);
@@ -137,8 +137,8 @@ Status GpuBackend::perform_steps(std::span<const towline_collective_step_t> step
   const std::vector<Launch> launches =
       build_steps(steps, number, deadline.passed(now) ? 0 : deadline.ns() - now);
   launch_steps(steps, launches, own_stream(collectives_, false), 0, nullptr);
-  // Legs and kernels say better why they ended late.
-  return wait_for(collectives_, Deadline::after(deadline.ns(), 2 * kLegGraceNs),
+  // Hops and kernels say better why they ended late.
+  return wait_for(collectives_, Deadline::after(deadline.ns(), 2 * kHopGraceNs),
                   [&] { return text_of(launches.back().job.mark); });
 }
 

@@ -190,10 +190,10 @@ int32_t window_symmetric(towline_collective_window* handle, void* symmetric, siz
   });
 }
 
-int32_t legs_open(towline_collective_backend* handle, uint64_t bytes, Legs::Run run, void* context,
+int32_t hops_open(towline_collective_backend* handle, uint64_t bytes, Hops::Run run, void* context,
                   void** memory) {
   return guarded(gpu_of(handle).host(), [&] {
-    *memory = gpu_of(handle).open_legs(bytes, run, context);
+    *memory = gpu_of(handle).open_hops(bytes, run, context);
     return Status::kOk;
   });
 }
@@ -214,7 +214,7 @@ int32_t perform_steps(towline_collective_backend* handle, const towline_collecti
   });
 }
 
-int32_t strand_open(towline_collective_backend* handle, uint64_t bytes, uint32_t ahead, Legs::Run run,
+int32_t strand_open(towline_collective_backend* handle, uint64_t bytes, uint32_t ahead, Hops::Run run,
                     void* context, void** memory, uint32_t* strand) {
   return guarded(gpu_of(handle).host(), [&] {
     *memory = gpu_of(handle).open_strand(bytes, ahead, run, context, *strand);
@@ -245,7 +245,7 @@ void complete(towline_collective_table_v1_t& made) {
   made.window_wait_signal = window_wait_signal;
   made.window_issue = window_issue;
   made.window_symmetric = window_symmetric;
-  made.legs_open = legs_open;
+  made.hops_open = hops_open;
   made.issue_steps = issue_steps;
   made.perform_steps = perform_steps;
   made.strand_open = strand_open;

@@ -65,14 +65,14 @@ enum class Way : uint32_t {
   kMarkedNorm = 15,
   kDirectNorm = 16,
   kNorm = 17,
-  // Legs (leg_operations.h).
+  // Hops (hop_operations.h).
   kPost = 18,
   kMarkedParts = 19,  // reduce_scatter, all_to_all: as kMarked, with a part for each rank
 };
 
-// Legs that wait for a processor: at most so many.
-inline constexpr uint32_t kLegRing = 4;
-inline constexpr uint32_t kLegWords = 60;
+// Hops that wait for a processor: at most so many.
+inline constexpr uint32_t kHopRing = 4;
+inline constexpr uint32_t kHopWords = 60;
 
 // Ranks compare this, and the message of a failure names it.
 struct Mark {
@@ -183,7 +183,7 @@ constexpr uint64_t segment_bytes(uint32_t size) { return ring_at(size) + uint64_
 struct Job {
   uint64_t segment[kMaxRanks];  // of each rank, as this rank reaches it
   uint64_t report[kMaxRanks];   // of each rank's host; 0: of another process
-  // in: this rank's data for each rank. out: the places for each rank's data for this one. kPost: the leg's words.
+  // in: this rank's data for each rank. out: the places for each rank's data for this one. kPost: the hop's words.
   uint64_t in[kMaxRanks];
   uint64_t in_bytes[kMaxRanks];
   uint64_t out[kMaxRanks];
@@ -216,6 +216,6 @@ struct Job {
   uint32_t clustered;  // which are a cluster
 };
 static_assert(sizeof(Job) <= 4096);
-static_assert(kLegWords <= 4 * kMaxRanks);
+static_assert(kHopWords <= 4 * kMaxRanks);
 
 }  // namespace towline::collectives::gpu

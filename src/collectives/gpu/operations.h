@@ -6,7 +6,7 @@
 // wrote.
 #pragma once
 
-#include "collectives/gpu/leg_operations.h"
+#include "collectives/gpu/hop_operations.h"
 #include "collectives/gpu/lines.h"
 #include "collectives/gpu/marked.h"
 #include "collectives/gpu/marked_units.h"

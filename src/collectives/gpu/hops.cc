@@ -1,4 +1,4 @@
-#include "collectives/gpu/legs.h"
+#include "collectives/gpu/hops.h"
 
 #include <sched.h>
 
@@ -18,15 +18,15 @@ constexpr uint64_t kDone = 128;
 constexpr uint64_t kAwaited = 256;
 constexpr uint64_t kEntries = 512;
 constexpr uint64_t kPage = 4096;
-static_assert(kEntries + uint64_t{kLegRing} * kLegWords * 8 <= kPage);
+static_assert(kEntries + uint64_t{kHopRing} * kHopWords * 8 <= kPage);
 
-// After the last leg it looks often for so long, then now and then.
+// After the last hop it looks often for so long, then now and then.
 constexpr uint64_t kBusyNs = kMillisecondNs;
 constexpr auto kPause = std::chrono::microseconds(50);
 
 }  // namespace
 
-Legs::Legs(cuda::KernelDevice& device, uint32_t gpu, uint64_t bytes, uint32_t ahead, Run run, void* context)
+Hops::Hops(cuda::KernelDevice& device, uint32_t gpu, uint64_t bytes, uint32_t ahead, Run run, void* context)
     : ahead_(ahead),
       run_(run),
       context_(context),
@@ -38,7 +38,7 @@ Legs::Legs(cuda::KernelDevice& device, uint32_t gpu, uint64_t bytes, uint32_t ah
   thread_ = std::thread([this] { work(); });
 }
 
-Legs::~Legs() {
+Hops::~Hops() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -47,9 +47,9 @@ Legs::~Legs() {
   thread_.join();
 }
 
-void Legs::make_post(Job& job, const uint64_t* words) const noexcept {
+void Hops::make_post(Job& job, const uint64_t* words) const noexcept {
   job.way = Way::kPost;
-  for (uint32_t i = 0; i < kLegWords; ++i) {
+  for (uint32_t i = 0; i < kHopWords; ++i) {
     uint64_t* const rows[] = {job.in, job.in_bytes, job.out, job.out_bytes};
     rows[i / kMaxRanks][i % kMaxRanks] = words[i];
   }
@@ -57,14 +57,14 @@ void Legs::make_post(Job& job, const uint64_t* words) const noexcept {
   job.weight = words_->gpu() + kEntries;
 }
 
-void Legs::make_await(Job& job) const noexcept {
+void Hops::make_await(Job& job) const noexcept {
   job.way = Way::kAwait;
   job.in[0] = words_->gpu() + kDone;
   job.in[1] = words_->gpu() + kAwaited;
   job.peer = job.rank;
 }
 
-void Legs::expect(uint64_t posts, bool in_graph) {
+void Hops::expect(uint64_t posts, bool in_graph) {
   const std::lock_guard lock(mutex_);
   if (in_graph)
     in_graphs_ = true;
@@ -73,9 +73,9 @@ void Legs::expect(uint64_t posts, bool in_graph) {
   changed_.notify_all();
 }
 
-bool Legs::idle(uint64_t handled) const noexcept { return !in_graphs_ && expected_ <= handled; }
+bool Hops::idle(uint64_t handled) const noexcept { return !in_graphs_ && expected_ <= handled; }
 
-void Legs::work() {
+void Hops::work() {
   auto* const page = static_cast<uint8_t*>(words_->host());
   const auto* const posted = reinterpret_cast<const uint64_t*>(page + kPosted);
   auto* const done = reinterpret_cast<uint64_t*>(page + kDone);
@@ -96,8 +96,8 @@ void Legs::work() {
       }
       continue;
     }
-    std::array<uint64_t, kLegWords> words;
-    std::memcpy(words.data(), entries + handled % kLegRing * kLegWords, sizeof words);
+    std::array<uint64_t, kHopWords> words;
+    std::memcpy(words.data(), entries + handled % kHopRing * kHopWords, sizeof words);
     if (run_(context_, words.data()) < 0) return;  // kernels that wait are told to end
     device::store_release(done, ++handled + ahead_);
     last_ns = monotonic_now_ns();

@@ -1,4 +1,4 @@
-// A leg as the thread of a strand gets it: words that are a Leg of whoever made the strand.
+// A hop as the thread of a strand gets it: words that are a Hop of whoever made the strand.
 #pragma once
 
 #include <fmt/format.h>
@@ -13,12 +13,12 @@ namespace towline::collectives {
 
 // Runs it. Nothing may be thrown on that thread: the communicator breaks instead, of which `what` says with what it could
 // not go on.
-template <class Leg, class Run>
-int32_t run_leg(CpuBackend& cpu, const char* what, const uint64_t* words, Run run) noexcept {
-  Leg leg;
-  std::memcpy(&leg, words, sizeof leg);
+template <class Hop, class Run>
+int32_t run_hop(CpuBackend& cpu, const char* what, const uint64_t* words, Run run) noexcept {
+  Hop hop;
+  std::memcpy(&hop, words, sizeof hop);
   try {
-    return static_cast<int32_t>(run(leg));
+    return static_cast<int32_t>(run(hop));
   } catch (const std::exception& error) {
     return static_cast<int32_t>(cpu.breaker().raise_or_break(Status::kOutOfMemory, [&] {
       return fmt::format("rank {} could not go on with {}: {}", cpu.rank(), what, error.what());

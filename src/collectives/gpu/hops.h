@@ -1,5 +1,5 @@
-// The host's side of legs: parts of an operation that a processor does while the stream waits. Kernels post them
-// (leg_operations.h), one thread carries them out in that order, and later kernels wait for it.
+// The host's side of hops: parts of an operation that a processor does while the stream waits. Kernels post them
+// (hop_operations.h), one thread carries them out in that order, and later kernels wait for it.
 #pragma once
 
 #include <atomic>
@@ -14,15 +14,15 @@
 
 namespace towline::collectives::gpu {
 
-class Legs {
+class Hops {
  public:
   using Run = int32_t (*)(void* context, const uint64_t* words);
   // Throws Error.
-  // `ahead`: so many waits of kernels succeed before a leg was carried out.
-  Legs(cuda::KernelDevice& device, uint32_t gpu, uint64_t bytes, uint32_t ahead, Run run, void* context);
-  Legs(const Legs&) = delete;
-  Legs& operator=(const Legs&) = delete;
-  ~Legs();  // no kernel may post any more; carries out what was posted
+  // `ahead`: so many waits of kernels succeed before a hop was carried out.
+  Hops(cuda::KernelDevice& device, uint32_t gpu, uint64_t bytes, uint32_t ahead, Run run, void* context);
+  Hops(const Hops&) = delete;
+  Hops& operator=(const Hops&) = delete;
+  ~Hops();  // no kernel may post any more; carries out what was posted
 
   // For the processor and for kernels, at one address.
   [[nodiscard]] void* memory() const noexcept { return memory_->host(); }
