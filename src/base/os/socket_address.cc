@@ -6,6 +6,7 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -395,7 +396,10 @@ UniqueFd ListeningSocket::accept(SocketAddress* peer, int* error) noexcept {
     }
     if (errno == EAGAIN || errno == EWOULDBLOCK) return {};
     if (errno == EMFILE || errno == ENFILE) {
-      *error = errno;
+      const int none_left = errno;
+      pollfd waiting = {fd_.get(), POLLIN, 0};
+      if (poll(&waiting, 1, 0) == 0) return {};  // the error comes where nobody waits, too
+      *error = none_left;
       spare_.reset();
       UniqueFd refused(accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
       refused.reset();

@@ -170,12 +170,15 @@ TEST(ListeningSocket, ClosesConnectionsItHasNoDescriptorFor) {
   ASSERT_EQ(poll(&watched, 1, 10'000), 1);
   rlimit before = {};
   getrlimit(RLIMIT_NOFILE, &before);
-  const rlimit none = {0, before.rlim_max};
+  const rlimit none = {1, before.rlim_max};  // poll() takes no more descriptors than that
   setrlimit(RLIMIT_NOFILE, &none);
   int error = 0;
   EXPECT_FALSE(socket.accept(nullptr, &error).valid());
+  int error_of_none = 0;
+  EXPECT_FALSE(socket.accept(nullptr, &error_of_none).valid());
   setrlimit(RLIMIT_NOFILE, &before);
   EXPECT_EQ(error, EMFILE);
+  EXPECT_EQ(error_of_none, 0) << "nobody was turned away";
 }
 
 TEST(OpenPorts, AreSaidOnceUnlessOnlyThisHostReachesThem) {
