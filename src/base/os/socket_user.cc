@@ -9,10 +9,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <utility>
 
+#include "base/error.h"
 #include "base/os/socket_address.h"
 #include "base/os/unique_fd.h"
 
@@ -57,9 +59,10 @@ SocketUser found(uint32_t user, uint64_t inode) noexcept {
 
 // False: it can't be asked here. `answer` stays as it is when there is no such socket, and also when the kernel's module
 // inet_diag is missing, which gives the same error.
-bool ask_sock_diag(const Ends& ends, SocketUser& answer) noexcept {
-  const UniqueFd netlink(socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
-  if (!netlink.valid()) return false;
+bool ask_sock_diag(int netlink, const Ends& ends, SocketUser& answer) noexcept {
+  if (netlink < 0) return false;
+  alignas(nlmsghdr) uint8_t reply[4096];
+  while (recv(netlink, reply, sizeof reply, MSG_DONTWAIT) >= 0) continue;  // of no question that is asked now
   struct {
     nlmsghdr header;
     inet_diag_req_v2 body;
@@ -77,9 +80,8 @@ bool ask_sock_diag(const Ends& ends, SocketUser& answer) noexcept {
   std::memcpy(id.idiag_dst, ends.ours, sizeof id.idiag_dst);
   id.idiag_if = ends.interface;
   id.idiag_cookie[0] = id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
-  if (send(netlink.get(), &request, sizeof request, 0) != static_cast<ssize_t>(sizeof request)) return false;
-  alignas(nlmsghdr) uint8_t reply[4096];
-  const ssize_t bytes = recv(netlink.get(), reply, sizeof reply, MSG_DONTWAIT);
+  if (send(netlink, &request, sizeof request, 0) != static_cast<ssize_t>(sizeof request)) return false;
+  const ssize_t bytes = recv(netlink, reply, sizeof reply, MSG_DONTWAIT);
   nlmsghdr header;
   if (bytes < static_cast<ssize_t>(sizeof header)) return false;
   std::memcpy(&header, reply, sizeof header);
@@ -100,13 +102,15 @@ bool ask_sock_diag(const Ends& ends, SocketUser& answer) noexcept {
 }
 
 // False if the kernel does not even find our end, which is there: its module inet_diag is missing.
-bool sock_diag_finds_us(const Ends& ends) noexcept {
+bool sock_diag_finds_us(int netlink, const Ends& ends) noexcept {
   Ends swapped = ends;
   std::swap(swapped.theirs, swapped.ours);
   std::swap(swapped.their_port, swapped.our_port);
   SocketUser us;
-  return ask_sock_diag(swapped, us) && us.where == Where::kHere;
+  return ask_sock_diag(netlink, swapped, us) && us.where == Where::kHere;
 }
+
+bool no_descriptor_left(int error) noexcept { return error == EMFILE || error == ENFILE; }
 
 // The same from /proc/net/tcp or tcp6, line by line. False: there is no such file.
 bool look_in_proc(const Ends& ends, SocketUser& answer) noexcept {
@@ -114,6 +118,10 @@ bool look_in_proc(const Ends& ends, SocketUser& answer) noexcept {
   bool looked = false;
   for (const char* path : {"/proc/net/tcp", "/proc/net/tcp6"}) {
     FILE* const file = std::fopen(path, "re");
+    if (file == nullptr && no_descriptor_left(errno)) {
+      answer = {Where::kNoRoom, 0};
+      return true;
+    }
     if (file == nullptr) continue;
     looked = true;
     char line[512];
@@ -154,11 +162,11 @@ bool look_in_proc(const Ends& ends, SocketUser& answer) noexcept {
   return looked;
 }
 
-}  // namespace
+UniqueFd open_sock_diag() noexcept {
+  return UniqueFd(socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+}
 
-namespace {
-
-SocketUser find(int fd, bool ask) noexcept {
+SocketUser find_user(int fd, int netlink) noexcept {
   const SocketAddress theirs = SocketAddress::peer_of(fd);
   const SocketAddress ours = SocketAddress::local_of(fd);
   if (ours.is_unix()) {
@@ -174,8 +182,8 @@ SocketUser find(int fd, bool ask) noexcept {
     return {Where::kGone, 0};  // not connected any more
   }
   SocketUser answer{Where::kElsewhere, 0};
-  bool told = ask && ask_sock_diag(ends, answer);
-  if (told && answer.where == Where::kElsewhere) told = sock_diag_finds_us(ends);
+  bool told = ask_sock_diag(netlink, ends, answer);
+  if (told && answer.where == Where::kElsewhere) told = sock_diag_finds_us(netlink, ends);
   if (!told) told = look_in_proc(ends, answer);
   if (!told) answer.where = Where::kUnknown;
   // An address of this namespace's own, and no socket: it has been closed already.
@@ -187,12 +195,26 @@ SocketUser find(int fd, bool ask) noexcept {
 
 }  // namespace
 
-SocketUser socket_user(int fd) noexcept { return find(fd, true); }
-SocketUser socket_user_from_proc(int fd) noexcept { return find(fd, false); }
+SocketUsers::SocketUsers() noexcept : netlink_(open_sock_diag()) {}
 
-bool comes_from_same_user(int fd) noexcept {
-  const SocketUser from = socket_user(fd);
-  return from.where == Where::kElsewhere || (from.where == Where::kHere && from.user == geteuid());
+SocketUser SocketUsers::find(int fd) noexcept {
+  if (!netlink_.valid()) netlink_ = open_sock_diag();
+  return find_user(fd, netlink_.get());
+}
+
+SocketUser socket_user_from_proc(int fd) noexcept { return find_user(fd, -1); }
+
+UserRefusal SocketUsers::refusal(int fd) noexcept {
+  const SocketUser from = find(fd);
+  if (from.where == Where::kElsewhere || (from.where == Where::kHere && from.user == geteuid())) return {};
+  if (from.where == Where::kNoRoom)
+    return {
+        "could not be told from another user's without a free descriptor, and was cut: it may try again, and "
+        "a higher limit "
+        "of open files (ulimit -n) leaves room",
+        status_from_errno(EMFILE)};
+  return {"is no process of this agent's user, and was cut: listen.any_user serves all users of this host",
+          Status::kPermissionDenied};
 }
 
 }  // namespace towline

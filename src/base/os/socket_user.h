@@ -7,7 +7,8 @@
 
 #include <sys/types.h>
 
-#include <optional>
+#include "base/os/unique_fd.h"
+#include "towline/status.h"
 
 namespace towline {
 
@@ -17,18 +18,32 @@ struct SocketUser {
     kElsewhere,  // another host or network namespace
     kGone,       // it was here, and has closed its end since
     kUnknown,    // a local address, and the kernel does not say whose
+    kNoRoom,     // the kernel could not be asked: no descriptor was left
   };
   Where where = Where::kUnknown;
   uid_t user = 0;
 };
 
-// `fd` is a connected stream socket. A few microseconds.
-SocketUser socket_user(int fd) noexcept;
-// The same without sock_diag, by a search that is slow where there are many sockets.
-SocketUser socket_user_from_proc(int fd) noexcept;
+// Why a connection is not served, behind its address; null: it is.
+struct UserRefusal {
+  const char* text = nullptr;
+  Status status = Status::kOk;
+};
 
-// Whether an accepted connection may be served by an agent that serves its own user only: it comes from that
-// user, or from elsewhere.
-bool comes_from_same_user(int fd) noexcept;
+// Keeps the socket by which it asks, so that it needs no descriptor for each question. One thread at a time.
+class SocketUsers {
+ public:
+  SocketUsers() noexcept;
+  // `fd` is a connected stream socket. A few microseconds.
+  SocketUser find(int fd) noexcept;
+  // Of an agent that serves its own user only: an accepted connection must come from that user, or from elsewhere.
+  UserRefusal refusal(int fd) noexcept;
+
+ private:
+  UniqueFd netlink_;
+};
+
+// By a search that is slow where there are many sockets, without SocketUsers.
+SocketUser socket_user_from_proc(int fd) noexcept;
 
 }  // namespace towline

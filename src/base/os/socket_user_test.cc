@@ -1,10 +1,15 @@
 #include "base/os/socket_user.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <string>
+
+#include "base/error.h"
 #include "base/os/socket_address.h"
 
 namespace towline {
@@ -62,22 +67,24 @@ class SocketUserTest : public ::testing::TestWithParam<const char*> {
 TEST_P(SocketUserTest, IsOursWhenWeConnect) {
   Visit visit(door_, address(), geteuid());
   ASSERT_TRUE(visit.fd.valid());
-  const SocketUser user = socket_user(visit.fd.get());
+  SocketUsers users;
+  const SocketUser user = users.find(visit.fd.get());
   EXPECT_EQ(user.where, Where::kHere);
   EXPECT_EQ(user.user, geteuid());
   EXPECT_EQ(socket_user_from_proc(visit.fd.get()).where, Where::kHere);
-  EXPECT_TRUE(comes_from_same_user(visit.fd.get()));
+  EXPECT_EQ(users.refusal(visit.fd.get()).text, nullptr);
 }
 
 TEST_P(SocketUserTest, IsAnothersWhenAnotherUserConnects) {
   if (geteuid() != 0) GTEST_SKIP() << "needs the right to become another user";
   Visit visit(door_, address(), 65534);
   ASSERT_TRUE(visit.fd.valid());
-  const SocketUser user = socket_user(visit.fd.get());
+  SocketUsers users;
+  const SocketUser user = users.find(visit.fd.get());
   EXPECT_EQ(user.where, Where::kHere);
   EXPECT_EQ(user.user, 65534u);
   EXPECT_EQ(socket_user_from_proc(visit.fd.get()).user, 65534u);
-  EXPECT_FALSE(comes_from_same_user(visit.fd.get()));
+  EXPECT_EQ(SocketUsers().refusal(visit.fd.get()).status, Status::kPermissionDenied);
 }
 
 // The kernel names root as the owner of a socket that was closed with bytes still to deliver.
@@ -86,9 +93,28 @@ TEST_P(SocketUserTest, IsNobodysWhenTheOtherEndWasClosed) {
   Visit visit(door_, address(), geteuid());
   ASSERT_TRUE(visit.fd.valid());
   visit.leave();
-  EXPECT_EQ(socket_user(visit.fd.get()).where, Where::kGone);
+  EXPECT_EQ(SocketUsers().find(visit.fd.get()).where, Where::kGone);
   EXPECT_EQ(socket_user_from_proc(visit.fd.get()).where, Where::kGone);
-  EXPECT_FALSE(comes_from_same_user(visit.fd.get()));
+  EXPECT_EQ(SocketUsers().refusal(visit.fd.get()).status, Status::kPermissionDenied);
+}
+
+TEST_P(SocketUserTest, IsFoundWithoutADescriptorAndElseSaidNotToBe) {
+  if (address().is_unix()) return;
+  Visit visit(door_, address(), geteuid());
+  ASSERT_TRUE(visit.fd.valid());
+  SocketUsers users;
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none = {0, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const UserRefusal refusal = users.refusal(visit.fd.get());
+  const Where by_proc = socket_user_from_proc(visit.fd.get()).where;
+  const UserRefusal late = SocketUsers().refusal(visit.fd.get());
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(refusal.text, nullptr) << refusal.text;
+  EXPECT_EQ(by_proc, Where::kNoRoom);
+  EXPECT_EQ(late.status, status_from_errno(EMFILE));
+  EXPECT_NE(std::string(late.text).find("may try again"), std::string::npos);
 }
 
 INSTANTIATE_TEST_SUITE_P(Addresses, SocketUserTest,

@@ -10,7 +10,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/os/socket_user.h"
 #include "metadata/listener/wire.h"
 
 namespace towline::metadata {
@@ -127,13 +126,10 @@ void Listener::accept_from(ListeningSocket& socket) {
 }
 
 void Listener::admit(Stream stream, const SocketAddress& from) {
-  if (!options_.any_user && !comes_from_same_user(stream.fd())) {
-    note_refusal(Status::kPermissionDenied);
-    TOWLINE_LOG_EVERY(
-        kWarning, 10 * kSecondNs,
-        "metadata listener: {} is no process of user {}, and was cut: listen.any_user serves all users "
-        "of this host",
-        from.text(), geteuid());
+  if (const UserRefusal why = options_.any_user ? UserRefusal() : users_.refusal(stream.fd());
+      why.text != nullptr) {
+    note_refusal(why.status);
+    TOWLINE_LOG_EVERY(kWarning, 10 * kSecondNs, "metadata listener: {} {}", from.text(), why.text);
     return;
   }
   secure::secure(options_.keys, stream, secure::Side::kCalled);

@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/os/socket_address.h"
+#include "base/os/socket_user.h"
 #include "base/os/source_key.h"
 #include "base/os/stream.h"
 #include "secure/keys.h"
@@ -97,6 +98,7 @@ class Listener {
   ListenerHost& host_;
   const Clock& clock_;
   const ListenerOptions options_;
+  SocketUsers users_;
   std::vector<std::unique_ptr<Door>> doors_;
   Clients clients_;  // oldest first: they share one timeout, so the first is the first to expire
   uint64_t held_bytes_ = 0;

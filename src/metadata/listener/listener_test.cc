@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -352,6 +353,23 @@ TEST_F(ListenerTest, CutsAnotherUserOfThisHostUnlessAllAreServed) {
     EXPECT_EQ(WEXITSTATUS(status), any_user ? 0 : 1);
   }
   EXPECT_EQ(host.refusals, std::vector<Status>{Status::kPermissionDenied});
+}
+
+TEST_F(ListenerTest, KnowsItsUserWithTheLastDescriptor) {
+  open();
+  EXPECT_EQ(exchange_with(host, address(), {}).blob, host.own);  // now it has all that it keeps
+  const UniqueFd client = connect_raw();
+  const auto request = wire::pack({});
+  ASSERT_EQ(write(client.get(), request.data(), request.size()), static_cast<ssize_t>(request.size()));
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const auto next = static_cast<rlim_t>(UniqueFd(dup(client.get())).get());
+  const rlimit one = {next + 1, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &one), 0);
+  host.turn_until([&] { return listener->served() == 2 || !host.refusals.empty(); });
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(listener->served(), 2u);
+  EXPECT_EQ(host.refusals, std::vector<Status>{});
 }
 
 TEST_F(ListenerTest, SurvivesClientsThatResetTheConnection) {

@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/os/socket_user.h"
 #include "base/short_text.h"
 #include "transports/tcp/socket_lane.h"
 
@@ -113,12 +112,10 @@ void Acceptor::door_ready(void* argument, uint32_t) {
 }
 
 void Acceptor::admit(Stream stream, const SocketAddress& from) {
-  if (!options_.any_user && !comes_from_same_user(stream.fd())) {
+  if (const UserRefusal why = options_.any_user ? UserRefusal() : users_.refusal(stream.fd());
+      why.text != nullptr) {
     ++cut_;
-    return note(
-        Status::kPermissionDenied,
-        ShortText("{} is no process of user {}, and was cut: listen.any_user serves all users of this host",
-                  from.text(), geteuid()));
+    return note(why.status, ShortText("{} {}", from.text(), why.text));
   }
   secure::secure(options_.keys, stream, secure::Side::kCalled);
   make_room(from);

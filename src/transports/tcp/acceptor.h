@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/os/socket_address.h"
+#include "base/os/socket_user.h"
 #include "base/os/stream.h"
 #include "towline/plugin/backend.hpp"
 #include "transports/tcp/options.h"
@@ -85,6 +86,7 @@ class Acceptor {
   std::vector<Endpoint> advertised_;
   std::list<Pending> pending_;  // oldest first
   uint64_t cut_ = 0;
+  SocketUsers users_;
   detail::LogRateLimit log_limit_{10 * kSecondNs};
 };
 
