@@ -97,6 +97,9 @@ TEST(OpenStore, SaysWhereRanksCanMeet) {
   EXPECT_EQ(code_of([&] { open_store("", 0, with({}), deadline); }, "MASTER_ADDR"), Status::kNotFound);
   EXPECT_EQ(code_of([&] { open_store("the old oak", 0, with({}), deadline); }, "the old oak"),
             Status::kInvalidArgument);
+  for (const int rank : {0, 1})
+    EXPECT_EQ(code_of([&] { open_store("tcp://127.0.0.1:0", rank, with({}), deadline); }, "port 0"),
+              Status::kInvalidArgument);
 }
 
 TEST(TcpStores, GiveWhatOthersPutAndWaitForWhatIsNotThereYet) {

@@ -196,6 +196,10 @@ std::shared_ptr<TcpStoreServer> server_of_process(const std::string& endpoint,
 
 std::shared_ptr<Store> open_tcp_store(const std::string& endpoint, bool serve, Deadline deadline,
                                       const std::function<void()>& meanwhile, const secure::MaybeKeys& keys) {
+  // Rank 0 could serve at a port of the kernel's choice, but no rank would know it.
+  if (const Endpoint parsed = parse_endpoint(endpoint); !parsed.is_unix && parsed.port == 0)
+    fail(Status::kInvalidArgument, "ranks can't meet at port 0 ({}): give a free port, the same to all",
+         endpoint);
   return std::make_shared<TcpStore>(endpoint, serve ? server_of_process(endpoint, keys) : nullptr, deadline,
                                     meanwhile, keys);
 }
