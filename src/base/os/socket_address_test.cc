@@ -170,7 +170,8 @@ TEST(ListeningSocket, ClosesConnectionsItHasNoDescriptorFor) {
   ASSERT_EQ(poll(&watched, 1, 10'000), 1);
   rlimit before = {};
   getrlimit(RLIMIT_NOFILE, &before);
-  const rlimit none = {1, before.rlim_max};  // poll() takes no more descriptors than that
+  const auto next = static_cast<rlim_t>(UniqueFd(dup(client.get())).get());
+  const rlimit none = {next, before.rlim_max};
   setrlimit(RLIMIT_NOFILE, &none);
   int error = 0;
   EXPECT_FALSE(socket.accept(nullptr, &error).valid());
