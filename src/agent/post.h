@@ -135,6 +135,8 @@ class Post : public Ending {
   [[nodiscard]] std::string failure_itself(const std::string& more = {}) const;
   // The same, before the outcome is known to others; "" without memory.
   [[nodiscard]] std::string failure_of(Status status) const noexcept;
+  // The same with what its connection says of it; takes its worker's lock.
+  [[nodiscard]] std::string whole_failure_of(Status status) const noexcept;
   // Why post() has refused this thread, in a sentence; "" without memory.
   [[nodiscard]] std::string refusal_of(Status status) const noexcept;
   [[nodiscard]] Status outcome() const noexcept {
@@ -340,6 +342,7 @@ class Post : public Ending {
   [[nodiscard]] std::string staged_route(const StagedTransfer& legs) const;
   [[nodiscard]] std::shared_ptr<StagedTransfer> held_legs() const;  // null: it has none
   [[nodiscard]] std::string sentence(Status status, const std::string& more) const;
+  [[nodiscard]] std::string reason_of(Status status) const;
   [[nodiscard]] std::string way_name() const;  // "tcp", or the backends of both legs: "tcp then posix"
   // Which region is not registered any more, in a sentence; "": none.
   [[nodiscard]] std::string gone_region() const;

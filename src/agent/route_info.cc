@@ -155,10 +155,9 @@ std::string Post::gone_region() const {
   return {};
 }
 
-std::string Post::failure() const {
+std::string Post::reason_of(Status status) const {
   std::string more;
   const Part& part = parts_[0];
-  const Status status = outcome();
   if (status == Status::kStale) {
     if (const std::string region = gone_region(); !region.empty()) more = fmt::format(" ({})", region);
   } else if (status == Status::kPeerLost || status == Status::kUnreachable) {
@@ -166,8 +165,10 @@ std::string Post::failure() const {
     if (part.link != nullptr && !part.link->last_error_text().empty())
       more = fmt::format(" ({})", part.link->last_error_text());
   }
-  return failure_itself(more);
+  return more;
 }
+
+std::string Post::failure() const { return failure_itself(reason_of(outcome())); }
 
 std::string Post::failure_itself(const std::string& more) const {
   const Status status = poll_outcome();
@@ -177,6 +178,14 @@ std::string Post::failure_itself(const std::string& more) const {
 std::string Post::failure_of(Status status) const noexcept {
   try {
     return sentence(status, {});
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
+}
+
+std::string Post::whole_failure_of(Status status) const noexcept {
+  try {
+    return sentence(status, reason_of(status));
   } catch (const std::bad_alloc&) {
     return {};
   }

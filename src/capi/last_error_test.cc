@@ -96,6 +96,17 @@ TEST_F(LastError, of_a_wait_is_the_transfers_own) {
   expect_said({"towline_transfer_poll: ", "cancelled"});
 }
 
+TEST_F(LastError, of_a_wait_for_a_lost_peer_says_what_became_of_its_connection) {
+  const Transfer move = left_.transfer(from_, to_);
+  ASSERT_EQ(move.post(), Status::kInProgress);
+  ASSERT_EQ(move.wait(20s), Status::kOk) << last_error();
+  right_.reset();
+  fail_before();
+  ASSERT_EQ(move.post(), Status::kInProgress);
+  EXPECT_EQ(move.wait(20s), Status::kPeerLost);
+  expect_said({"towline_transfer_wait: ", "to peer 'right' over tcp: peer lost ("});
+}
+
 TEST_F(LastErrorInMemory, of_a_post_to_a_peer_that_is_gone_names_it) {
   const Transfer move = left_.transfer(from_, to_);
   const Plan plan = left_.plan(from_, to_);

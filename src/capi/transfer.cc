@@ -70,7 +70,7 @@ int32_t ended(const char* function, const Transfer& transfer, Status status) noe
   if (!is_error(status) || status == Status::kNotYet) [[likely]]
     return static_cast<int32_t>(status);
   return capi::answer(function, status,
-                      status == Status::kForked ? std::string() : transfer.failure_of(status));
+                      status == Status::kForked ? std::string() : transfer.whole_failure_of(status));
 }
 
 }  // namespace
