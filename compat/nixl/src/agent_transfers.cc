@@ -68,14 +68,23 @@ nixl_status_t status_of(const nixlXferReqH& request, int32_t status, bool may_wa
   return to_nixl(towline::Status{status});
 }
 
-// Says with whom the request was.
-std::string failure_text(const char* call, const nixlXferReqH& request, int32_t status) {
+// Says with whom the request was, and in `why` Towline's sentence, if it is of this failure.
+std::string failure_text(const char* call, const nixlXferReqH& request, int32_t status,
+                         std::string_view why) {
   const char* const more = status == TOWLINE_AGAIN      ? ": the peer leaves its notifications unread"
                            : forgotten(request, status) ? ": the agent's metadata was invalidated"
                                                         : "";
   const std::string with =
       request.with == nullptr ? "" : fmt::format("with agent '{}': ", request.with->peer().name());
-  return fmt::format("{}: {}{}{}", call, with, towline::status_text(towline::Status{status}), more);
+  std::string text =
+      fmt::format("{}: {}{}{}", call, with, towline::status_text(towline::Status{status}), more);
+  if (!why.empty()) text += fmt::format(": {}", why);
+  return text;
+}
+
+// Of a post of this thread that has just answered `status`. What is no failure has none.
+std::string_view refusal_of(int32_t status) noexcept {
+  return status < 0 && status != TOWLINE_AGAIN ? std::string_view{towline_last_error()} : std::string_view{};
 }
 
 // A request of objects fails for a reason that only their server knows.
@@ -106,8 +115,8 @@ nixl_status_t fail_before(nixlXferReqH& request, nixl_status_t status) noexcept 
   return status;
 }
 
-// The answer of a post that was not done at once.
-nixl_status_t slow_post(nixlXferReqH& request, int32_t status) {
+// The answer of a post that was not done at once. `why`: as failure_text().
+nixl_status_t slow_post(nixlXferReqH& request, int32_t status, std::string_view why = {}) {
   if (status == TOWLINE_IN_PROGRESS) return NIXL_IN_PROG;
   if (status == TOWLINE_AGAIN) {
     request.retry_until_ns = now_ns() + request.timeout_ns;
@@ -120,7 +129,7 @@ nixl_status_t slow_post(nixlXferReqH& request, int32_t status) {
   }
   request.told.store(true, std::memory_order_relaxed);
   refuse(request, status);
-  return fail(status_of(request, status, true), "{}", failure_text("postXferReq", request, status));
+  return fail(status_of(request, status, true), "{}", failure_text("postXferReq", request, status, why));
 }
 
 // Posts again a request for which the peer had no credit.
@@ -149,12 +158,12 @@ int32_t poll_pending(nixlXferReqH& request) {
   return refused ? request.refused.load(std::memory_order_relaxed) : retry_post(request);
 }
 
-nixl_status_t failed_status(nixlXferReqH& request, int32_t status) {
+nixl_status_t failed_status(nixlXferReqH& request, int32_t status, std::string_view why) {
   // A request that was never posted is not found.
   if (status == TOWLINE_NOT_FOUND) return NIXL_ERR_NOT_POSTED;
   const bool told = request.told.exchange(true, std::memory_order_relaxed);
   const nixl_status_t mapped = status_of(request, status, !told);
-  std::string text = failure_text("getXferStatus", request, status);
+  std::string text = failure_text("getXferStatus", request, status, why);
   if (!told && request.with == nullptr) text += server_said(request);
   return told ? quiet_text(mapped, std::move(text)) : fail_text(mapped, std::move(text));
 }
@@ -194,7 +203,7 @@ nixl_status_t timed_post(nixlXferReqH& request) {
   const int32_t status = towline_transfer_post(request.transfer);
   const auto took = Clock::now() - request.started;
   request.post_us.store(whole_us(took), std::memory_order_relaxed);
-  if (status != TOWLINE_OK) return counted(request, slow_post(request, status));
+  if (status != TOWLINE_OK) return counted(request, slow_post(request, status, refusal_of(status)));
   request.transfer_us.store(whole_us(took), std::memory_order_relaxed);
   request.ended.store(true, std::memory_order_release);
   count_end(request);
@@ -242,18 +251,19 @@ nixl_status_t nixlAgent::postXferReq(nixlXferReqH* req_hndl, const nixl_opt_args
   if (req_hndl->events != nullptr) [[unlikely]]
     return timed_post(*req_hndl);
   const int32_t status = towline_transfer_post(req_hndl->transfer);
-  return status == TOWLINE_OK ? NIXL_SUCCESS : slow_post(*req_hndl, status);
+  return status == TOWLINE_OK ? NIXL_SUCCESS : slow_post(*req_hndl, status, refusal_of(status));
 }
 
 nixl_status_t nixlAgent::getXferStatus(nixlXferReqH* req_hndl) const {
   if (req_hndl == nullptr) return fail(NIXL_ERR_INVALID_PARAM, "getXferStatus: the request is null");
   if (req_hndl->engined != nullptr) [[unlikely]]
     return check_engine_request(*req_hndl);
+  const bool refused = req_hndl->pending.load(std::memory_order_acquire) == nixlXferReqH::Pending::kRefused;
   const int32_t status = poll(*req_hndl);
   if (status < 0) [[unlikely]] {
     // A failure counts once, however often it is polled.
     const bool known = req_hndl->told.load(std::memory_order_relaxed);
-    const nixl_status_t failed = failed_status(*req_hndl, status);
+    const nixl_status_t failed = failed_status(*req_hndl, status, refused ? "" : towline_last_error());
     return known ? failed : counted(*req_hndl, failed);
   }
   if (status == TOWLINE_OK && req_hndl->events != nullptr) [[unlikely]]

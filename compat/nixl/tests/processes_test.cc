@@ -83,6 +83,7 @@ TEST_P(Processes, AKilledPeerEndsItsOwnRequestsOnly) {
   (void)victim.wait();
   EXPECT_TRUE(eventually([&] { return run(*side.agent, to_victim) < 0; }));
   EXPECT_NE(towline::nixl::last_error().find("'victim'"), std::string::npos) << towline::nixl::last_error();
+  EXPECT_NE(towline::nixl::last_error().find(" over "), std::string::npos) << towline::nixl::last_error();
   // Asked again, also after another call has failed, it says the same.
   EXPECT_EQ(side.agent->genNotif("nobody", "hello"), NIXL_ERR_NOT_FOUND);
   EXPECT_LT(side.agent->getXferStatus(to_victim), 0);
