@@ -194,8 +194,8 @@ class nixlAgentData final : public towline::nixl::MessageReader, public towline:
   nixl_status_t make_request(nixl_xfer_op_t operation, const towline::nixl::Sides& sides,
                              nixlBackendH* backend, std::shared_ptr<towline::nixl::Remote> with,
                              const nixl_opt_args_t* extra_params, nixlXferReqH*& request, const char* call);
-  // `sent`: the agent itself sent it, and the application did not bring it.
-  nixl_status_t load(const nixl_blob_t& blob, std::string& agent_name, bool sent = false);
+  // `sent_by`: the incarnation of the agent that sent it, which must be its own; empty: the application brought it.
+  nixl_status_t load(const nixl_blob_t& blob, std::string& agent_name, std::string_view sent_by = {});
   // Makes room for metadata that its agent sent. False: too many agents that are there have sent theirs.
   [[nodiscard]] bool make_room(const std::string& agent_name, size_t bytes);
   nixl_status_t invalidate(const std::string& agent_name);

@@ -114,8 +114,10 @@ bool nixlAgentData::make_room(const std::string& agent_name, size_t bytes) {
   }
 }
 
-nixl_status_t nixlAgentData::load(const nixl_blob_t& blob, std::string& agent_name, bool sent) {
+nixl_status_t nixlAgentData::load(const nixl_blob_t& blob, std::string& agent_name,
+                                  std::string_view sent_by) {
   static constexpr const char* kCall = "loadRemoteMD";
+  const bool sent = !sent_by.empty();
   Frame frame;
   if (const std::string why = decode(blob, frame); !why.empty()) {
     return fail(NIXL_ERR_MISMATCH, "{}: {} bytes can't be read: {}", kCall, blob.size(), why);
@@ -148,6 +150,11 @@ nixl_status_t nixlAgentData::load(const nixl_blob_t& blob, std::string& agent_na
                 frame.name);
   }
   const std::shared_ptr<Remote> before = remotes.find(frame.name);
+  if (sent && peer.incarnation() != sent_by) {
+    if (before == nullptr || before->peer().incarnation() != peer.incarnation()) remove_peer(peer);
+    return fail(NIXL_ERR_NOT_ALLOWED, "{}: agent '{}' sent the metadata of another agent of its name", kCall,
+                frame.name);
+  }
   if (sent && before != nullptr && before->peer().incarnation() != peer.incarnation() &&
       !before->is_replaced()) {
     remove_peer(peer);
@@ -282,7 +289,7 @@ void nixlAgentData::take_sent(const std::string& sender, SentMetadata::Frame fra
     }
     const std::shared_ptr<Remote> known = remotes.find(sender);
     if (known == nullptr || !known->is_there() || known->peer().incarnation() == frame.incarnation)
-      return load(frame.bytes, loaded, true);
+      return load(frame.bytes, loaded, frame.incarnation);
     log(LogLevel::kWarning,
         fmt::format(
             "another agent '{}' sent its metadata while the first is there: not loaded before that has left",

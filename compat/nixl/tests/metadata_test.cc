@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <towline/towline.hpp>
 
 #include "support.h"
 
@@ -219,6 +220,26 @@ TEST(Metadata, SentByAnotherAgentOfTheNameDoesNotTakeThePlaceOfOneThatIsThere) {
   EXPECT_EQ(run(*a.agent, request(a, NIXL_WRITE, a.blocks(1, 64), b.blocks(1, 64), "claimed-b")),
             NIXL_SUCCESS);
   EXPECT_EQ(std::memcmp(a.memory.data(), b.memory.data(), 64), 0);
+}
+
+// An agent may have any name, and send what another one gave it.
+TEST(Metadata, SentByAnAgentOfItsNameThatItIsNotOfIsNotLoaded) {
+  Side a("relayed-a", 1 << 20, listening());
+  const Side b("relayed-b");
+  const std::string frame = b.metadata();
+  const uint32_t head[2] = {0, 1};  // the first of one piece
+  std::string message("\0\x1bTLNX\x01l", 8);
+  message.append(reinterpret_cast<const char*>(head), sizeof head).append(frame);
+  const towline::Agent liar("relayed-b", {.listen = "none"});
+  const towline::Peer to_a = liar.connect("127.0.0.1:" + std::to_string(port_of(*a.agent)));
+  ASSERT_EQ(to_a.send(message), towline::Status::kOk);
+  ASSERT_EQ(to_a.send("behind it"), towline::Status::kOk);
+  std::vector<std::string> texts;
+  ASSERT_TRUE(receives(*a.agent, "relayed-b", 1, texts));
+  EXPECT_FALSE(knows(a, "relayed-b"));
+  const nixl_opt_args_t at_a = at(a);
+  ASSERT_EQ(b.agent->sendLocalMD(&at_a), NIXL_SUCCESS);
+  EXPECT_TRUE(eventually([&] { return knows(a, "relayed-b", b.blocks(1, 64)); }));
 }
 
 TEST(Metadata, SentAgainAfterARestartTakesThePlaceOfTheOld) {
