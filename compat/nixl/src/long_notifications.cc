@@ -17,12 +17,8 @@ void LongNotifications::read(const std::string& sender, std::string_view incarna
   uint64_t number = 0;
   if (body.size() < sizeof number) return;
   std::memcpy(&number, body.data(), sizeof number);
-  Sender& from = senders_[sender];
-  if (from.incarnation != incarnation) {
-    Sender anew{std::string{incarnation}, {}, 0};
-    bytes_ -= from.bytes;
-    from = std::move(anew);
-  }
+  const auto known = senders_.try_emplace({sender, std::string{incarnation}}).first;
+  Sender& from = known->second;
   const auto found = from.arriving.try_emplace(number).first;
   Arriving& arriving = found->second;
   // Numbers count up, so the first is the oldest one, unless it is this one itself.
@@ -42,7 +38,7 @@ void LongNotifications::read(const std::string& sender, std::string_view incarna
   }
   count(from, arriving);
   if (arriving.whole == 0 && arriving.ended == 0 && arriving.pieces.none()) drop(from, found);
-  if (from.arriving.empty()) senders_.erase(sender);
+  if (from.arriving.empty()) senders_.erase(known);
   keep_bound();
 }
 

@@ -10,6 +10,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <nixl_types.h>
@@ -59,7 +60,6 @@ class LongNotifications {
     [[nodiscard]] size_t bytes() const noexcept { return kEntryBytes + pieces.bytes() + text.size(); }
   };
   struct Sender {
-    std::string incarnation;  // data of another incarnation is dropped
     std::map<uint64_t, Arriving> arriving;
     size_t bytes = 0;  // of those
   };
@@ -70,7 +70,7 @@ class LongNotifications {
 
   const size_t most_bytes_;
   size_t bytes_ = 0;
-  std::map<std::string, Sender, std::less<>> senders_;
+  std::map<std::pair<std::string, std::string>, Sender> senders_;  // by name and incarnation
 };
 
 }  // namespace towline::nixl
