@@ -259,11 +259,12 @@ towline_part_result Connection::result_of(const Part& part) const noexcept {
   if (part.outstanding == 0) result.fences |= TOWLINE_PART_FENCED_REMOTE;
   result.bytes = part.confirmed > part.failed_bytes ? part.confirmed - part.failed_bytes : 0;
   if (status == Status::kOk) return result;
-  // Frames of one lane are settled in order, so the confirmed bytes are a prefix; with several lanes they may
-  // be anywhere.
+  // Frames of one lane are settled in order, so the confirmed bytes are a prefix. With several lanes, and where this
+  // side's GPU copies chunks, which end in any order, they may be anywhere.
+  const bool in_order = part.chained || (lanes_.size() == 1 && !part.prepared->lands);
   uint64_t settled = part.begin;
   if (part.outstanding == 0) settled += part.produced;
-  if (part.outstanding != 0 && (part.chained || lanes_.size() == 1)) settled += part.confirmed;
+  if (part.outstanding != 0 && in_order) settled += part.confirmed;
   result.failed_begin = settled;
   result.failed_end = part.end;
   if (part.failed_bytes != 0) {

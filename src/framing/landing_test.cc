@@ -25,6 +25,7 @@ struct FakeGpu {
   bool held = false;           // none ends
   uint32_t fail_begin_at = 0;  // the n-th copy from here on is refused,
   uint32_t fail_end_at = 0;    // or breaks
+  uint32_t late_at = 0;        // or takes longer than all others
   uint32_t under_way = 0;
   uint32_t most_under_way = 0;
   uint64_t copies = 0;
@@ -52,7 +53,8 @@ class FakeLander final : public Lander {
     }
     Copy& copy = copies_[static_cast<uint32_t>(way)][index];
     EXPECT_FALSE(copy.under_way) << "a slot is used twice";
-    copy = {true, gpu_.polls, device, {pieces.begin(), pieces.end()}};
+    const bool late = gpu_.late_at != 0 && --gpu_.late_at == 0;
+    copy = {true, late ? UINT32_MAX : gpu_.polls, device, {pieces.begin(), pieces.end()}};
     ++gpu_.copies;
     gpu_.most_under_way = std::max(gpu_.most_under_way, ++gpu_.under_way);
     return Status::kOk;
@@ -506,6 +508,28 @@ TEST_P(LandingTest, ALostPeersPartHasItsFenceWhenTheGpuHasDoneWithIt) {
     EXPECT_NE(a_->host.result(1).fences & TOWLINE_PART_FENCED_LOCAL, 0u);
     EXPECT_TRUE(a_->connection.settled());
     EXPECT_EQ(a_->host.twice, 0u);
+  }
+}
+
+// Slots are looked at in turn, and a GPU's queues end in any order.
+TEST_P(LandingTest, BytesThatOvertookOthersAreNotSaidToHaveArrivedInOrder) {
+  for (const uint32_t op : {TOWLINE_WRITE, TOWLINE_READ}) {
+    join();
+    make_memory(4 << 20);
+    FakePlan plan{key_};
+    plan.set_kinds(TOWLINE_MEMORY_VRAM, TOWLINE_MEMORY_VRAM);
+    fill(plan, 1 << 20);
+    gpu_a_.late_at = 1;
+    ASSERT_EQ(submit(prepare(plan, op), 1, plan.bytes()), Status::kInProgress);
+    turns();
+    ASSERT_FALSE(a_->host.ended(1));
+    b_->connection.close();
+    for (int i = 0; i < 100 && !a_->connection.down(); ++i) a_->progress();
+    a_->connection.give_up();
+    ASSERT_TRUE(a_->host.ended(1));
+    EXPECT_EQ(a_->host.result(1).bytes, uint64_t{3} << 20);
+    EXPECT_EQ(a_->host.result(1).failed_begin, 0u) << "the first MiB is still at the GPU";
+    EXPECT_EQ(a_->host.result(1).failed_end, uint64_t{4} << 20);
   }
 }
 
