@@ -112,8 +112,16 @@ void Link::handle_event(uint32_t event, Status status, const char* text) {
   close(status, text == nullptr ? "" : text);
 }
 
+// Nobody has answered within connection.timeout, though the operation that asked had more time.
+bool Link::was_silent(Status why) const noexcept {
+  const uint64_t limit_ns = worker_.agent().tuning().connect_timeout_ns;
+  return why == Status::kTimedOut && state() == State::kConnecting &&
+         connect_deadline_ns_ >= Deadline::after(connecting_since_ns_, limit_ns).ns();
+}
+
 // An address at which nobody answers says more if its agent was there before.
 Status Link::of_lost_peer(Status why) const noexcept {
+  if (was_silent(why)) why = Status::kUnreachable;
   return why == Status::kUnreachable && Agent::has_lost(peer_) ? Status::kPeerLost : why;
 }
 

@@ -176,6 +176,7 @@ class Link {
   void handle_event(uint32_t event, Status status, const char* text);
   void handle_message(const uint8_t* data, size_t bytes);
   uint32_t do_upkeep(uint64_t now_ns);
+  [[nodiscard]] bool was_silent(Status why) const noexcept;
   [[nodiscard]] Status of_lost_peer(Status why) const noexcept;
   void begin_generation();
   void dialled();

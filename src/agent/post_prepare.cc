@@ -153,7 +153,9 @@ Status Post::establish_part(Part& part, uint64_t deadline_ns) noexcept {
     if (part.link == nullptr) part.link = &peer.link(*backend_, part.worker->index());
     Link& link = *part.link;
     if (link.state() == Link::State::kDown) {
-      if (part.attempt != 0 && part.attempt == link.attempts()) {
+      // Another operation's deadline, which was earlier, is none of this one's.
+      const bool cut_short = link.last_error() == Status::kTimedOut && agent().now_ns() < deadline_ns;
+      if (part.attempt != 0 && part.attempt == link.attempts() && !cut_short) {
         set_failure_text(link.last_error_text());
         return is_error(link.last_error()) ? link.last_error() : Status::kPeerLost;
       }
