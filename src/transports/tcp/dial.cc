@@ -122,7 +122,7 @@ void Dial::read_reply() {
     case PacketReader::State::kClosed:
       if (const char* const why = stream_.why(); why != nullptr) return fail(Status::kPermissionDenied, why);
       if (reader_.error() != 0) return fail(Status::kUnreachable, errno_text(reader_.error()));
-      return fail(Status::kProtocol, "it closed the connection without a reply");
+      return fail(Status::kUnreachable, "it closed the connection without a reply");
     case PacketReader::State::kWhole:
       break;
   }
