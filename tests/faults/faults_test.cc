@@ -15,6 +15,7 @@
 
 #include "belongings.h"
 #include "eventually.h"
+#include "poster.h"
 #include "towline/towline.hpp"
 #include "victim.h"
 #include "ways.h"
@@ -360,6 +361,7 @@ TEST(TwoHosts, ANetworkThatComesLateIsGivenOut) {
 
 int main(int argc, char** argv) {
   if (argc > 1 && std::string(argv[1]) == "--victim") return towline::faults::run_victim(argc, argv);
+  if (argc > 1 && std::string(argv[1]) == "--poster") return towline::faults::run_poster(argc, argv);
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -112,6 +112,7 @@ class RemoteFenceAfterALoss : public ::testing::Test {
 
 TEST_F(RemoteFenceAfterALoss, APostThatIsNotFencedDoesNotSayWhatMovedAsIfItKnew) {
   const Post cancelled = plan_.post();
+  ASSERT_TRUE(eventually([&] { return network_.kept_bytes() > kSentBlock; })) << "nothing is under way";
   cancelled.cancel();
   ASSERT_EQ(cancelled.wait(10s), Status::kCancelled);
   EXPECT_NE(cancelled.error().find("at least 0 bytes have moved; the local memory is not fenced yet"),

@@ -26,10 +26,7 @@ StallingProxy::~StallingProxy() {
   stop_ = true;
   thread_.join();
   close(listener_);
-  for (const Flow& flow : flows_) {
-    close(flow.client);
-    close(flow.server);
-  }
+  for (const Flow& flow : flows_) close_both(flow);
 }
 
 void StallingProxy::stall() {
@@ -46,7 +43,7 @@ uint64_t StallingProxy::kept_bytes() {
   const std::lock_guard lock(mutex_);
   uint64_t bytes = 0;
   for (const Flow& flow : flows_)
-    if (flow.stalled) bytes += flow.kept.size() - flow.sent;
+    if (flow.stalled) bytes += flow.up.kept.size() - flow.up.sent;
   return bytes;
 }
 
@@ -55,44 +52,78 @@ bool StallingProxy::all_ended() {
   return std::none_of(flows_.begin(), flows_.end(), [](const Flow& flow) { return flow.was_stalled; });
 }
 
+void StallingProxy::cut_after(uint64_t bytes, Cut how) {
+  const std::lock_guard lock(mutex_);
+  how_ = how;
+  cut_at_ = passed_ + bytes;
+  if (bytes == 0) cut();
+}
+
+void StallingProxy::cut() {
+  cut_at_ = UINT64_MAX;
+  cut_ = true;
+  for (Flow& flow : flows_) flow.cut = true;
+}
+
+bool StallingProxy::is_cut() {
+  const std::lock_guard lock(mutex_);
+  return cut_;
+}
+
+void StallingProxy::heal() {
+  const std::lock_guard lock(mutex_);
+  cut_ = false;
+}
+
+void StallingProxy::close_both(const Flow& flow) {
+  close(flow.up.from);
+  close(flow.up.to);
+}
+
 void StallingProxy::admit() {
-  Flow flow;
-  flow.client = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-  if (flow.client < 0) return;
-  flow.server = support::connect_to(to_);
-  if (flow.server < 0) {
-    close(flow.client);
+  const int client = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+  if (client < 0) return;
+  const int server = support::connect_to(to_);
+  if (server < 0) {
+    close(client);
     return;
   }
+  Flow flow;
+  flow.up.from = flow.down.to = client;
+  flow.down.from = flow.up.to = server;
+  flow.cut = cut_;
   flows_.push_back(std::move(flow));
 }
 
-void StallingProxy::take_from_client(Flow& flow) {
-  const std::size_t before = flow.kept.size();
-  flow.kept.resize(before + kPieceBytes);
-  const ssize_t got = recv(flow.client, flow.kept.data() + before, kPieceBytes, MSG_DONTWAIT);
-  flow.kept.resize(before + static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
-  flow.client_ended = got == 0 || (got < 0 && errno != EAGAIN);
+bool StallingProxy::takes(const Flow& flow, const Way& way) const {
+  if (way.ended) return false;
+  if (flow.cut) return how_ == Cut::kSwallows;
+  return (flow.stalled && &way == &flow.up) || way.kept.size() < kMostInPassing;
 }
 
-void StallingProxy::give_to_server(Flow& flow) {
-  const std::size_t bytes = std::min(flow.kept.size() - flow.sent, kPieceBytes);
-  const ssize_t sent = send(flow.server, flow.kept.data() + flow.sent, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (sent < 0 && errno != EAGAIN) flow.sent = flow.kept.size();  // nobody takes it
-  if (sent > 0) flow.sent += static_cast<std::size_t>(sent);
-  if (flow.sent != flow.kept.size()) return;
-  flow.kept.clear();
-  flow.sent = 0;
+bool StallingProxy::gives(const Flow& flow, const Way& way) {
+  return !flow.cut && !way.kept.empty() && !(flow.stalled && &way == &flow.up);
 }
 
-// False: the server has ended the connection.
-bool StallingProxy::pass_to_client(Flow& flow) {
-  std::vector<char> piece(kPieceBytes);
-  const ssize_t got = recv(flow.server, piece.data(), piece.size(), MSG_DONTWAIT);
-  if (got == 0 || (got < 0 && errno != EAGAIN)) return false;
-  if (got > 0 && !flow.client_ended)
-    (void)support::send_all(flow.client, piece.data(), static_cast<std::size_t>(got));
-  return true;
+void StallingProxy::take(Way& way) {
+  const std::size_t before = way.kept.size();
+  way.kept.resize(before + kPieceBytes);
+  const ssize_t got = recv(way.from, way.kept.data() + before, kPieceBytes, MSG_DONTWAIT);
+  way.kept.resize(before + static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  way.ended = got == 0 || (got < 0 && errno != EAGAIN);
+}
+
+void StallingProxy::give(Way& way) {
+  const std::size_t bytes = std::min(way.kept.size() - way.sent, kPieceBytes);
+  const ssize_t sent = send(way.to, way.kept.data() + way.sent, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent < 0 && errno != EAGAIN) way.refused = true;
+  if (sent > 0) {
+    way.sent += static_cast<std::size_t>(sent);
+    passed_ += static_cast<uint64_t>(sent);
+  }
+  if (!way.refused && way.sent != way.kept.size()) return;
+  way.kept.clear();
+  way.sent = 0;
 }
 
 void StallingProxy::run() {
@@ -101,30 +132,32 @@ void StallingProxy::run() {
     {
       const std::lock_guard lock(mutex_);
       for (const Flow& flow : flows_) {
-        const bool takes = !flow.client_ended && (flow.stalled || flow.kept.size() < kMostInPassing);
-        const bool gives = !flow.stalled && !flow.kept.empty();
-        looked.push_back({flow.client, static_cast<short>(takes ? POLLIN : 0), 0});
-        if (flow.client_ended) looked.back().fd = -1;  // its end would be told again and again
-        looked.push_back({flow.server, static_cast<short>(gives ? POLLIN | POLLOUT : POLLIN), 0});
+        const auto look = [&](const Way& in, const Way& out) {
+          const int events = (takes(flow, in) ? POLLIN : 0) | (gives(flow, out) ? POLLOUT : 0);
+          // The end of one that nothing is wanted of would be told again and again.
+          looked.push_back({events == 0 ? -1 : in.from, static_cast<short>(events), 0});
+        };
+        look(flow.up, flow.down);
+        look(flow.down, flow.up);
       }
     }
     poll(looked.data(), looked.size(), support::kLookMs);
     const std::lock_guard lock(mutex_);
     for (auto flow = flows_.begin(); flow != flows_.end();) {
-      if (!flow->client_ended && (flow->stalled || flow->kept.size() < kMostInPassing))
-        take_from_client(*flow);
-      if (!flow->stalled && !flow->kept.empty()) give_to_server(*flow);
-      if (!flow->stalled && flow->kept.empty() && flow->client_ended && !flow->end_passed_on) {
-        shutdown(flow->server, SHUT_WR);
-        flow->end_passed_on = true;
+      for (Way* way : {&flow->up, &flow->down}) {
+        if (takes(*flow, *way)) take(*way);
+        if (flow->cut) way->kept.clear();
+        if (gives(*flow, *way)) give(*way);
+        const bool held = flow->cut || (flow->stalled && way == &flow->up);
+        if (!held && way->kept.empty() && way->ended && !way->end_passed_on) {
+          shutdown(way->to, SHUT_WR);
+          way->end_passed_on = true;
+        }
+        if (passed_ >= cut_at_) cut();
       }
-      if (pass_to_client(*flow)) {
-        ++flow;
-        continue;
-      }
-      close(flow->client);
-      close(flow->server);
-      flow = flows_.erase(flow);
+      const bool over = !flow->cut && flow->down.ended && flow->down.kept.empty();  // the server has ended it
+      if (over) close_both(*flow);
+      flow = over ? flows_.erase(flow) : std::next(flow);
     }
     if ((looked.front().revents & POLLIN) != 0) admit();
   }
