@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/os/congestion.h"
 #include "base/os/descriptor_limit.h"
 #include "collectives/interrupt.h"
 #include "collectives/mesh_frames.h"
@@ -88,12 +89,10 @@ std::string TcpMesh::describe(int peer) const {
 
 // ---- Connecting
 
-// Between network namespaces of one machine congestion control is useless, and pacing (bbr) costs a timer for
-// every few segments.
 void TcpMesh::tune(Stream& stream, int peer) const noexcept {
   const HostIdentity& mine = infos_[static_cast<size_t>(rank_)].host;
   const bool here = mine.same_host(infos_[static_cast<size_t>(peer)].host);
-  if (!congestion_.empty() || here) stream.set_congestion(congestion_.empty() ? "reno" : congestion_);
+  if (const auto name = congestion_for(congestion_, here); !name.empty()) stream.set_congestion(name);
 }
 
 // An address has half of a hello's time, and all are tried again for as long: a network that has just come up still answers

@@ -85,6 +85,10 @@ int32_t Backend::address(void* address, size_t* bytes) {
   return TOWLINE_OK;
 }
 
+bool is_same_host(const towline_identity& self, const towline_identity& peer) noexcept {
+  return self.host[0] == peer.host[0] && self.host[1] == peer.host[1] && (self.host[0] | self.host[1]) != 0;
+}
+
 // Peers try them in this order.
 void put_own_first(std::vector<std::string>& endpoints, const std::vector<SocketAddress>& own) {
   std::stable_partition(endpoints.begin(), endpoints.end(), [&](const std::string& text) {
@@ -95,8 +99,7 @@ void put_own_first(std::vector<std::string>& endpoints, const std::vector<Socket
 
 std::vector<SocketAddress> choose_candidates(const towline_identity& self, const towline_identity& peer,
                                              const std::vector<std::string>& endpoints) {
-  const bool same_host =
-      self.host[0] == peer.host[0] && self.host[1] == peer.host[1] && (self.host[0] | self.host[1]) != 0;
+  const bool same_host = is_same_host(self, peer);
   const bool same_network =
       same_host && self.network_namespace != 0 && self.network_namespace == peer.network_namespace;
   std::vector<SocketAddress> unix_sockets;

@@ -87,6 +87,9 @@ class Backend : public plugin::BackendBase {
   std::atomic<uint64_t> fault_seeds_{0};
 };
 
+// On one kernel, in whatever namespaces.
+bool is_same_host(const towline_identity& self, const towline_identity& peer) noexcept;
+
 // Puts endpoints at our `own` addresses before the others.
 void put_own_first(std::vector<std::string>& endpoints, const std::vector<SocketAddress>& own);
 

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/os/congestion.h"
 #include "base/short_text.h"
 #include "base/sync/spin.h"
 #include "framing/faulty_lane.h"
@@ -70,6 +71,7 @@ void Connection::connect(const towline_identity& peer, std::vector<SocketAddress
                          uint64_t deadline_ns) {
   connector_side_ = true;
   const towline_identity& self = host().self();
+  same_host_ = is_same_host(self, peer);
   hello_.target = incarnation_of(peer);
   hello_.target_name = peer.name == nullptr ? "" : peer.name;
   hello_.worker = worker_;
@@ -105,6 +107,7 @@ bool Connection::accept(Arrival arrival) {
   slots_.push_back(std::move(arrival.slot));
   address_ = SocketAddress::peer_of(arrival.stream.fd());
   const towline_identity identity = hello_.identity();
+  same_host_ = is_same_host(host().self(), identity);
   auto* const handle = reinterpret_cast<towline_connection*>(this);
   const auto status = static_cast<Status>(host().accepted(worker_, handle, identity, &peer_));
   if (is_error(status)) {
@@ -158,6 +161,7 @@ void Connection::open(Stream stream) {
   };
   framed_ = std::make_unique<framing::Connection>(host(), peer_, framing_options);
   opened_ns_ = host().now_ns();
+  congestion_ = congestion_for(options.congestion, same_host_ || address_.is_loopback());
   backend_.note_open(address_, stream.fd());
   framing::Lane& lane = add_lane(std::move(stream));
   placed_.set(0);
@@ -171,11 +175,11 @@ framing::Lane& Connection::add_lane(Stream stream) {
   const uint32_t frame_bytes = options.frame_bytes_to(address_);
   std::unique_ptr<framing::Lane> lane;
   if (backend_.flows() != nullptr)
-    lane = backend_.flows()->make_lane(host(), worker_, std::move(stream), first, frame_bytes,
-                                       options.congestion, stirred, this);
+    lane = backend_.flows()->make_lane(host(), worker_, std::move(stream), first, frame_bytes, congestion_,
+                                       stirred, this);
   else
-    lane = std::make_unique<SocketLane>(host(), worker_, std::move(stream), first, frame_bytes,
-                                        options.congestion, stirred, this, options.zerocopy);
+    lane = std::make_unique<SocketLane>(host(), worker_, std::move(stream), first, frame_bytes, congestion_,
+                                        stirred, this, options.zerocopy);
   framing::Lane& plain = *lane;
   framed_->add_lane(with_faults(std::move(lane)));
   return plain;
@@ -195,7 +199,7 @@ void Connection::add_express_lane(Stream stream) {
   const Options& options = backend_.options();
   framed_->add_express_lane(with_faults(
       std::make_unique<SocketLane>(host(), worker_, std::move(stream), true, options.frame_bytes_to(address_),
-                                   options.congestion, stirred, this, options.zerocopy)));
+                                   congestion_, stirred, this, options.zerocopy)));
 }
 
 // A further socket of the connection, of that number.

@@ -116,6 +116,8 @@ class Connection {
   uint32_t features_ = 0;       // that both sides have
   Hello hello_;                 // as sent, or as received: names the connection
   SocketAddress address_;       // of the peer, where lane 0 reached it
+  bool same_host_ = false;      // as the peer
+  std::string congestion_;      // control of its sockets; empty: the kernel's
   uint64_t opened_ns_ = 0;
   uint64_t lent_until_ns_ = 0;  // being ended: a connection that is up keeps what the kernel reads until then
   uint32_t idle_passes_ = 0;

@@ -32,7 +32,7 @@ struct Options {
   uint64_t bulk_bytes = 0;     // moved in both directions until it counts as that
   uint64_t frame_bytes = 0;    // payload of one frame; 0: by frame_bytes_to()
   uint64_t socket_buffer = 0;  // SO_SNDBUF and SO_RCVBUF; 0: the kernel tunes them
-  std::string congestion;      // control, by the kernel's name; empty: reno on loopback, else the kernel's
+  std::string congestion;      // control, by the kernel's name; empty: as congestion_for() has it
   Zerocopy zerocopy = Zerocopy::kAuto;
   uint64_t handshake_timeout_ns = 0;
   uint64_t user_timeout_ns = 0;  // sent data that stays unacknowledged so long breaks a socket

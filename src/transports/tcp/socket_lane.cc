@@ -26,15 +26,6 @@ constexpr uint32_t kPayloadAlignment = 4096;
 // Lent writes refused in a row, each a system call for nothing, until no more are tried.
 constexpr uint32_t kMostRefused = 16;
 
-// Over loopback congestion control is useless: no packet is lost, and the only queue is the receiver's. But a
-// congestion control with pacing (bbr) still waits for timers, which cost WRITEs of large blocks up to half
-// of their speed. Reno is in every kernel and allowed for every process.
-void choose_congestion_control(Stream& stream, const std::string& configured) noexcept {
-  const bool loopback = SocketAddress::peer_of(stream.fd()).is_loopback();
-  const std::string_view name = configured.empty() && loopback ? "reno" : std::string_view(configured);
-  if (!name.empty()) stream.set_congestion(name);
-}
-
 framing::IoResult not_moved(const StreamResult& result) noexcept {
   if (result.blocked()) return framing::IoResult::again();
   const int error = result.error;
@@ -64,7 +55,7 @@ SocketLane::SocketLane(const plugin::Host& host, uint32_t worker, Stream stream,
       name_(fmt::format("{} -> {}", SocketAddress::local_of(stream_.fd()).text(),
                         SocketAddress::peer_of(stream_.fd()).text())) {
   if (stream_.session() != nullptr) name_ += ", " + stream_.session()->describe();
-  choose_congestion_control(stream_, congestion);
+  if (!congestion.empty()) stream_.set_congestion(congestion);
 }
 
 framing::IoResult SocketLane::write(std::span<const iovec> pieces) noexcept {

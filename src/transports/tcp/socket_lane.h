@@ -28,7 +28,7 @@ void tune(Stream& stream, const Options& options) noexcept;
 class SocketLane final : public framing::Lane {
  public:
   // `ready` with `argument` is called on the worker when the socket has something while it is watched. The
-  // host outlives it. `congestion`: as in Options. A lane that is not the first of its connection is read
+  // host outlives it. `congestion`: by the kernel's name; empty: the kernel's choice. A lane that is not the first of its connection is read
   // less often while nothing comes. `lending`: tuning.tcp.zerocopy.
   SocketLane(const plugin::Host& host, uint32_t worker, Stream stream, bool first, uint32_t frame_bytes,
              const std::string& congestion, towline_ready_fn ready, void* argument,

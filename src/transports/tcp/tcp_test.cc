@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,6 +20,13 @@
 
 namespace towline::tcp {
 namespace {
+
+std::string congestion_of(int fd) {
+  char name[16] = {};
+  socklen_t bytes = sizeof name;
+  EXPECT_EQ(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &bytes), 0);
+  return name;
+}
 
 TEST_F(TcpTest, MovesBytesBothWaysOverIpv4) {
   open();
@@ -60,6 +68,34 @@ TEST_F(TcpTest, FallsBackToTcpWhereTheUnixSocketCanNotBeReached) {
   FakeLink& link = a->connect(b->identity, address_of(endpoints));
   ASSERT_TRUE(turn([&] { return link.ups + link.downs != 0; }));
   EXPECT_EQ(link.ups, 1u) << link.text;
+}
+
+// As between network namespaces of this host, whose addresses are not loopback either.
+TEST_F(TcpTest, DoesNotPaceWithinAHostAlsoOverAnAddressThatIsNotLoopback) {
+  const std::vector<SocketAddress> own = interface_addresses("");
+  const auto other = std::ranges::find_if(own, [](const auto& one) { return !one.is_loopback(); });
+  if (other == own.end()) GTEST_SKIP() << "this host has no other address";
+  for (const bool same_host : {true, false}) {
+    open({{"tcp.listen", other->endpoint().text()}});
+    towline_identity peer = b->identity;
+    peer.network_namespace = a->identity.network_namespace + 1;
+    if (!same_host) ++peer.host[0];
+    FakeLink& link = a->connect(peer, address_of(endpoints_of(*b)));
+    ASSERT_TRUE(turn([&] { return link.ups + link.downs != 0; }));
+    ASSERT_EQ(link.ups, 1u) << link.text;
+    const SocketAddress there = *numeric_address(parse_endpoint(endpoints_of(*b)[0]));
+    UniqueFd fresh = open_stream_socket(there.family());
+    const std::string chosen = congestion_of(fresh.get());
+    size_t found = 0;
+    for (int fd = 0; fd < 1024; ++fd) {
+      if (SocketAddress::peer_of(fd) != there) continue;
+      ++found;
+      EXPECT_EQ(congestion_of(fd), same_host ? "reno" : chosen);
+    }
+    EXPECT_EQ(found, 1u);
+    a.reset();
+    b.reset();
+  }
 }
 
 TEST_F(TcpTest, AddsSocketsOnceItCarriesBulkData) {
