@@ -44,6 +44,24 @@ TEST_F(SecuredMesh, ARankThatIsHeldUpIsWaitedFor) {
   EXPECT_NO_THROW(joined.get());
 }
 
+// A rank sleeps until something comes, or until it can go on with what it has to say.
+TEST_F(SecuredMesh, CertificatesThatDoNotFitIntoASocketAreSent) {
+  secure::testing::Authority authority(folder_);
+  if (!authority.good()) GTEST_SKIP() << "the openssl program, which makes the certificates, is not there";
+  const auto keys = secure::Keys::read(authority.sign_large("rank"));
+  TcpMesh zero(0, 2, "127.0.0.1:0", breaker_, TcpMesh::kHelloNs, keys);
+  secure::testing::shrink_listening_sockets();
+  Stream caller = secure::testing::connect_narrow(parse_endpoint(zero.endpoints("127.0.0.1").front()).port);
+  secure::secure(keys, caller, secure::Side::kCaller);
+  std::vector<pollfd> polled;
+  const auto turn = [&] {
+    polled.clear();
+    zero.poll_fds(polled);
+    if (::poll(polled.data(), polled.size(), 1) > 0) zero.serve();
+  };
+  EXPECT_EQ(secure::testing::shake_hands_late(caller, turn), Status::kOk);
+}
+
 TEST_F(SecuredMesh, ABrokenCommunicatorWaitsForNobody) {
   TcpMesh mesh(1, 2, "127.0.0.1:0", breaker_, 200 * kMillisecondNs, keys_);
   auto joined = std::async(std::launch::async, [&] { mesh.join(infos_, Id::random(), deadline()); });

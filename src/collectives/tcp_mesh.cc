@@ -206,7 +206,9 @@ std::unique_ptr<Channel> TcpMesh::message_channel(int peer) {
 void TcpMesh::poll_fds(std::vector<pollfd>& polled) {
   polled.push_back({socket_.fd(), POLLIN, 0});
   for (const Arriving& arriving : arriving_) {
-    if (arriving.bytes.size() < kMeshHelloBytes) polled.push_back({arriving.stream.fd(), POLLIN, 0});
+    const int events = arriving.stream.unsent() ? POLLIN | POLLOUT : POLLIN;
+    if (arriving.bytes.size() < kMeshHelloBytes)
+      polled.push_back({arriving.stream.fd(), static_cast<short>(events), 0});
   }
   const std::lock_guard lock(mutex_);
   for (const Control& control : controls_)

@@ -89,8 +89,8 @@ void Carrier::State::write(Line& line) noexcept {
   if (shaken.over()) return end(line, shaken.refused() ? kOtherKeys : "it can't be written to", shaken.error);
   const StreamResult sent = shaken.moved() ? line.frames.flush() : shaken;
   if (sent.over()) return end(line, "it can't be written to", sent.error);
-  const bool wanted =
-      shaken.moved() && line.frames.unsent() != 0;  // a handshake goes on when something comes
+  // A handshake that has been sent so far goes on when something comes.
+  const bool wanted = shaken.moved() ? line.frames.unsent() != 0 : line.frames.stream().unsent();
   if (wanted == line.wants_write) return;
   try {
     poller.modify(line.frames.stream().fd(), EPOLLIN | (wanted ? uint32_t{EPOLLOUT} : 0u), &line);

@@ -111,6 +111,18 @@ TEST_F(FabricCarrier, EnginesWithTheSameKeyReachEachOther) {
   ASSERT_TRUE(until({&one, &two}, [&] { return one.counts[2] == 1 && two.counts[1] == 1; }));
 }
 
+TEST_F(FabricCarrier, CertificatesThatDoNotFitIntoASocketAreSent) {
+  secure::testing::Authority authority(folder);
+  if (!authority.good()) GTEST_SKIP() << "the openssl program, which makes the certificates, is not there";
+  CarrierOptions options;
+  options.keys = secure::Keys::read(authority.sign_large("both"));
+  Node node{fabric_, options};
+  secure::testing::shrink_listening_sockets();
+  Stream caller = secure::testing::connect_narrow(handed_over(node).endpoints.front().port);
+  secure::secure(options.keys, caller, secure::Side::kCaller);
+  EXPECT_EQ(secure::testing::shake_hands_late(caller, [&] { node.turn(); }), Status::kOk);
+}
+
 TEST_F(FabricCarrier, EnginesWithDifferentKeysLoseEachOther) {
   TOWLINE_NEEDS_TLS();
   Node one{fabric_, with_key('k'), never_repeating()};

@@ -303,6 +303,18 @@ TEST(TcpStores, WithKeysTheySpeakToHoldersOfTheSameOnesOnly) {
   EXPECT_EQ(store->get("large", within(60'000)), large);
 }
 
+TEST(TcpStores, CertificatesThatDoNotFitIntoASocketAreSent) {
+  const secure::testing::Folder folder;
+  secure::testing::Authority authority(folder);
+  if (!authority.good()) GTEST_SKIP() << "the openssl program, which makes the certificates, is not there";
+  TcpStoreServer server("127.0.0.1:0", TcpStoreServer::kPatienceNs,
+                        secure::Keys::read(authority.sign_large("server")));
+  secure::testing::shrink_listening_sockets();
+  Stream client = secure::testing::connect_narrow(server.port());
+  secure::secure(secure::Keys::read(authority.sign_large("client")), client, secure::Side::kCaller);
+  EXPECT_EQ(secure::testing::shake_hands_late(client, [] { std::this_thread::yield(); }), Status::kOk);
+}
+
 TEST(TcpStores, AWaitForASilentServersHandshakeCanBeEnded) {
   TOWLINE_NEEDS_TLS();
   const secure::testing::Folder folder;

@@ -106,7 +106,8 @@ struct TcpStoreServer::State {
     uint64_t due_ns = ~uint64_t{0};
     bool unread = false;  // bytes of which no poll() tells
     for (const Client& client : clients) {
-      const int events = (client.reads() ? POLLIN : 0) | (client.out.empty() ? 0 : POLLOUT);
+      const bool writes = !client.out.empty() || client.stream.unsent();
+      const int events = (client.reads() ? POLLIN : 0) | (writes ? POLLOUT : 0);
       polled.push_back({client.stream.fd(), static_cast<short>(events), 0});
       unread = unread || (client.reads() && client.stream.unread());
       if (client.due_ns() != 0) due_ns = std::min(due_ns, client.due_ns());
@@ -119,7 +120,8 @@ struct TcpStoreServer::State {
     size_t at = 2;
     for (auto client = clients.begin(); client != clients.end(); ++at) {
       const auto next = std::next(client);
-      if (client->reads() && client->stream.unread()) polled[at].revents |= POLLIN;
+      const bool shakes_hands = (polled[at].revents & POLLOUT) != 0 && client->stream.unsent();
+      if (client->reads() && (client->stream.unread() || shakes_hands)) polled[at].revents |= POLLIN;
       if (polled[at].revents != 0) serve(*client, polled[at].revents);
       if (!client->gone && client->due_ns() != 0 && client->due_ns() <= now)
         refuse(*client, "it is silent in the middle of a request, or reads no answers");

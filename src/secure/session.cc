@@ -291,9 +291,17 @@ StreamResult Session::cut_while_shaking(int error) noexcept {
       "none");
 }
 
-// What it sends fits into a new socket. Where it does not, the limit for hellos ends the connection.
+// OpenSSL is through with the handshake. A socket that takes nothing any more still has what the other side said last.
+StreamResult Session::send_last_flight(int fd) noexcept {
+  if (send_out(fd).blocked()) return blocked();
+  flight_sent_ = true;
+  return {0, StreamResult::Kind::kMoved, 0};
+}
+
+// Many certificates are more than the socket has room for: unsent() then.
 StreamResult Session::shake(int fd) noexcept {
-  if (shaken_) return {0, StreamResult::Kind::kMoved, 0};
+  if (flight_sent_) return {0, StreamResult::Kind::kMoved, 0};
+  if (shaken_) return send_last_flight(fd);
   for (;;) {
     openssl_.ERR_clear_error();
     const int done = openssl_.SSL_do_handshake(ssl_);
@@ -303,7 +311,7 @@ StreamResult Session::shake(int fd) noexcept {
       shaken_ = true;
       hello_ = before_hello_ = {};
       unread_ = !in_.empty();
-      return {0, StreamResult::Kind::kMoved, 0};
+      return send_last_flight(fd);
     }
     if (error == SSL_ERROR_WANT_WRITE && sent.over()) return cut_while_shaking(sent.error);
     if (error == SSL_ERROR_WANT_WRITE && sent.blocked()) return blocked();
@@ -407,6 +415,11 @@ StreamResult Session::read(int fd, std::span<const iovec> pieces) noexcept {
 bool Session::unread() const noexcept {
   const std::lock_guard lock(mutex_);
   return unread_;
+}
+
+bool Session::unsent() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return !flight_sent_ && !out_.empty() && write_error_ == 0 && error_ == 0;
 }
 
 std::string Session::describe() const {

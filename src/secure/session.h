@@ -41,6 +41,7 @@ class Session final : public StreamSession {
   StreamResult write(int fd, std::span<const iovec> pieces) noexcept override;
   StreamResult read(int fd, std::span<const iovec> pieces) noexcept override;
   [[nodiscard]] bool unread() const noexcept override;
+  [[nodiscard]] bool unsent() const noexcept override;
   [[nodiscard]] std::string describe() const override;
   [[nodiscard]] const char* why() const noexcept override;
 
@@ -66,6 +67,7 @@ class Session final : public StreamSession {
   enum class Offer : uint8_t { kMade, kMoreIsNeeded, kRefused };
   Offer offer_record() noexcept;
   StreamResult shake(int fd) noexcept;
+  StreamResult send_last_flight(int fd) noexcept;
   StreamResult cut_while_shaking(int error) noexcept;
   void say_that_tls_is_spoken(int fd) noexcept;
   StreamResult write_record(const void* data, std::size_t bytes) noexcept;
@@ -85,7 +87,8 @@ class Session final : public StreamSession {
   uint64_t records_ = 0;     // since the key was changed
   bool said_something_ = false;
   bool shaken_ = false;
-  bool held_back_ = false;  // the next write's first byte is in out_
+  bool flight_sent_ = false;  // all of the handshake
+  bool held_back_ = false;    // the next write's first byte is in out_
   bool unread_ = false;
   bool ended_ = false;
   int error_ = 0;        // an errno; it is over

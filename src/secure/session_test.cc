@@ -3,7 +3,9 @@
 #include <poll.h>
 
 #include <array>
+#include <future>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/os/socket_address.h"
@@ -71,6 +73,27 @@ TEST_F(Sessions, AHandshakeMayComeByteByByte) {
       if (from->read(&byte, 1).moved()) ASSERT_EQ(to->write_all({&byte, 1}, soon()), Status::kOk);
     }
   }
+}
+
+// Both sides wait to read meanwhile.
+TEST_F(Sessions, AHandshakeThatDoesNotFitIntoTheSocketGoesOnWhenThereIsRoom) {
+  testing::Authority authority(folder_);
+  if (!authority.good()) GTEST_SKIP() << "the openssl program, which makes the certificates, is not there";
+  ListeningSocket door({false, "127.0.0.1", 0}, {});
+  testing::shrink_listening_sockets();
+  Stream caller = testing::connect_narrow(door.address().port()), called;
+  int error = 0;
+  while (!called.valid()) called = Stream::accepted(door.accept(nullptr, &error));
+  secure(Keys::read(authority.sign_large("caller")), caller, Side::kCaller);
+  secure(Keys::read(authority.sign_large("called")), called, Side::kCalled);
+  ASSERT_TRUE(authority.good());
+  std::array<uint8_t, 100> sent{1, 2, 3}, got{};
+  auto other = std::async(std::launch::async, [&] { return called.read_all(got, soon()); });
+  EXPECT_EQ(testing::shake_hands_late(caller, [] { std::this_thread::yield(); }), Status::kOk);
+  EXPECT_FALSE(caller.unsent());
+  EXPECT_EQ(caller.write_all(sent, soon()), Status::kOk);
+  EXPECT_EQ(other.get(), Status::kOk) << called.failure({});
+  EXPECT_EQ(got, sent);
 }
 
 // The other side said why, and closed the connection before it had read everything: its words are still here, and are read

@@ -2,13 +2,18 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "base/error.h"
+#include "base/os/socket_address.h"
+#include "base/os/stream.h"
 #include "secure/keys.h"
 
 namespace towline::secure::testing {
@@ -53,6 +58,50 @@ inline bool has_tls() {
 
 inline std::string key_text(char letter = 'k') { return std::string(40, letter) + "\n"; }
 
+// Of a socket, or of those that are accepted from it: less than a flight of certificates.
+inline void shrink_send_buffer(int fd) {
+  const int bytes = 4096;
+  EXPECT_EQ(setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes), 0);
+}
+
+// Of all sockets that this process listens at.
+inline void shrink_listening_sockets() {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    int listens = 0;
+    socklen_t bytes = sizeof listens;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) == 0 && listens != 0)
+      shrink_send_buffer(fd);
+  }
+}
+
+// Connected to a port of this host, with as little room as there may be: what its peer sends waits until it is read.
+inline Stream connect_narrow(uint16_t port) {
+  const Deadline deadline = Deadline::after(monotonic_now_ns(), 60 * kSecondNs);
+  const SocketAddress to = resolve({false, "127.0.0.1", port}, deadline).front();
+  Stream stream = Stream::open(to.family());
+  shrink_send_buffer(stream.fd());
+  const int bytes = 2048;
+  EXPECT_EQ(setsockopt(stream.fd(), SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes), 0);
+  int error = stream.start_connect(to);
+  if (error == EINPROGRESS && stream.wait(POLLOUT, deadline) != 0) error = stream.finish_connect();
+  EXPECT_EQ(error, 0);
+  return stream;
+}
+
+// Reads nothing until the other side has filled its socket; `turn` lets it go on, where it has no thread.
+template <class Turn>
+Status shake_hands_late(Stream& caller, Turn&& turn) {
+  const Deadline deadline = Deadline::after(monotonic_now_ns(), 20 * kSecondNs);
+  StreamResult shaken = caller.shake_hands();
+  while (shaken.blocked() && !caller.ready(POLLIN) && !deadline.passed(monotonic_now_ns())) turn();
+  while ((shaken = caller.shake_hands()).blocked()) {
+    if (deadline.passed(monotonic_now_ns())) return Status::kTimedOut;
+    turn();
+  }
+  return shaken.moved() ? Status::kOk : Status::kPeerLost;
+}
+
 // An authority, and certificates that it signs; made by the openssl program. False: there is none.
 class Authority {
  public:
@@ -71,6 +120,12 @@ class Authority {
             run("openssl x509 -req -in " + who + ".csr -CA " + name_ + ".pem -CAkey " + name_ +
                 ".key -CAcreateserial -days 2 -extfile " + who + ".ext -out " + who + ".pem");
     return {"", folder_.at(who + ".pem"), folder_.at(who + ".key"), folder_.at(name_ + ".pem")};
+  }
+  // Of 24 KB, which is near what is taken.
+  Keys::Files sign_large(const std::string& who) {
+    std::string names = "DNS:" + who + ".example.com";
+    for (int i = 1000; i < 1800; ++i) names += ",DNS:another-name-of-it-" + std::to_string(i) + ".ex";
+    return sign(who, names);
   }
 
  private:

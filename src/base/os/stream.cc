@@ -107,6 +107,7 @@ std::string Stream::failure(const StreamResult& result) const {
 
 short Stream::wait(short events, Deadline deadline) const noexcept {
   if ((events & POLLIN) != 0 && unread()) return POLLIN;
+  if ((events & POLLIN) != 0 && unsent()) events |= POLLOUT;
   for (;;) {
     const uint64_t left = std::min(deadline.remaining_ns(monotonic_now_ns()), kLongestWaitNs);
     const timespec timeout = {static_cast<time_t>(left / kSecondNs), static_cast<long>(left % kSecondNs)};

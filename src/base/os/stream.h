@@ -111,13 +111,17 @@ class Stream {
   [[nodiscard]] StreamResult read(void* data, std::size_t bytes) noexcept;
   // Bytes that have come lie in the session, and read() may have some without a poll() that says so.
   [[nodiscard]] bool unread() const noexcept { return session_ != nullptr && session_->unread(); }
+  // The handshake goes on when the socket can be written to, too: a caller that waits to read has to wait for that as well,
+  // as wait() does.
+  [[nodiscard]] bool unsent() const noexcept { return session_ != nullptr && session_->unsent(); }
   // All of it by the deadline: kOk, kTimedOut, kPeerLost.
   [[nodiscard]] Status write_all(std::span<const uint8_t> bytes, Deadline deadline) noexcept;
   [[nodiscard]] Status read_all(std::span<uint8_t> bytes, Deadline deadline) noexcept;
 
   // ---- waiting
 
-  // Waits for any of these poll() events; returns those that came, or 0 at the deadline.
+  // Waits for any of these poll() events; returns those that came, or 0 at the deadline. One that waits to read may get
+  // POLLOUT: reading goes on with the handshake then.
   [[nodiscard]] short wait(short events, Deadline deadline) const noexcept;
   [[nodiscard]] bool ready(short events) const noexcept;  // now
   // For epoll, poll and the addresses at both ends. Reading and writing it is this class's alone.

@@ -29,6 +29,8 @@ class StreamSession {
   virtual StreamResult read(int fd, std::span<const iovec> pieces) noexcept = 0;
   // Bytes that have come may lie here, of which no poll() tells; false once read() was blocked.
   [[nodiscard]] virtual bool unread() const noexcept = 0;
+  // A part of the handshake lies here that the socket had no room for: it goes on when the socket can be written to, too.
+  [[nodiscard]] virtual bool unsent() const noexcept = 0;
   // "TLS 1.3, ..." once the handshake is over.
   [[nodiscard]] virtual std::string describe() const = 0;
   // Why the session failed; null: it did not, or the connection did.

@@ -180,11 +180,12 @@ void Listener::serve(Client& client, uint32_t events) {
   drop(client, Status::kPermissionDenied);
 }
 
-// No poll() tells of what lies in a session: that it can be written to, which is always so, brings the next turn.
+// No poll() tells of what lies in a session: that it can be written to, which is always so, brings the next turn. A
+// handshake that the socket had no room for waits for it.
 void Listener::ask_again(Client& client) {
-  const bool unread = client.stream.unread();
-  if (std::exchange(client.asks_to_write, unread) == unread) return;
-  host_.rewatch(client.stream.fd(), unread ? EPOLLIN | EPOLLOUT : EPOLLIN, Client::ready, &client);
+  const bool asks = client.stream.unread() || client.stream.unsent();
+  if (std::exchange(client.asks_to_write, asks) == asks) return;
+  host_.rewatch(client.stream.fd(), asks ? EPOLLIN | EPOLLOUT : EPOLLIN, Client::ready, &client);
 }
 
 // Reads one piece per turn, so that clients take turns. False: close it.

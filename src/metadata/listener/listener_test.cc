@@ -190,6 +190,17 @@ TEST_F(ListenerTest, ExchangesBlobsWithTheSameKeys) {
   EXPECT_EQ(listener->refused(), 0u);
 }
 
+TEST_F(ListenerTest, SendsCertificatesThatDoNotFitIntoASocket) {
+  secure::testing::Authority authority(folder);
+  if (!authority.good()) GTEST_SKIP() << "the openssl program, which makes the certificates, is not there";
+  options.keys = secure::Keys::read(authority.sign_large("called"));
+  open();
+  secure::testing::shrink_listening_sockets();
+  Stream caller = secure::testing::connect_narrow(parse_endpoint(address()).port);
+  secure::secure(secure::Keys::read(authority.sign_large("caller")), caller, secure::Side::kCaller);
+  EXPECT_EQ(secure::testing::shake_hands_late(caller, [&] { host.turn(); }), Status::kOk);
+}
+
 // As without keys: others must not wait for all that one has to say.
 TEST_F(ListenerTest, AClientWithKeysTakesTurnsToo) {
   TOWLINE_NEEDS_TLS();

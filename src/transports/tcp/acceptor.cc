@@ -154,10 +154,7 @@ void Acceptor::hear(Pending& pending) noexcept {
 void Acceptor::read_hello(Pending& pending) {
   switch (pending.reader.receive(pending.stream)) {
     case PacketReader::State::kMore:
-      if (pending.watched) return;
-      pending.watched = host_.watch(0, pending.stream.fd(), EPOLLIN, pending_ready, &pending) == TOWLINE_OK;
-      if (!pending.watched) cut(pending, Status::kIo, "can't be watched");
-      return;
+      return wait_for_more(pending);
     case PacketReader::State::kWhole:
       return take_hello(pending);
     case PacketReader::State::kGarbage:
@@ -170,6 +167,18 @@ void Acceptor::read_hello(Pending& pending) {
         return cut(pending, Status::kPermissionDenied, ShortText("was refused: {}", why));
       return cut(pending, Status::kProtocol, "closed before its hello was there");
   }
+}
+
+void Acceptor::wait_for_more(Pending& pending) {
+  const bool unsent = pending.stream.unsent();
+  if (pending.watched && pending.watched_to_write == unsent) return;
+  const uint32_t events = unsent ? EPOLLIN | EPOLLOUT : EPOLLIN;
+  const int fd = pending.stream.fd();
+  const int32_t status = pending.watched ? host_.rewatch(0, fd, events, pending_ready, &pending)
+                                         : host_.watch(0, fd, events, pending_ready, &pending);
+  if (status != TOWLINE_OK) return cut(pending, Status::kIo, "can't be watched");
+  pending.watched = true;
+  pending.watched_to_write = unsent;
 }
 
 void Acceptor::take_hello(Pending& pending) {

@@ -59,6 +59,7 @@ class Acceptor {
     SocketAddress from;
     uint64_t deadline_ns = 0;
     bool watched = false;
+    bool watched_to_write = false;
     PacketReader reader{kHelloMagic};
     std::list<Pending>::iterator self;
   };
@@ -70,6 +71,7 @@ class Acceptor {
   void admit(Stream stream, const SocketAddress& from);
   void make_room(const SocketAddress& from);
   void hear(Pending& pending) noexcept;
+  void wait_for_more(Pending& pending);
   void read_hello(Pending& pending);
   void take_hello(Pending& pending);
   void refuse(Pending& pending, Status status, const char* text);

@@ -53,6 +53,8 @@ void Dial::ready(void* self, uint32_t) {
 }
 
 void Dial::watch(uint32_t events) {
+  if (watched_ && watched_events_ == events) return;
+  watched_events_ = events;
   const int32_t status = watched_ ? host_.rewatch(worker_, stream_.fd(), events, ready, this)
                                   : host_.watch(worker_, stream_.fd(), events, ready, this);
   watched_ = watched_ || status == TOWLINE_OK;
@@ -80,7 +82,8 @@ Dial::State Dial::step() {
   } else if (state_ == State::kSecuring) {
     shake_hands();
   } else if (state_ == State::kAwaiting) {
-    read_reply();
+    write_hello();
+    if (state_ == State::kAwaiting) read_reply();
   }
   return state_;
 }
@@ -89,9 +92,10 @@ Dial::State Dial::step() {
 void Dial::begin() {
   secure::secure(keys_, stream_, secure::Side::kCaller);
   state_ = State::kSecuring;
-  watch(EPOLLIN);
-  if (state_ == State::kSecuring) shake_hands();
+  shake_hands();
 }
+
+void Dial::watch_for_answer() { watch(stream_.unsent() || !hello_.empty() ? EPOLLIN | EPOLLOUT : EPOLLIN); }
 
 void Dial::shake_hands() {
   const StreamResult shaken = stream_.shake_hands();
@@ -99,15 +103,25 @@ void Dial::shake_hands() {
     fail(shaken.refused() ? Status::kPermissionDenied : Status::kUnreachable, stream_.failure(shaken));
   else if (shaken.moved())
     state_ = State::kConnected;
+  if (state_ != State::kFailed) watch_for_answer();
 }
 
 void Dial::send_hello(const Hello& hello, uint64_t now_ns) {
-  const std::vector<uint8_t> packet = pack(hello);
-  const StreamResult sent = stream_.write(packet.data(), packet.size());
-  if (sent.bytes != packet.size())  // a new socket has room for it
-    return fail(Status::kUnreachable, sent.over() ? stream_.failure(sent) : "the hello was cut short");
+  hello_ = pack(hello);
   hello_sent_ns_ = now_ns;
   state_ = State::kAwaiting;
+  write_hello();
+}
+
+// A new socket has room for it, unless it is full of certificates.
+void Dial::write_hello() {
+  while (!hello_.empty()) {
+    const StreamResult sent = stream_.write(hello_.data(), hello_.size());
+    if (sent.over()) return fail(Status::kUnreachable, stream_.failure(sent));
+    hello_.erase(hello_.begin(), hello_.begin() + static_cast<std::ptrdiff_t>(sent.bytes));
+    if (sent.blocked()) break;
+  }
+  watch_for_answer();
 }
 
 void Dial::read_reply() {

@@ -50,8 +50,10 @@ class Dial {
   static void ready(void* self, uint32_t events);
   void fail(Status status, std::string text);
   void watch(uint32_t events);
+  void watch_for_answer();
   void begin();
   void shake_hands();
+  void write_hello();
   void read_reply();
 
   const plugin::Host& host_;
@@ -62,8 +64,10 @@ class Dial {
   void* const argument_;
   Stream stream_;
   bool watched_ = false;
+  uint32_t watched_events_ = 0;
   bool stirred_ = false;
   State state_ = State::kConnecting;
+  std::vector<uint8_t> hello_;  // what is left of it to send
   PacketReader reader_{kReplyMagic};
   Reply reply_;
   uint64_t hello_sent_ns_ = 0;

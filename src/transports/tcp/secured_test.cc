@@ -106,6 +106,25 @@ TEST_F(TcpSecured, AWrongKeyFileIsNamed) {
   EXPECT_NE(agent.failure.find(folder.at("missing")), std::string::npos) << agent.failure;
 }
 
+// The called side can't send its certificates at once, the caller neither these nor its hello.
+TEST_F(TcpSecured, CertificatesThatDoNotFitIntoASocketAreSent) {
+  secure::testing::Authority authority(folder);
+  if (!authority.good()) GTEST_SKIP() << "the openssl program, which makes the certificates, is not there";
+  const auto with_certificate = [&](const std::string& who) {
+    const secure::Keys::Files files = authority.sign_large(who);
+    return FakeAgent::Settings{{"tcp.listen", "127.0.0.1:0"},
+                               {"tuning.tcp.socket_buffer", "4KiB"},
+                               {"secure.certificate_file", files.certificate},
+                               {"secure.private_key_file", files.private_key},
+                               {"secure.authority_file", files.authority}};
+  };
+  open_two(with_certificate("a"), with_certificate("b"));
+  secure::testing::shrink_listening_sockets();
+  make_memory(64 << 10);  // 1 MiB takes such a socket half a minute, with keys or without
+  FakeLink& link = connected();
+  move_and_check(link);
+}
+
 // A peer that begins a handshake and falls silent has the time that a hello has.
 TEST_F(TcpSecured, AHandshakeThatStandsStillIsCut) {
   open(with_key('k', {{"tuning.tcp.handshake_timeout", "100ms"}}));
