@@ -326,6 +326,7 @@ std::vector<Backend*> BackendHost::load_more(const std::string& plugin, const st
   std::vector<Backend*> added;
   for (auto& backend : found) {
     prepare(*backend, faults, services);
+    backend->added = true;
     if (!check_usable(*backend)) fail(Status::kUnsupported, "backend {}: {}", backend->name, backend->reason);
     const std::lock_guard lock(names_mutex_);
     const auto known = std::find(names_.begin(), names_.end(), backend->name);
@@ -435,7 +436,7 @@ bool BackendHost::check_secured(Backend& backend) {
     backend.reason = "not usable with secure.*: what it receives goes past TLS";
     return false;
   }
-  if (in_order_of_cost_) {
+  if (in_order_of_cost_ && !backend.added) {
     backend.reason = fmt::format(
         "not used with secure.*: it moves data in the clear; backends = \"..., {}\" uses it nevertheless",
         backend.name);

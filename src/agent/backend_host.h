@@ -49,6 +49,7 @@ struct Backend {
   uint32_t kinds = 0;         // of memory that it moves, on either side: a bit each
   uint32_t remote_kinds = 0;  // likewise, that peers reach by it
   uint32_t farthest = 0;      // TOWLINE_WHERE_*, of any move
+  bool added = false;         // by add_backend(): the application has named it
   towline_host_v1_t host = {};
   towline_backend* handle = nullptr;
   uint32_t index = 0;  // its number for good, below kMaxBackends: not its place in the order
