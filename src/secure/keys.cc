@@ -1,7 +1,10 @@
 #include "secure/keys.h"
 
+#include <unistd.h>
+
 #include <ctime>
 #include <mutex>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -14,6 +17,40 @@
 #endif
 
 namespace towline::secure {
+namespace {
+
+// The keys that this process uses, for the next who names the same files. A child of it makes its own: a lock of these may
+// have been held when it was forked.
+class InUse {
+ public:
+  std::shared_ptr<const Keys> find(const Keys::Files& files) {
+    const std::lock_guard lock(mutex_);
+    for (const Entry& entry : entries_)
+      if (entry.process == getpid() && entry.files == files)
+        if (auto keys = entry.keys.lock(); keys != nullptr) return keys;
+    return nullptr;
+  }
+  void add(const Keys::Files& files, const std::shared_ptr<const Keys>& keys) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(entries_, [](const Entry& entry) { return entry.keys.expired(); });
+    entries_.push_back({getpid(), files, keys});
+  }
+  static InUse& instance() {
+    static auto* const made = new InUse;  // connections may live while the process exits
+    return *made;
+  }
+
+ private:
+  struct Entry {
+    pid_t process;
+    Keys::Files files;
+    std::weak_ptr<const Keys> keys;
+  };
+  std::mutex mutex_;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace
 
 void Keys::secure(Stream& stream, Side side) const {
   if (SocketAddress::local_of(stream.fd()).is_unix()) return;
@@ -27,7 +64,15 @@ std::shared_ptr<const Keys> Keys::configured(const std::function<std::string(con
                        setting(kSettings[3]), split_list(peers)};
   if (files.peers.empty() && !trimmed(peers).empty())
     fail(Status::kInvalidArgument, "secure.peers = \"{}\" names nobody", peers);
-  return files.none() ? nullptr : read(files);
+  if (files.none()) return nullptr;
+  std::shared_ptr<const Keys> keys = InUse::instance().find(files);
+  if (keys != nullptr) {
+    keys->look();
+  } else {
+    keys = read(files);
+    InUse::instance().add(files, keys);
+  }
+  return keys;
 }
 
 #if defined(TOWLINE_HAVE_OPENSSL)

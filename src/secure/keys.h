@@ -12,11 +12,11 @@
 //                   these patterns fits (peer_patterns.h): that name is the peer's principal. Without, the authority's
 //                   word is enough.
 //
-// They are read by the agent or communicator whose configuration names them, and its connections share them. Certificates
-// live for hours and agents for weeks, so a connection that begins looks at the files, at most once a second, and reads
-// them where they have changed. What can't be read, or does not fit each other since only one file of a pair is there
-// yet, leaves the keys as they are, with a warning. Connections go on with what they began with. A worker looks, so files
-// of a file system that may not answer (key_files.h) are only looked at by new agents.
+// They are read by the agent or communicator whose configuration names them; its backends, and others of the process that
+// name the same files, share them. Certificates live for hours and agents for weeks, so a connection that begins looks at
+// the files, at most once a second, and reads them where they have changed. What can't be read, or does not fit each other
+// since only one file of a pair is there yet, leaves the keys as they are, with a warning. Connections go on with what they
+// began with. A worker looks, so files of a file system that may not answer (key_files.h) are only looked at by new agents.
 //
 // A session begins when a stream is connected or accepted: the side that called is TLS's client. Streams over Unix sockets
 // have none: the kernel says which user is at the other end.
@@ -50,6 +50,7 @@ class Keys {
     std::string private_key;              // PEM, not encrypted
     std::string authority;                // PEM, one or more
     std::vector<std::string> peers = {};  // patterns (peer_patterns.h); empty: any name
+    bool operator==(const Files&) const = default;
     [[nodiscard]] bool none() const noexcept {
       return key.empty() && certificate.empty() && private_key.empty() && authority.empty() && peers.empty();
     }
@@ -57,7 +58,8 @@ class Keys {
   // Throws Error: kInvalidArgument, kNotFound, kPermissionDenied, kUnsupported, naming the setting and the file.
   // `look_every_ns`: connections that begin look at the files no more often.
   static std::shared_ptr<const Keys> read(const Files& files, uint64_t look_every_ns = kSecondNs);
-  // Those that kSettings name; null: none. `setting` returns the value of one. Throws Error.
+  // Those that kSettings name; null: none. `setting` returns the value of one. Throws Error. Where this process uses keys of
+  // the same files already, these, after a look().
   static std::shared_ptr<const Keys> configured(const std::function<std::string(const char* key)>& setting);
   static std::shared_ptr<const Keys> configured(const Config& config) {
     return configured([&](const char* key) { return config.get_string(key); });

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <cstring>
+#include <filesystem>
 #include <future>
 #include <numeric>
 #include <string>
@@ -524,6 +525,26 @@ TEST_F(Secure, ACertificateNeedsItsOwnKey) {
   const Keys::Files bob = authority.sign("bob");
   alice.private_key = bob.private_key;
   expect_refused(alice, Status::kInvalidArgument, "secure.private_key_file");
+}
+
+// An agent and its backends, or several agents: the files are read once, and looked at once a second for all of them.
+TEST_F(Secure, ThoseWhoNameTheSameFilesShareTheirKeys) {
+  const std::string file = folder_.file("shared", key_text());
+  const auto configured = [](const std::string& key_file) {
+    return Keys::configured(
+        [&](const char* key) { return std::string(key) == "secure.key_file" ? key_file : ""; });
+  };
+  const auto first = configured(file);
+  EXPECT_EQ(configured(file), first);
+  EXPECT_NE(configured(folder_.file("other", key_text())), first);
+  folder_.file("shared", key_text('l'));
+  const auto second = configured(file);
+  EXPECT_EQ(second, first);
+  Ends ends(shared('l'), first);
+  move_both_ways(ends, 1000);
+  std::filesystem::remove(file);
+  EXPECT_THROW((void)configured(file), Error) << "a new agent needs keys that can be read";
+  move_both_ways(ends, 1000);
 }
 
 TEST_F(Secure, PeersNeedCertificates) {
