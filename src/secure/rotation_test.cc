@@ -190,6 +190,24 @@ class CertificateRotation : public Rotation {
   Authority authority_{folder_};
 };
 
+TEST_F(CertificateRotation, AnExpiredCertificateThatIsReplacedConnectsAgain) {
+  const Keys::Files files = copies(authority_.sign("old", "DNS:old.example.com", -1));
+  const auto live = Keys::read(files, 0);
+  const auto peer = Keys::read(authority_.sign("peer"));
+  Ends ends = connect(peer, live);
+  EXPECT_FALSE(talk(ends));
+  EXPECT_NE(std::string(ends.caller.why()).find("certificate has expired"), std::string::npos)
+      << ends.caller.why();
+  EXPECT_NE(std::string(ends.called.why()).find("refused this side's certificate, of DNS:old.example.com"),
+            std::string::npos)
+      << ends.called.why();
+  EXPECT_NE(std::string(ends.called.why()).find("expired"), std::string::npos) << ends.called.why();
+  const Keys::Files next = authority_.sign("next");
+  copy(next.certificate, files.certificate);
+  copy(next.private_key, files.private_key);
+  EXPECT_TRUE(meet(peer, live));
+}
+
 // The certificate first, and its key when the other has been looked at.
 TEST_F(CertificateRotation, HalfAPairLeavesTheOldOne) {
   const Keys::Files first = authority_.sign("first", "DNS:first.example.com");

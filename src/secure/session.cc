@@ -175,17 +175,20 @@ StreamResult Session::refused() noexcept {
   const unsigned long last = openssl_.ERR_peek_last_error();
   const int reason = ERR_GET_REASON(last);
   const bool alert = reason > SSL_AD_REASON_OFFSET && reason < SSL_AD_REASON_OFFSET + 256;
+  const bool about_certificate = reason >= SSL_AD_REASON_OFFSET + SSL_AD_BAD_CERTIFICATE &&
+                                 reason <= SSL_AD_REASON_OFFSET + SSL_AD_CERTIFICATE_UNKNOWN;
   const bool lacks_memory = ERR_FATAL_ERROR(last) || reason == SSL_AD_REASON_OFFSET + SSL_AD_INTERNAL_ERROR;
   const bool by_keys = !lacks_memory && (alert || !shaken_);
   try {
     if (reason == SSL_R_CERTIFICATE_VERIFY_FAILED && !refused_names_.empty())
       why_ = fmt::format("TLS: its certificate was refused: {}; secure.peers takes {}", refused_names_,
                          credentials_->peers().text());
-    else if (reason == SSL_AD_REASON_OFFSET + SSL_AD_BAD_CERTIFICATE && !credentials_->own_names().empty())
-      why_ = fmt::format(
-          "TLS: {}: the other side refused this side's certificate, of {}: its secure.peers may "
-          "name others",
-          openssl_.reason("bad certificate"), credentials_->own_names());
+    else if (about_certificate && !credentials_->own_names().empty())
+      why_ = fmt::format("TLS: {}: the other side refused this side's certificate, of {}{}",
+                         openssl_.reason("bad certificate"), credentials_->own_names(),
+                         reason == SSL_AD_REASON_OFFSET + SSL_AD_BAD_CERTIFICATE
+                             ? ": its secure.peers may name others"
+                             : "");
     else if (reason == SSL_R_CERTIFICATE_VERIFY_FAILED)
       why_ = fmt::format("TLS: its certificate was refused: {} (secure.authority_file)",
                          openssl_.X509_verify_cert_error_string(openssl_.SSL_get_verify_result(ssl_)));

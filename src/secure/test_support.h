@@ -112,13 +112,14 @@ class Authority {
   }
   bool good() const { return good_; }
   // `names`: "DNS:a.example.com,URI:spiffe://example.com/a".
-  Keys::Files sign(const std::string& who, const std::string& names = {}) {
+  Keys::Files sign(const std::string& who, const std::string& names = {}, int days = 2) {
     folder_.file(who + ".ext", names.empty() ? "" : "subjectAltName=" + names + "\n");
     good_ = good_ &&
             run("openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=" + who +
                 " -keyout " + who + ".key -out " + who + ".csr") &&
             run("openssl x509 -req -in " + who + ".csr -CA " + name_ + ".pem -CAkey " + name_ +
-                ".key -CAcreateserial -days 2 -extfile " + who + ".ext -out " + who + ".pem");
+                ".key -CAcreateserial -days " + std::to_string(days) + " -extfile " + who + ".ext -out " +
+                who + ".pem");
     return {"", folder_.at(who + ".pem"), folder_.at(who + ".key"), folder_.at(name_ + ".pem")};
   }
   // Of 24 KB, which is near what is taken.
