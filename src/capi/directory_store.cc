@@ -38,9 +38,23 @@ class DirectoryStore final : public rendezvous::Store {
     call.wait();
   }
   rendezvous::Bytes get(const std::string& key, Deadline deadline) override {
+    return find(key, TOWLINE_GET_WAIT, std::max<uint64_t>(deadline.remaining_ns(monotonic_now_ns()), 1));
+  }
+  // Answers at once if there is no such key, so the time is for a directory that is far away or busy.
+  std::optional<rendezvous::Bytes> peek(const std::string& key) override {
+    constexpr uint64_t kPatienceNs = 500 * kMillisecondNs;
+    try {
+      return find(key, 0, kPatienceNs);
+    } catch (const Error&) {  // get() says what is wrong
+      return std::nullopt;
+    }
+  }
+  std::string describe() const override { return address_; }
+
+ private:
+  rendezvous::Bytes find(const std::string& key, uint32_t flags, uint64_t limit_ns) {
     Call call;
-    const uint64_t left = std::max<uint64_t>(deadline.remaining_ns(monotonic_now_ns()), 1);
-    check(towline_directory_get(directory_, key.c_str(), TOWLINE_GET_WAIT, left, call.out()));
+    check(towline_directory_get(directory_, key.c_str(), flags, limit_ns, call.out()));
     call.wait();
     towline_directory_entry_t entry = {};
     size_t count = 1;
@@ -49,9 +63,7 @@ class DirectoryStore final : public rendezvous::Store {
     const auto* from = static_cast<const uint8_t*>(entry.value);
     return {from, from + entry.bytes};
   }
-  std::string describe() const override { return address_; }
 
- private:
   const std::string address_;
   towline_directory_t* directory_ = nullptr;
 };

@@ -13,6 +13,7 @@ namespace towline::collectives {
 namespace {
 
 constexpr uint64_t kFormingLookNs = 50 * kMillisecondNs;
+constexpr uint64_t kLongestLookNs = 500 * kMillisecondNs;
 constexpr uint64_t kGoneTellsNs = 500 * kMillisecondNs;
 constexpr size_t kLongestFailureText = 1024;
 
@@ -32,11 +33,11 @@ rendezvous::Bytes encode_failure(int rank, const Error& error) {
 
 }  // namespace
 
+// Slices become longer, since a store far away, or on a busy machine, may need longer than one for an answer.
 rendezvous::Bytes LookingStore::get(const std::string& key, Deadline deadline) {
-  for (;;) {
-    const uint64_t slice = std::min(deadline.ns(), monotonic_now_ns() + kFormingLookNs);
+  for (uint64_t slice_ns = kFormingLookNs;; slice_ns = std::min(2 * slice_ns, kLongestLookNs)) {
     try {
-      return store_->get(key, Deadline::at(slice));
+      return store_->get(key, Deadline::at(std::min(deadline.ns(), monotonic_now_ns() + slice_ns)));
     } catch (const Error& error) {
       if (error.code() != Status::kTimedOut) throw;
       look();
@@ -59,10 +60,9 @@ rendezvous::Bytes FormingStore::get(const std::string& key, Deadline deadline) {
   return LookingStore::get(key, deadline);
 }
 
-// Stores may take no time at all for no limit.
 std::optional<rendezvous::Bytes> FormingStore::told() {
   try {
-    return store_->get(kFailedKey, Deadline::after(monotonic_now_ns(), kMillisecondNs));
+    return store_->peek(kFailedKey);
   } catch (const Error&) {
     return std::nullopt;
   }

@@ -22,6 +22,7 @@ class LookingStore : public rendezvous::Store {
  public:
   void set(const std::string& key, std::span<const uint8_t> value) override { store_->set(key, value); }
   rendezvous::Bytes get(const std::string& key, Deadline deadline) override;
+  std::optional<rendezvous::Bytes> peek(const std::string& key) override { return store_->peek(key); }
   [[nodiscard]] std::string describe() const override { return store_->describe(); }
   [[nodiscard]] std::string local_host() const override { return store_->local_host(); }
 

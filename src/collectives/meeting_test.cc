@@ -54,13 +54,14 @@ class SlowStore final : public rendezvous::Store {
  public:
   void set(const std::string& key, std::span<const uint8_t> value) override { values_.set(key, value); }
   rendezvous::Bytes get(const std::string& key, Deadline deadline) override {
-    looked = key == kFailedKey;
+    const bool looks = key == kFailedKey;
+    looked = looked || looks;
     const uint64_t least = monotonic_now_ns() + 100 * kMillisecondNs;
-    return values_.get(key, looked ? Deadline::at(std::max(deadline.ns(), least)) : deadline);
+    return values_.get(key, looks ? Deadline::at(std::max(deadline.ns(), least)) : deadline);
   }
   std::string describe() const override { return "slow"; }
 
-  bool looked = false;  // the last time
+  bool looked = false;
   bool interrupted = false;
 
  private:
@@ -79,6 +80,30 @@ TEST(Meeting, AnApplicationThatEndsTheWaitDuringALookForFailuresIsHeard) {
                        "rank 0 was interrupted"),
             Status::kCancelled);
   EXPECT_TRUE(slow->interrupted);
+}
+
+// As a directory far away: who gives it less time than an answer takes gets none.
+class FarStore final : public rendezvous::Store {
+ public:
+  void set(const std::string& key, std::span<const uint8_t> value) override { values_.set(key, value); }
+  rendezvous::Bytes get(const std::string& key, Deadline deadline) override {
+    if (deadline.remaining_ns(monotonic_now_ns()) < 120 * kMillisecondNs)
+      fail(Status::kTimedOut, "{} did not come in time", key);
+    return values_.get(key, deadline);
+  }
+  std::string describe() const override { return "far"; }
+
+ private:
+  rendezvous::MemoryStore values_;
+};
+
+TEST(Meeting, AStoreThatTakesLongToAnswerIsGivenTheTime) {
+  const auto far = std::make_shared<FarStore>();
+  FormingStore store(std::make_shared<AskingStore>(far, 0), 0);
+  const std::vector<uint8_t> value{1, 2, 3};
+  store.set("key", value);
+  const Deadline soon = Deadline::after(monotonic_now_ns(), 5 * kSecondNs);
+  EXPECT_EQ(failure_of([&] { EXPECT_EQ(store.get("key", soon), value); }, ""), Status::kOk);
 }
 
 // Which remembers whether the secret of the connections was asked for.

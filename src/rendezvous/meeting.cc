@@ -16,7 +16,6 @@ namespace {
 constexpr uint64_t kLookNs = 500 * kMillisecondNs;    // wait for an answer before reading the number again
 constexpr uint64_t kPauseNs = 20 * kMillisecondNs;    // pause after an answer to other ranks
 constexpr uint64_t kAbsentNs = 200 * kMillisecondNs;  // wait for a rank's key, only to name the missing ranks
-constexpr uint64_t kSizeNs = 20 * kMillisecondNs;     // wait for what ranks of another size say
 
 constexpr const char* kNumber = "number";
 constexpr const char* kAnswer = "answer";
@@ -57,7 +56,7 @@ class OtherSizes {
 
  private:
   void look_for_others() {
-    const auto came = find("came/" + number_);
+    const auto came = store_.peek("came/" + number_);
     int rank = 0;
     int size = 0;
     if (!came || !(text_of(*came) >> rank >> size)) return;
@@ -65,12 +64,12 @@ class OtherSizes {
     if (seen_.empty()) say(rank, size);
   }
   void look_for_leader() {
-    const auto led = find("led");
+    const auto led = store_.peek("led");
     int size = 0;
     std::string number;
     if (!led || !(text_of(*led) >> size >> number) || size == size_ || !Id::from_hex(number)) return;
     const Bytes came = as_bytes(fmt::format("{} {} {}", rank_, size_, token_));
-    if (find("heard/" + number) == came) return say(0, size);
+    if (store_.peek("heard/" + number) == came) return say(0, size);
     store_.set("came/" + number, came);  // anew: another rank's may have replaced it
   }
   void say(int rank, int size) {
@@ -80,10 +79,6 @@ class OtherSizes {
                 "communicators of different sizes names of their own",
                 rank_, size_, seen_);
   }
-  std::optional<Bytes> find(const std::string& key) {
-    return get_by(store_, key, Deadline::after(monotonic_now_ns(), kSizeNs));
-  }
-
   PrefixStore store_;
   const int rank_;
   const int size_;

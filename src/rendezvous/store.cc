@@ -18,6 +18,17 @@ namespace towline::rendezvous {
 
 // ---- Memory
 
+// Stores may take no time at all for no limit.
+std::optional<Bytes> Store::peek(const std::string& key) {
+  constexpr uint64_t kSoonNs = 5 * kMillisecondNs;
+  try {
+    return get(key, Deadline::after(monotonic_now_ns(), kSoonNs));
+  } catch (const Error& error) {
+    if (error.code() != Status::kTimedOut) throw;
+    return std::nullopt;
+  }
+}
+
 void MemoryStore::set(const std::string& key, std::span<const uint8_t> value) {
   {
     const std::lock_guard lock(mutex_);

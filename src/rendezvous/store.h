@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,6 +29,8 @@ class Store {
   virtual void set(const std::string& key, std::span<const uint8_t> value) = 0;
   // Waits until the key is there; Error(kTimedOut) at the deadline.
   virtual Bytes get(const std::string& key, Deadline deadline) = 0;
+  // What the key has now. Nothing: it has no value, or the store did not answer soon.
+  virtual std::optional<Bytes> peek(const std::string& key);
   virtual std::string describe() const = 0;
   // The local address on the route to the store, "10.0.0.7"; "" if the store is not on a network.
   virtual std::string local_host() const { return {}; }
@@ -70,6 +73,7 @@ class PrefixStore final : public Store {
   Bytes get(const std::string& key, Deadline deadline) override {
     return store_->get(prefix_ + key, deadline);
   }
+  std::optional<Bytes> peek(const std::string& key) override { return store_->peek(prefix_ + key); }
   std::string describe() const override { return store_->describe(); }
   std::string local_host() const override { return store_->local_host(); }
 

@@ -157,6 +157,20 @@ def test_what_is_no_directory_says_why(make_agent):
         make_agent().directory("etcd://user:secret@host")
 
 
+def test_ranks_of_other_sizes_are_named_in_a_directory(make_agent, address):
+    agents = [make_agent(f"rank{rank}") for rank in range(2)]
+
+    def refusal(rank: int) -> str:
+        with pytest.raises(towline.TimedOut) as raised:
+            collectives.Communicator(rank=rank, size=2 + rank, bootstrap=address, agent=agents[rank], timeout=5)
+        return str(raised.value)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(refusal, range(2))
+    assert "rank 1 was given 3 ranks" in first
+    assert "rank 0 was given 2 ranks" in second
+
+
 def test_ranks_meet_in_a_directory(make_agent, address):
     agents = [make_agent(f"rank{rank}") for rank in range(3)]
 
