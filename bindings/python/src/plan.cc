@@ -491,6 +491,7 @@ void bind_posts(nb::module_& module) {
           },
           nb::arg("timeout") = nb::none())
       .def("result", &result, nb::arg("timeout") = nb::none())
+      .def("peek", &result_object)
       .def("wait_fenced", &wait_fenced, nb::arg("fences") = "both", nb::arg("timeout") = nb::none())
       .def("wait_fenced_async",
            [](nb::handle post, nb::args arguments, nb::kwargs keywords) {

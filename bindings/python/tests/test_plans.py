@@ -104,6 +104,26 @@ def test_a_group_is_told_once_when_all_is_there(make_agent, backend):
             plan.post(group=no_member)
 
 
+def test_a_post_says_what_it_has_moved_so_far(make_agent):
+    pair = Pair(make_agent, pages=256)
+    pair.near.set_limit(8 * pair.mine.nbytes)  # an eighth of a second
+    plan = pair.near.plan(pair.my_blocks, pair.their_blocks)
+    post = plan.post()
+    seen = [post.peek()]
+    while not post.done():
+        seen.append(post.peek())
+    pair.near.set_limit(0)
+    assert seen[0].status == towline.Status.IN_PROGRESS
+    assert seen[0].nbytes < post.nbytes == seen[0].total_nbytes
+    assert any(0 < one.nbytes < post.nbytes for one in seen)
+    assert post.peek().nbytes == post.result().nbytes == post.nbytes
+    assert post.peek().status == towline.Status.OK
+
+    stopped = pair.near.plan(pair.my_blocks, pair.their_blocks).post(timeout=TIMEOUT)
+    stopped.cancel()
+    assert stopped.peek().status in (towline.Status.CANCELLED, towline.Status.OK)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_limits_hold_bytes_back(make_agent, backend):
     pair = Pair(make_agent, backends=backend)

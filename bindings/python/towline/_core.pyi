@@ -507,6 +507,8 @@ class Post:
         it is still in flight."""
     def result(self, timeout: float | None = None) -> Result:
         """The same, and what was moved."""
+    def peek(self) -> Result:
+        """What it has moved so far. Waits for nothing, and never raises for the outcome."""
     def wait_fenced(
         self, fences: Literal["local", "remote", "both"] = "both", timeout: float | None = None
     ) -> None:
