@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -79,6 +81,61 @@ def test_connecting_is_awaitable(make_agent, keys):
 def test_wrong_keys_are_named(make_agent, keys, setting, text):
     with pytest.raises(towline.Error, match=text):
         make_agent("agent", config=setting)
+
+
+def test_a_fleet_changes_its_key_without_a_pause(make_agent, keys, tmp_path):
+    file = tmp_path / "rolled.key"
+    old, new = "k" * 40 + "\n", "l" * 40 + "\n"
+    file.write_text(old)
+    config = {**keys("k"), "secure.key_file": str(file)}
+    served = make_agent("served", config=config)
+    for step, text in enumerate((old + new, new + old, new)):
+        file.write_text(text)
+        make_agent(f"rolled-{step}", config=config).connect(served.address)  # looks at the file for both
+    with pytest.raises(towline.PermissionDenied):
+        make_agent("late", config=keys("k")).connect(served.address)
+
+
+@pytest.fixture
+def certificates(tmp_path):
+    """The configuration of an agent whose certificate has these names."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("the openssl program, which makes the certificates, is not there")
+
+    def run(*arguments: str) -> None:
+        subprocess.run([openssl, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    run("req", "-x509", *curve, "-days", "2", "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.pem")
+
+    def config(name: str, names: str, peers: list[str]) -> dict:
+        (tmp_path / f"{name}.ext").write_text(f"subjectAltName={names}\n")
+        run("req", *curve, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        run("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
+            "-extfile", f"{name}.ext", "-out", f"{name}.pem")  # fmt: skip
+        return {
+            "backends": "tcp",
+            "secure.certificate_file": str(tmp_path / f"{name}.pem"),
+            "secure.private_key_file": str(tmp_path / f"{name}.key"),
+            "secure.authority_file": str(tmp_path / "ca.pem"),
+            "secure.peers": peers,
+        }
+
+    return config
+
+
+def test_certificates_are_taken_by_name(make_agent, keys, certificates):
+    roles = ["prefill-*.example.com", "spiffe://example.com/ns/serving/*"]
+    served = make_agent("served", config=certificates("served", "DNS:prefill-0.example.com", roles))
+    worker = make_agent("worker", config=certificates("worker", "URI:spiffe://example.com/ns/serving/decode", roles))
+    assert worker.connect(served.address).name == "served"
+    assert "prefill-*.example.com" in worker.info()["secure"]
+    web = make_agent("web", config=certificates("web", "DNS:web.example.com", []))
+    with pytest.raises(towline.PermissionDenied, match=r"this side's certificate, of DNS:web\.example\.com"):
+        web.connect(served.address)
+    with pytest.raises(towline.PermissionDenied, match=r"DNS:web\.example\.com; secure\.peers takes prefill-\*"):
+        worker.connect(web.address)
 
 
 def test_rdma_is_left_out_unless_it_is_named(make_agent, keys):
