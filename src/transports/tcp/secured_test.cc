@@ -15,6 +15,13 @@ class TcpSecured : public TcpTest {
     more["secure.key_file"] = folder.file(std::string("key-") + letter, secure::testing::key_text(letter));
     return more;
   }
+  FakeAgent::Settings with_certificate(const secure::Keys::Files& files, FakeAgent::Settings more = {}) {
+    more["tcp.listen"] = "127.0.0.1:0";
+    more["secure.certificate_file"] = files.certificate;
+    more["secure.private_key_file"] = files.private_key;
+    more["secure.authority_file"] = files.authority;
+    return more;
+  }
   void open_two(const FakeAgent::Settings& of_a, const FakeAgent::Settings& of_b) {
     a = std::make_unique<FakeAgent>(towline_tcp_plugin(), "a", of_a);
     b = std::make_unique<FakeAgent>(towline_tcp_plugin(), "b", of_b);
@@ -106,19 +113,34 @@ TEST_F(TcpSecured, AWrongKeyFileIsNamed) {
   EXPECT_NE(agent.failure.find(folder.at("missing")), std::string::npos) << agent.failure;
 }
 
+TEST_F(TcpSecured, TheNameThatFitIsInTheRoute) {
+  secure::testing::Authority authority(folder);
+  if (!authority.good()) GTEST_SKIP() << "the openssl program, which makes the certificates, is not there";
+  const FakeAgent::Settings peers = {{"secure.peers", "a.example.com, b-*.example.com"}};
+  open_two(with_certificate(authority.sign("a", "DNS:a.example.com"), peers),
+           with_certificate(authority.sign("b", "DNS:b-1.example.com"), peers));
+  make_memory();
+  FakeLink& link = connected();
+  move_and_check(link);
+  EXPECT_NE(describe(*a, link).find(", b-1.example.com"), std::string::npos) << describe(*a, link);
+}
+
+TEST_F(TcpSecured, ACallerWhoseNameDoesNotFitIsToldWhatItHasShown) {
+  secure::testing::Authority authority(folder);
+  if (!authority.good()) GTEST_SKIP() << "the openssl program, which makes the certificates, is not there";
+  open_two(with_certificate(authority.sign("a", "DNS:a.example.com")),
+           with_certificate(authority.sign("b", "DNS:b.example.com"), {{"secure.peers", "b.example.com"}}));
+  const std::string text = refused();
+  EXPECT_NE(text.find("refused this side's certificate, of DNS:a.example.com"), std::string::npos) << text;
+}
+
 // The called side can't send its certificates at once, the caller neither these nor its hello.
 TEST_F(TcpSecured, CertificatesThatDoNotFitIntoASocketAreSent) {
   secure::testing::Authority authority(folder);
   if (!authority.good()) GTEST_SKIP() << "the openssl program, which makes the certificates, is not there";
-  const auto with_certificate = [&](const std::string& who) {
-    const secure::Keys::Files files = authority.sign_large(who);
-    return FakeAgent::Settings{{"tcp.listen", "127.0.0.1:0"},
-                               {"tuning.tcp.socket_buffer", "4KiB"},
-                               {"secure.certificate_file", files.certificate},
-                               {"secure.private_key_file", files.private_key},
-                               {"secure.authority_file", files.authority}};
-  };
-  open_two(with_certificate("a"), with_certificate("b"));
+  const FakeAgent::Settings narrow = {{"tuning.tcp.socket_buffer", "4KiB"}};
+  open_two(with_certificate(authority.sign_large("a"), narrow),
+           with_certificate(authority.sign_large("b"), narrow));
   secure::testing::shrink_listening_sockets();
   make_memory(64 << 10);  // 1 MiB takes such a socket half a minute, with keys or without
   FakeLink& link = connected();
