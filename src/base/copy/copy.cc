@@ -1,5 +1,7 @@
 #include "base/copy/copy.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -8,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <string_view>
 
 #include "base/clock.h"
 
@@ -79,31 +82,35 @@ struct SizeClass {
   const char* name;
 };
 
-// By what still fits a first-level cache, a second-level one, and neither.
-constexpr std::array kClasses = {SizeClass{kChosenBytes, 4 << 10, "2 KiB"},
-                                 SizeClass{32 << 10, 64 << 10, "32 KiB"},
-                                 SizeClass{512 << 10, 512 << 10, "512 KiB"}};
+// By what still fits a first-level cache with its source, that cache, a second-level one, and neither.
+constexpr std::array kClasses = {
+    SizeClass{kChosenBytes, 4 << 10, "2 KiB"}, SizeClass{8 << 10, 16 << 10, "8 KiB"},
+    SizeClass{32 << 10, 64 << 10, "32 KiB"}, SizeClass{512 << 10, 512 << 10, "512 KiB"}};
 
-// The places of source and target within their pages: alike, a little apart either way, and as they come. The slow case of
-// `rep movsb` is a target that lies up to a line behind its source: a buffer of malloc, 16 bytes into its page, filled from
-// a page.
+// Offsets of target and source within their pages that are tried for each place. A buffer of malloc that is filled from a page
+// lies 16 bytes behind it.
 struct Alignment {
   size_t to;
   size_t from;
 };
-constexpr std::array kAlignments = {Alignment{0, 0}, Alignment{0, 16}, Alignment{16, 0}, Alignment{64, 0},
-                                    Alignment{9, 2048}};
+constexpr std::array<std::array<Alignment, 2>, kPlaces> kAlignments = {
+    {{{{0, 0}, {64, 64}}}, {{{16, 0}, {64, 0}}}, {{{0, 16}, {9, 2048}}}}};
+constexpr const char* kPlaceNames[kPlaces] = {"alike", "behind", "elsewhere"};
 constexpr size_t kPage = 4096;
+constexpr size_t kLine = 64;
 constexpr int kBestOf = 3;
 
 // Before the choice is made, and where it can't be: libc's.
-std::array<std::atomic<Copy>, kClasses.size()> ways = {by_libc, by_libc, by_libc};
+struct Ways {
+  std::array<std::atomic<Copy>, kPlaces> of_place = {by_libc, by_libc, by_libc};
+};
+std::array<Ways, kClasses.size()> ways;
 std::atomic<bool> is_chosen{false};
 
-// The best time of each alignment, all added up: what one of them costs ten times as much decides.
-uint64_t cost_of(Copy way, uint8_t* to, const uint8_t* from, size_t bytes) noexcept {
+// The best time of each alignment of the place, added up.
+uint64_t cost_of(Copy way, size_t place, uint8_t* to, const uint8_t* from, size_t bytes) noexcept {
   uint64_t all = 0;
-  for (const Alignment& alignment : kAlignments) {
+  for (const Alignment& alignment : kAlignments[place]) {
     uint64_t best = UINT64_MAX;
     for (int round = 0; round < kBestOf; ++round) {
       const uint64_t begin_ns = monotonic_now_ns();
@@ -126,9 +133,11 @@ void choose() noexcept {
   const uint8_t* const from = to + kRoom - kRoom % kPage - kPage;
   for (size_t i = 0; i < kClasses.size(); ++i) {
     const size_t bytes = kClasses[i].tried_bytes;
-    const uint64_t libc = cost_of(by_libc, to, from, bytes);
-    const uint64_t mine = cost_of(vectors, to, from, bytes);
-    if (mine < libc - libc / 10) ways[i].store(vectors, std::memory_order_relaxed);
+    for (size_t place = 0; place < kPlaces; ++place) {
+      const uint64_t libc = cost_of(by_libc, place, to, from, bytes);
+      const uint64_t mine = cost_of(vectors, place, to, from, bytes);
+      if (mine < libc - libc / 10) ways[i].of_place[place].store(vectors, std::memory_order_relaxed);
+    }
   }
 }
 
@@ -143,13 +152,18 @@ void choose_once() noexcept {
   }
 }
 
-Copy way_for(size_t bytes) noexcept {
+Copy way_for(const void* to, const void* from, size_t bytes) noexcept {
   std::size_t i = 0;
   while (i + 1 < kClasses.size() && bytes >= kClasses[i + 1].from_bytes) ++i;
-  return ways[i].load(std::memory_order_relaxed);
+  return ways[i].of_place[static_cast<size_t>(place_of(to, from))].load(std::memory_order_relaxed);
 }
 
 }  // namespace
+
+Place place_of(const void* to, const void* from) noexcept {
+  const size_t apart = (reinterpret_cast<uintptr_t>(to) - reinterpret_cast<uintptr_t>(from)) % kPage;
+  return apart == 0 ? Place::kAlike : apart <= kLine ? Place::kBehind : Place::kElsewhere;
+}
 
 void chosen(void* to, const void* from, size_t bytes) noexcept {
   if (!is_chosen.load(std::memory_order_relaxed)) [[unlikely]]
@@ -160,12 +174,18 @@ void chosen(void* to, const void* from, size_t bytes) noexcept {
     std::memmove(to, from, bytes);
     return;
   }
-  way_for(bytes)(to, from, bytes);
+  way_for(to, from, bytes)(to, from, bytes);
+}
+
+void use(Way way, Place place) noexcept {
+  choose_once();
+  for (Ways& one : ways)
+    one.of_place[static_cast<size_t>(place)].store(way == Way::kLibc ? by_libc : by_vectors(),
+                                                   std::memory_order_relaxed);
 }
 
 void use(Way way) noexcept {
-  choose_once();
-  for (auto& one : ways) one.store(way == Way::kLibc ? by_libc : by_vectors(), std::memory_order_relaxed);
+  for (const Place place : {Place::kAlike, Place::kBehind, Place::kElsewhere}) use(way, place);
 }
 
 }  // namespace copying
@@ -173,11 +193,20 @@ void use(Way way) noexcept {
 void choose_copies() noexcept { copying::choose_once(); }
 
 std::string describe_copies() {
+  using copying::kClasses, copying::kPlaces, copying::ways;
   choose_copies();
   std::string text;
-  for (std::size_t i = 0; i < copying::kClasses.size(); ++i) {
-    const bool libc = copying::ways[i].load(std::memory_order_relaxed) == copying::by_libc;
-    text += std::string(i == 0 ? "" : ", ") + copying::kClasses[i].name + ": " + (libc ? "libc" : "vectors");
+  for (std::size_t i = 0; i < kClasses.size(); ++i) {
+    const auto name_of = [&](std::size_t place) {
+      return ways[i].of_place[place].load(std::memory_order_relaxed) == copying::by_libc ? "libc" : "vectors";
+    };
+    text += fmt::format("{}{}: {}", i == 0 ? "" : ", ", kClasses[i].name, name_of(0));
+    std::string others;
+    for (std::size_t place = 1; place < kPlaces; ++place)
+      if (std::string_view(name_of(place)) != name_of(0))
+        others +=
+            fmt::format("{}{}: {}", others.empty() ? "" : ", ", copying::kPlaceNames[place], name_of(place));
+    if (!others.empty()) text += fmt::format(" ({})", others);
   }
   return text;
 }

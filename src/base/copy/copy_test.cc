@@ -17,6 +17,14 @@ std::vector<uint8_t> contents(size_t bytes) {
   return all;
 }
 
+bool has_vectors() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx2") != 0;
+#else
+  return false;
+#endif
+}
+
 class CopyBytes : public ::testing::TestWithParam<copying::Way> {
  protected:
   CopyBytes() { copying::use(GetParam()); }
@@ -62,7 +70,24 @@ INSTANTIATE_TEST_SUITE_P(All, CopyBytes, ::testing::Values(copying::Way::kLibc, 
 
 TEST(Copies, SayWhichWayIsUsed) {
   copying::use(copying::Way::kLibc);
-  EXPECT_EQ(describe_copies(), "2 KiB: libc, 32 KiB: libc, 512 KiB: libc");
+  EXPECT_EQ(describe_copies(), "2 KiB: libc, 8 KiB: libc, 32 KiB: libc, 512 KiB: libc");
+  if (!has_vectors()) GTEST_SKIP() << "no vectors to copy by on this machine";
+  copying::use(copying::Way::kVectors, copying::Place::kBehind);
+  EXPECT_EQ(describe_copies(),
+            "2 KiB: libc (behind: vectors), 8 KiB: libc (behind: vectors), 32 KiB: libc (behind: vectors), "
+            "512 KiB: libc (behind: vectors)");
+}
+
+TEST(Copies, GoByWhereTheTargetLiesInItsPage) {
+  using copying::Place, copying::place_of;
+  const auto at = [](uintptr_t address) { return reinterpret_cast<const void*>(address); };
+  EXPECT_EQ(place_of(at(0x10010), at(0x74010)), Place::kAlike);
+  EXPECT_EQ(place_of(at(0x74010), at(0x10010)), Place::kAlike);
+  EXPECT_EQ(place_of(at(0x10001), at(0x74000)), Place::kBehind) << "the target one byte behind";
+  EXPECT_EQ(place_of(at(0x10040), at(0x74000)), Place::kBehind) << "a line behind";
+  EXPECT_EQ(place_of(at(0x10000), at(0x74ff0)), Place::kBehind) << "at the next page's begin";
+  EXPECT_EQ(place_of(at(0x10041), at(0x74000)), Place::kElsewhere);
+  EXPECT_EQ(place_of(at(0x10000), at(0x74010)), Place::kElsewhere) << "the source behind";
 }
 
 }  // namespace
