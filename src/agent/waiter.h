@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <utility>
 
 #include "agent/worker.h"
 #include "base/clock.h"
@@ -34,11 +35,15 @@ struct Waiter {
     const uint64_t start_ns = monotonic_now_ns();
     const uint64_t deadline_ns = Deadline::after(start_ns, timeout_ns).ns();
     bool drives = !rests;
+    bool hands_over = true;
     uint64_t spin_until_ns = drives ? Deadline::after(start_ns, spin_ns).ns() : start_ns;
     uint64_t sleep_ns = first_sleep_ns;
     while (!done()) {
       uint32_t work = 0;
-      if (drives) each_worker([&](Worker& worker) { work += worker.drive(); });
+      if (drives) {
+        each_worker([&](Worker& worker) { work += worker.drive(); });
+        hands_over = true;
+      }
       drives = true;
       if (done()) return true;
       const uint64_t now_ns = monotonic_now_ns();
@@ -55,9 +60,10 @@ struct Waiter {
       sleepers.fetch_add(1, std::memory_order_seq_cst);
       const uint32_t seen = word.load(std::memory_order_seq_cst);
       if (!done()) {
-        each_worker([](Worker& worker) { worker.hand_over(); });
+        if (std::exchange(hands_over, false)) each_worker([](Worker& worker) { worker.hand_over(); });
         slept = true;
-        futex_wait(word, seen, std::min(deadline_ns, now_ns + sleep_ns));
+        // A sleep that nothing ended is no reason to take the workers from their threads.
+        drives = futex_wait(word, seen, std::min(deadline_ns, now_ns + sleep_ns)) != FutexResult::kTimedOut;
         sleep_ns = std::min(2 * sleep_ns, kLongestSleepNs);
       }
       sleepers.fetch_sub(1, std::memory_order_seq_cst);

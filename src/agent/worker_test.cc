@@ -1,4 +1,5 @@
 #include "agent/worker.h"
+#include "agent/waiter.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -182,6 +183,23 @@ TEST(Worker, ADescriptorWhoseWatchFailedIsNotWatchedAnyMore) {
 
 // A sleeper asks for the pages of its way to the next message when it wakes. So its code lies together, and
 // what its worker is made of is noted.
+// What it waits for may never come: the peer's word on a connection that broke.
+TEST(Waiter, ASleepThatNothingEndsDoesNotTakeTheWorkersFromTheirThreads) {
+  std::atomic<uint32_t> word{0};
+  std::atomic<uint32_t> sleepers{0};
+  Waiter waiter{word, sleepers, true, 0, kMillisecondNs};
+  int taken = 0;   // to drive, and to hand over
+  int looked = 0;  // once for each sleep, at least
+  const auto never = [&] {
+    ++looked;
+    return false;
+  };
+  EXPECT_FALSE(waiter.wait(
+      300 * kMillisecondNs, [&](auto&&) { ++taken; }, never));
+  EXPECT_GT(looked, 8);
+  EXPECT_EQ(taken, 2);
+}
+
 TEST(Worker, ASleeperKnowsThePagesOfItsWayToTheNextMessage) {
   const auto agent = quiet_agent();
   Worker& worker = *agent->workers()[0];
