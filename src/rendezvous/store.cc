@@ -74,12 +74,14 @@ void FileStore::set(const std::string& key, std::span<const uint8_t> value) {
   const std::string draft = folder_ + "/.draft-" + Id::random().to_hex();
   UniqueFd fd(::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!fd) fail_errno(errno, "cannot write {}", draft);
-  write_fully(fd.get(), value);
-  fd.reset();
-  if (::rename(draft.c_str(), to.c_str()) != 0) {
-    const int error = errno;
+  try {
+    write_fully(fd.get(), value);
+    // A file system over a network may say only now that there is no room.
+    if (::close(fd.release()) != 0) fail_errno(errno, "cannot write {}", draft);
+    if (::rename(draft.c_str(), to.c_str()) != 0) fail_errno(errno, "cannot put {}", to);
+  } catch (const Error&) {
     ::unlink(draft.c_str());
-    fail_errno(error, "cannot put {}", to);
+    throw;
   }
 }
 

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <span>
@@ -100,6 +102,25 @@ TEST(OpenStore, SaysWhereRanksCanMeet) {
   for (const int rank : {0, 1})
     EXPECT_EQ(code_of([&] { open_store("tcp://127.0.0.1:0", rank, with({}), deadline); }, "port 0"),
               Status::kInvalidArgument);
+}
+
+TEST(FileStores, LeaveNothingOfAValueForWhichThereIsNoRoom) {
+  std::string folder = (std::filesystem::temp_directory_path() / "towline-store-XXXXXX").string();
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  FileStore store(folder);
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handled = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small = {100, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Status status = code_of([&] { store.set("key", Bytes(1000, 'x')); }, "File too large");
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handled);
+  EXPECT_NE(status, Status::kOk);
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  store.set("key", Bytes(1000, 'x'));
+  EXPECT_EQ(store.get("key", Deadline::after(monotonic_now_ns(), 20 * kSecondNs)), Bytes(1000, 'x'));
+  std::filesystem::remove_all(folder);
 }
 
 TEST(TcpStores, GiveWhatOthersPutAndWaitForWhatIsNotThereYet) {
