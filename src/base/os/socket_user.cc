@@ -207,6 +207,7 @@ SocketUser socket_user_from_proc(int fd) noexcept { return find_user(fd, -1); }
 UserRefusal SocketUsers::refusal(int fd) noexcept {
   const SocketUser from = find(fd);
   if (from.where == Where::kElsewhere || (from.where == Where::kHere && from.user == geteuid())) return {};
+  if (from.where == Where::kGone) return {"had closed its end before it was served", Status::kPeerLost};
   if (from.where == Where::kNoRoom)
     return {
         "could not be told from another user's without a free descriptor, and was cut: it may try again, and "

@@ -95,7 +95,7 @@ TEST_P(SocketUserTest, IsNobodysWhenTheOtherEndWasClosed) {
   visit.leave();
   EXPECT_EQ(SocketUsers().find(visit.fd.get()).where, Where::kGone);
   EXPECT_EQ(socket_user_from_proc(visit.fd.get()).where, Where::kGone);
-  EXPECT_EQ(SocketUsers().refusal(visit.fd.get()).status, Status::kPermissionDenied);
+  EXPECT_EQ(SocketUsers().refusal(visit.fd.get()).status, Status::kPeerLost);
 }
 
 TEST_P(SocketUserTest, IsFoundWithoutADescriptorAndElseSaidNotToBe) {
