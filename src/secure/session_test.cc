@@ -70,7 +70,9 @@ TEST_F(Sessions, AHandshakeMayComeByteByByte) {
   while (!shake(a, b)) {
     for (const auto& [from, to] : {std::pair(&to_a, &to_b), std::pair(&to_b, &to_a)}) {
       uint8_t byte = 0;
-      if (from->read(&byte, 1).moved()) ASSERT_EQ(to->write_all({&byte, 1}, soon()), Status::kOk);
+      if (from->read(&byte, 1).moved()) {
+        ASSERT_EQ(to->write_all({&byte, 1}, soon()), Status::kOk);
+      }
     }
   }
 }
