@@ -507,6 +507,12 @@ TEST_F(Secure, WrongFilesAreNamed) {
                  "65536");
   expect_refused({folder_.file("second", key_text() + "secret\n"), "", "", ""}, Status::kInvalidArgument,
                  "line 2 has 6 bytes");
+  const std::string comment = "# of the serving fleet, changed in November\n";
+  expect_refused({folder_.file("comment", key_text() + comment), "", "", ""}, Status::kInvalidArgument,
+                 "line 2 begins as a comment");
+  const std::string pem = "-----BEGIN OPENSSH PRIVATE KEY-----\n" + key_text() + key_text('l');
+  expect_refused({folder_.file("pem", pem), "", "", ""}, Status::kInvalidArgument,
+                 "line 1 begins as a comment");
   std::string many;
   for (char c = 'a'; c < 'a' + 17; ++c) many += key_text(c);
   expect_refused({folder_.file("many", many), "", "", ""}, Status::kInvalidArgument, "17 keys");

@@ -37,6 +37,9 @@ bool is_text(std::string_view bytes) noexcept {
       bytes, [](char c) { return (c >= ' ' && c <= '~') || kBlanks.find(c) != std::string_view::npos; });
 }
 
+// A line that somebody could guess: it would be a key like the others.
+bool is_heading(std::string_view line) noexcept { return line.starts_with('#') || line.starts_with("-----"); }
+
 std::span<const uint8_t> as_bytes(std::string_view text) noexcept {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
@@ -47,7 +50,7 @@ std::span<const uint8_t> as_bytes(std::string_view text) noexcept {
 SharedKeys::SharedKeys(const OpenSsl& openssl, const std::string& file) : openssl_(openssl) {
   const std::string all = read_file(file);
   const bool lines = is_text(all);
-  std::size_t number = 0;
+  std::size_t number = 0, heading = 0;
   for (std::string_view rest = all; !rest.empty() || number == 0;) {
     ++number;
     const std::size_t end = lines ? rest.find('\n') : std::string_view::npos;
@@ -60,6 +63,7 @@ SharedKeys::SharedKeys(const OpenSsl& openssl, const std::string& file) : openss
            "rand "
            "-hex 32",
            file, number, key.size(), kLeastKeyBytes);
+    if (heading == 0 && is_heading(key)) heading = number;
     std::string labelled = "towline shared key 1";
     labelled += key;
     Key made;
@@ -68,6 +72,10 @@ SharedKeys::SharedKeys(const OpenSsl& openssl, const std::string& file) : openss
     made.finished = derive(derive(early, "ext binder", hash({})), "finished", {});
     keys_.push_back(made);
   }
+  if (several() && heading != 0)
+    fail(Status::kInvalidArgument,
+         "secure.key_file = \"{}\": line {} begins as a comment or a PEM file does, and each line is a key",
+         file, heading);
   if (keys_.size() > kMost)
     fail(Status::kInvalidArgument, "secure.key_file = \"{}\" has {} keys; at most {} are taken", file,
          keys_.size(), kMost);
