@@ -1,5 +1,6 @@
 #include "secure/keys.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <ctime>
@@ -23,6 +24,10 @@ namespace {
 // have been held when it was forked.
 class InUse {
  public:
+  InUse() noexcept {
+    (void)::pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                           [] { instance().mutex_.unlock(); });
+  }
   std::shared_ptr<const Keys> find(const Keys::Files& files) {
     const std::lock_guard lock(mutex_);
     for (const Entry& entry : entries_)

@@ -3,7 +3,10 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <future>
@@ -551,6 +554,44 @@ TEST_F(Secure, ThoseWhoNameTheSameFilesShareTheirKeys) {
   std::filesystem::remove(file);
   EXPECT_THROW((void)configured(file), Error) << "a new agent needs keys that can be read";
   move_both_ways(ends, 1000);
+}
+
+// The lock of those that are in use is held most of the time here: by a thread that the children don't have.
+TEST_F(Secure, AForkedChildMakesKeysOfItsOwn) {
+  constexpr int kFiles = 200;
+  const auto configured = [](const std::string& key_file) {
+    return Keys::configured(
+        [&](const char* key) { return std::string(key) == "secure.key_file" ? key_file : ""; });
+  };
+  std::vector<std::shared_ptr<const Keys>> in_use;
+  std::string last;
+  for (int i = 0; i < kFiles; ++i) {  // pipes, which are read once, so that a look at them is nothing
+    int ends[2] = {};
+    ASSERT_EQ(::pipe(ends), 0);
+    ASSERT_EQ(::write(ends[1], key_text().data(), 41), 41);
+    ::close(ends[1]);
+    last = "/dev/";
+    for (int bit = 0; bit < 8; ++bit) last += (i >> bit & 1) != 0 ? "./" : "//";
+    in_use.push_back(configured(last += "fd/" + std::to_string(ends[0])));
+    ::close(ends[0]);
+  }
+  std::atomic<bool> stop{false};
+  std::thread other([&] {
+    while (!stop) EXPECT_EQ(configured(last), in_use.back());
+  });
+  const std::string file = folder_.file("own", key_text());
+  for (int i = 0; i < 8 && !HasFailure(); ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);
+      ::_exit(configured(file) != nullptr ? 0 : 1);
+    }
+    int ended = 0;
+    EXPECT_EQ(::waitpid(child, &ended, 0), child);
+    EXPECT_TRUE(WIFEXITED(ended) && WEXITSTATUS(ended) == 0) << "child " << i << " ended with " << ended;
+  }
+  stop = true;
+  other.join();
 }
 
 TEST_F(Secure, PeersNeedCertificates) {
