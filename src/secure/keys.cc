@@ -118,8 +118,10 @@ class OpenSslKeys final : public Keys {
     return current_;
   }
 
+  // A worker does not wait for another thread's look, which may take as long as the file system.
   void look_in_time() const {
-    const std::lock_guard lock(look_mutex_);
+    const std::unique_lock lock(look_mutex_, std::try_to_lock);
+    if (!lock) return;
     const uint64_t now_ns = monotonic_now_ns();
     if (now_ns < next_look_ns_) return;
     next_look_ns_ = now_ns + look_every_ns_;
@@ -155,7 +157,7 @@ class OpenSslKeys final : public Keys {
 
   const Files files_;
   const uint64_t look_every_ns_;
-  // Held while files are looked at and read. Where that may wait, look() alone takes it: no worker waits for it then.
+  // Held while files are looked at and read; look() alone waits for it.
   mutable std::mutex look_mutex_;
   mutable FilesLook seen_;  // before they were read
   const bool plain_;

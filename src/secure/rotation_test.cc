@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -179,6 +180,35 @@ TEST_F(Rotation, ConnectionsBeginWhileFilesChange) {
   others.join();
   stop = true;
   changes.join();
+}
+
+// Workers begin connections, and a file system may be slow.
+TEST_F(Rotation, AConnectionDoesNotWaitForAnothersLook) {
+  const auto live = Keys::read({folder_.file("live", key_text('a')), "", "", ""}, 0);
+  const auto before = key(key_text('a'));
+  std::promise<void> looking, go_on;
+  struct Look {
+    std::promise<void>& looking;
+    std::shared_future<void> go_on;
+  } look = {looking, go_on.get_future().share()};
+  set_log_sink(
+      [](void* to, LogLevel, std::string_view line) {
+        if (line.find("were read again") == std::string_view::npos) return;
+        static_cast<Look*>(to)->looking.set_value();
+        static_cast<Look*>(to)->go_on.wait();
+      },
+      &look);
+  set_log_level(LogLevel::kInfo);
+  folder_.file("live", key_text('b'));
+  std::thread other([&] { live->look(); });
+  looking.get_future().wait();
+  auto begun = std::async(std::launch::async, [&] { return meet(before, live); });
+  const bool waits = begun.wait_for(std::chrono::seconds(20)) != std::future_status::ready;
+  EXPECT_FALSE(waits);
+  go_on.set_value();
+  other.join();
+  EXPECT_TRUE(waits || begun.get()) << "with the keys from before";
+  set_log_level(LogLevel::kWarning);
 }
 
 class CertificateRotation : public Rotation {
