@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <csignal>
 #include <cstdlib>
 #include <map>
 #include <string>
@@ -41,6 +43,21 @@ TEST(Commands, an_option_takes_the_same_in_every_command) {
 int exit_code_of(const std::string& arguments) {
   const int status = std::system((TOWLINE_TOOL " " + arguments + " >/dev/null 2>&1").c_str());
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// As a daemon may be that starts it: what is ignored there is ignored here, and no child's end can be waited for.
+TEST(Commands, children_are_waited_for_where_the_parent_ignores_its_own) {
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    std::signal(SIGCHLD, SIG_IGN);
+    ::execl(TOWLINE_TOOL, "towline", "bench", "--sizes", "4KiB", "--iterations", "3", "--json",
+            static_cast<char*>(nullptr));
+    ::_exit(127);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Commands, a_line_that_makes_no_sense_exits_with_2) {

@@ -102,6 +102,7 @@ int run(int argc, char** argv, bool json) {
 int main(int argc, char** argv) {
   tool::fill_closed_streams();
   tool::write_limit_is_an_error();
+  tool::children_can_be_waited_for();
   const bool json = argc > 1 && asks_for_json(argc, argv);
   try {
     if (argc == 3 && std::string_view{argv[1]} == "worker") return run_as_worker(argv[2]);

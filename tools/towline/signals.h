@@ -27,6 +27,9 @@ inline sigset_t ending_signals() {
 // end the process without one. Children inherit this.
 inline void write_limit_is_an_error() { std::signal(SIGXFSZ, SIG_IGN); }
 
+// A parent may have passed on that it ignores the ends of its children: then waitpid() never tells of one.
+inline void children_can_be_waited_for() { std::signal(SIGCHLD, SIG_DFL); }
+
 // Makes these signals end a wait instead of the process. Construct it before any thread starts.
 class Signals {
  public:
