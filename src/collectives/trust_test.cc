@@ -117,7 +117,9 @@ TEST(Mesh, StrangersTakeAQuarterOfTheDescriptorsAndARankStillComes) {
     for (std::size_t i = 0; i < kStrangers; ++i) {
       strangers.push_back(Stream::dial(endpoint, soon(), Stream::Patience::kNone));
       // One half is silent. The secret is not known yet, so a whole hello of the others may be a rank's.
-      if (i % 2 == 0) ASSERT_EQ(strangers.back().write_all(hello, soon()), Status::kOk);
+      if (i % 2 == 0) {
+        ASSERT_EQ(strangers.back().write_all(hello, soon()), Status::kOk);
+      }
     }
     EXPECT_TRUE(is_closed(strangers[1]));
     EXPECT_TRUE(is_closed(strangers[101])) << "the silent ones go first";

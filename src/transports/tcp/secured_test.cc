@@ -103,7 +103,9 @@ TEST_F(TcpSecured, SurvivesConnectionsCutAtRandomPlaces) {
     const Status begun = a->submit(write, 1, plan.bytes(), "");
     if (begun != Status::kInProgress) continue;
     ASSERT_TRUE(turn([&] { return a->ended(1) || link.downs != 0; })) << seed;
-    if (a->ended(1) && a->outcome(1) == Status::kOk) EXPECT_EQ(remote, local) << seed;
+    if (a->ended(1) && a->outcome(1) == Status::kOk) {
+      EXPECT_EQ(remote, local) << seed;
+    }
   }
 }
 
