@@ -7,6 +7,7 @@
 
 #include "agent/agent.h"
 #include "agent/link.h"
+#include "agent/transfer.h"
 #include "agent/worker.h"
 #include "support/failing_new.h"
 
@@ -119,6 +120,53 @@ TEST_F(LinksWithoutMemory, AnAgentEndsWithoutAny) {
   (void)support::stop_failing();
   EXPECT_TRUE(agent_->closed());
   EXPECT_NE(link_to(*good_).state(), Link::State::kUp);
+}
+
+// As a plugin may. Only the deadline of another operation is a reason to try again.
+TEST(LinksThatFailAtOnce, ForTheirTimeAreTriedOnce) {
+  const auto make = [](const std::string& name) {
+    AgentOptions options;
+    options.name = name;
+    options.listen = "none";
+    options.backends = {"memory"};
+    return Agent::create(std::move(options));
+  };
+  const auto agent = make("agent"), other = make("other");
+  static int tries = 0;
+  tries = 0;
+  agent->backends().find("memory")->taken.connection.connect =
+      [](towline_backend*, uint32_t, const towline_identity*, const void*, size_t, uint64_t, void*,
+         towline_connection**) -> int32_t {
+    ++tries;
+    return TOWLINE_TIMED_OUT;
+  };
+  std::vector<char> mine(4096), theirs(4096);
+  towline_region_options_t region = {};
+  region.struct_size = sizeof region;
+  region.access = TOWLINE_ACCESS_ALL;
+  (void)agent->own_regions().add(mine.data(), mine.size(), region);
+  (void)other->own_regions().add(theirs.data(), theirs.size(), region);
+  (void)agent->add_peer(other->metadata(nullptr));
+  const PeerHold peer = agent->find_peer("other");
+  const auto block_in = [](const std::vector<char>& memory, const RegionIndex& regions) {
+    const auto address = reinterpret_cast<uint64_t>(memory.data());
+    const uint64_t bytes = memory.size();
+    return ResolvedList::from_flat({TOWLINE_MEMORY_DRAM, 0, 1, &address, 8, &bytes, 8}, regions);
+  };
+  RemoteRegions known_regions;
+  std::shared_ptr<const ResolvedList> to;
+  peer->with_known_regions([&](const KnownRegions& known) {
+    to = block_in(theirs, known.index);
+    known_regions.push_back(known.by_key.find(to->regions().front().key)->second);
+  });
+  const auto from = block_in(mine, RegionTable::Reader(agent->regions()).index());
+  Transfer move(agent, TOWLINE_WRITE, std::make_shared<BlockList>(from, nullptr, RemoteRegions()),
+                std::make_shared<BlockList>(to, peer.get(), known_regions),
+                Plan::compile(*from, nullptr, *to, nullptr, TOWLINE_WRITE), {}, 1);
+  agent->add_post(move);
+  EXPECT_THROW(move.establish("", LateDeadline::in(*agent, kSecondNs)), Error);
+  EXPECT_EQ(tries, 1);
+  agent->remove_post(move);
 }
 
 }  // namespace

@@ -155,13 +155,14 @@ Status Post::establish_part(Part& part, uint64_t deadline_ns) noexcept {
     if (link.state() == Link::State::kDown) {
       // Another operation's deadline, which was earlier, is none of this one's.
       const bool cut_short = link.last_error() == Status::kTimedOut && agent().now_ns() < deadline_ns;
-      if (part.attempt != 0 && part.attempt == link.attempts() && !cut_short) {
+      if (part.attempt == 0 || part.attempt != link.attempts() || cut_short) {
+        link.connect(deadline_ns);
+        part.attempt = link.attempts();
+      }
+      if (link.state() == Link::State::kDown) {
         set_failure_text(link.last_error_text());
         return is_error(link.last_error()) ? link.last_error() : Status::kPeerLost;
       }
-      link.connect(deadline_ns);
-      part.attempt = link.attempts();
-      if (link.state() == Link::State::kDown) return establish_part(part, deadline_ns);
     }
     if (link.state() == Link::State::kConnecting && part.attempt == 0) part.attempt = link.attempts();
     if (!link.up()) return Status::kInProgress;
