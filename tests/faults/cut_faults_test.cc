@@ -270,7 +270,9 @@ void BadDays::expect_everything_ends_in_time(Op op) {
   const Transfer again = move(Op::write, peer, *victim);
   ASSERT_TRUE(eventually([&] { return run(again) == Status::kOk; })) << last_error();
   stamp_here(4);
-  ASSERT_EQ(run(move(Op::read, peer, *victim)), Status::kOk) << last_error();
+  // Eventually: a busy machine may keep either side from saying a word for the 400 ms after which it counts as lost.
+  const Transfer back = move(Op::read, peer, *victim);
+  ASSERT_TRUE(eventually([&] { return run(back) == Status::kOk; })) << last_error();
   expect_all_here(3, road().file);
   EXPECT_EQ(victim->finish(), 0);
 }
