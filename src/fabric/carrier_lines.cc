@@ -89,6 +89,8 @@ void Carrier::State::write(Line& line) noexcept {
   if (shaken.over()) return end(line, shaken.refused() ? kOtherKeys : "it can't be written to", shaken.error);
   const StreamResult sent = shaken.moved() ? line.frames.flush() : shaken;
   if (sent.over()) return end(line, "it can't be written to", sent.error);
+  // The end of the handshake may have come with what the peer said next.
+  some_unread = some_unread || line.frames.stream().unread();
   // A handshake that has been sent so far goes on when something comes.
   const bool wanted = shaken.moved() ? line.frames.unsent() != 0 : line.frames.stream().unsent();
   if (wanted == line.wants_write) return;

@@ -1,10 +1,16 @@
 #include "fabric/carrier.h"
 
 #include <gtest/gtest.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstring>
+#include <functional>
 #include <map>
+#include <utility>
 
 #include "base/error.h"
 #include "base/wire.h"
@@ -12,6 +18,22 @@
 #include "fabric/loopback/loopback.h"
 #include "secure/test_support.h"
 #include "support/ports.h"
+
+namespace {
+
+// Called before something is received; not for what it receives itself.
+std::function<void(int fd)> before_recv;
+
+}  // namespace
+
+// In place of the C library's.
+extern "C" [[gnu::visibility("default")]] ssize_t recv(int fd, void* data, size_t bytes, int flags) {
+  if (auto call = std::exchange(before_recv, nullptr)) {
+    call(fd);
+    before_recv = std::move(call);
+  }
+  return ::syscall(SYS_recvfrom, fd, data, bytes, flags, nullptr, nullptr);
+}
 
 namespace towline::fabric::carrier_test {
 namespace {
@@ -121,6 +143,37 @@ TEST_F(FabricCarrier, CertificatesThatDoNotFitIntoASocketAreSent) {
   Stream caller = secure::testing::connect_narrow(handed_over(node).endpoints.front().port);
   secure::secure(options.keys, caller, secure::Side::kCaller);
   EXPECT_EQ(secure::testing::shake_hands_late(caller, [&] { node.turn(); }), Status::kOk);
+}
+
+// The caller answers, and says more, between the node's last write of the handshake and its look for an answer.
+TEST_F(FabricCarrier, WhatComesWithTheEndOfAHandshakeIsReadAtOnce) {
+  secure::testing::Authority authority(folder);
+  if (!authority.good()) GTEST_SKIP() << "the openssl program, which makes the certificates, is not there";
+  CarrierOptions options;
+  options.keys = secure::Keys::read(authority.sign_large("node"));
+  options.hello_ns = 60 * kSecondNs;
+  Node node{fabric_, options};
+  secure::testing::shrink_listening_sockets();
+  Stream caller = secure::testing::connect_narrow(handed_over(node).endpoints.front().port);
+  secure::secure(secure::Keys::read(authority.sign("caller")), caller, secure::Side::kCaller);
+  EXPECT_TRUE(caller.shake_hands().blocked());
+  bool said = false;
+  before_recv = [&](int fd) {
+    const auto more_comes = [&] {
+      int on_its_way = 0;
+      return ::ioctl(fd, SIOCOUTQ, &on_its_way) == 0 && (on_its_way != 0 || caller.ready(POLLIN));
+    };
+    StreamResult shaken;
+    while ((shaken = caller.shake_hands()).blocked() && more_comes()) continue;
+    if (said || !shaken.moved()) return;
+    const uint8_t no_hello[] = {4, 0, 0, 0, 'n', 'o', 'n', 'e'};
+    said = caller.write(no_hello, sizeof no_hello).bytes == sizeof no_hello;
+  };
+  const bool in_time = until({&node}, [&] { return said; });
+  before_recv = nullptr;
+  ASSERT_TRUE(in_time);
+  for (int turns = 0; turns < 10; ++turns) node.turn();
+  EXPECT_EQ(node.carrier->lines(), 0u) << "it does not know the ticket";
 }
 
 TEST_F(FabricCarrier, EnginesWithDifferentKeysLoseEachOther) {
