@@ -612,6 +612,32 @@ TEST(Meeting, RanksOfOtherSizesAreNamedOnBothSidesWhileTheyWait) {
   set_log_sink(nullptr, nullptr);
 }
 
+// As one that has no descriptor left for another connection.
+class WithoutLooks final : public Store {
+ public:
+  void set(const std::string& key, std::span<const uint8_t> value) override { kept_.set(key, value); }
+  Bytes get(const std::string& key, Deadline deadline) override {
+    if (!key.starts_with("sizes/")) return kept_.get(key, deadline);
+    looked = true;
+    fail(Status::kPeerLost, "the store does not answer");
+  }
+  std::string describe() const override { return "memory"; }
+  std::atomic<bool> looked{false};
+
+ private:
+  MemoryStore kept_;
+};
+
+TEST(Meeting, ALookForOtherSizesThatFailsDoesNotEndTheWait) {
+  for (const int first : {0, 1}) {
+    auto store = std::make_shared<WithoutLooks>();
+    run_threads(2, [&](int rank) {
+      if (rank != first) eventually([&] { return store->looked.load(); });
+      EXPECT_EQ(code_of([&] { meet(store, rank, 2, RawClient::soon()); }), Status::kOk) << rank;
+    });
+  }
+}
+
 TEST(Meeting, TwoThatComeAsOneRankAreNotLeftToWaitForAnother) {
   auto store = std::make_shared<MemoryStore>();
   std::atomic<int> refused{0};
