@@ -31,8 +31,8 @@ namespace {
 using nlohmann::json;
 using std::chrono::steady_clock;
 
-constexpr uint64_t kLeastPiece = 4096;              // each is a post and a line of the journal
-constexpr uint64_t kStepBytes = uint64_t{1} << 20;  // one line of the journal; a post is of one or more
+constexpr uint64_t kLeastPiece = 4096;              // each is a post, and a line of the journal
+constexpr uint64_t kStepBytes = uint64_t{1} << 20;  // what the journal counts by; a post has one or more
 constexpr uint64_t kPartBytes = uint64_t{8} << 20;  // part size of objects, as agent_options sets it
 constexpr uint64_t kVerifyBytes = uint64_t{8} << 20;
 constexpr size_t kPostsInFlight = 2;  // one completes while the next is in flight

@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <thread>
 #include <towline/towline.hpp>
 #include <vector>
@@ -199,6 +200,35 @@ TEST(CpJournal, counts_what_is_whole_and_of_this_copy) {
   other.remove();
   EXPECT_FALSE(fs::exists(path));
   EXPECT_FALSE(fs::exists(path + ".new"));
+}
+
+// Ten tebibytes are ten million steps, and a copy may break off often.
+TEST(CpJournal, has_a_line_for_the_pieces_of_a_post_and_not_for_each) {
+  const Folder folder;
+  const std::string path = folder / "state";
+  const nlohmann::json copy = {{"source", "a"}};
+  const auto lines = [&] {
+    std::ifstream file(path);
+    return std::count(std::istreambuf_iterator<char>(file), {}, '\n');
+  };
+  {
+    Journal journal(path, copy, 1000);
+    journal.open();
+    journal.add(0, 400);
+    journal.add(400, 100);
+    journal.add(998, 2);
+  }
+  EXPECT_EQ(lines(), 4);
+  std::ofstream(path, std::ios::app)
+      << "{\"piece\": 999, \"pieces\": 2}\n{\"pieces\": 3}\n{\"piece\": 600, "
+         "\"pieces\": -1}\n{\"piece\": 600, \"pieces\": 18446744073709551615}\n";
+  Journal journal(path, copy, 1000);
+  EXPECT_EQ(journal.done_count(), 502u);
+  EXPECT_TRUE(journal.done(499));
+  EXPECT_FALSE(journal.done(500));
+  EXPECT_TRUE(journal.done(999));
+  journal.open();
+  EXPECT_EQ(lines(), 3) << "what was done lies in two rows";
 }
 
 TEST(CpJournal, that_can_not_be_there_is_refused_and_leaves_nothing) {

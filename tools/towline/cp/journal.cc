@@ -11,12 +11,19 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 
 #include "failure.h"
 
 namespace tool::cp {
 
 using nlohmann::json;
+
+namespace {
+
+json line_of(uint64_t first, uint64_t pieces) { return {{"piece", first}, {"pieces", pieces}}; }
+
+}  // namespace
 
 JournalText parse_journal(std::istream& text, const json& copy, uint64_t pieces) {
   JournalText parsed{std::vector<bool>(pieces)};
@@ -25,9 +32,15 @@ JournalText parse_journal(std::istream& text, const json& copy, uint64_t pieces)
   parsed.of_another = json::parse(line, nullptr, false) != copy;
   while (!parsed.of_another && std::getline(text, line)) {
     const json entry = json::parse(line, nullptr, false);
-    const auto piece = entry.find("piece");
-    if (!entry.is_object() || piece == entry.end() || !piece->is_number_unsigned()) continue;
-    if (const auto number = piece->get<uint64_t>(); number < pieces) parsed.done[number] = true;
+    const auto unsigned_of = [&entry](const char* key) -> std::optional<uint64_t> {
+      const auto found = entry.find(key);
+      if (!entry.is_object() || found == entry.end() || !found->is_number_unsigned()) return std::nullopt;
+      return found->get<uint64_t>();
+    };
+    const auto first = unsigned_of("piece");
+    const auto count = entry.contains("pieces") ? unsigned_of("pieces") : 1;
+    if (!first || !count || *first >= pieces || *count > pieces - *first) continue;
+    std::fill_n(parsed.done.begin() + static_cast<std::ptrdiff_t>(*first), *count, true);
   }
   return parsed;
 }
@@ -59,8 +72,9 @@ void Journal::open() {
   std::error_code ignored;
   try {
     write(copy_);
-    for (uint64_t piece = 0; piece < done_.size(); ++piece) {
-      if (done_[piece]) write({{"piece", piece}});
+    for (uint64_t first = 0, end = 0; first < done_.size(); first = end + 1) {
+      for (end = first; end < done_.size() && done_[end];) ++end;
+      if (end != first) write(line_of(first, end - first));
     }
     flush();
   } catch (const Failure&) {  // a full disk, say
@@ -75,11 +89,10 @@ void Journal::open() {
 }
 
 void Journal::add(uint64_t first, uint64_t pieces) {
-  for (uint64_t piece = first; piece < first + pieces; ++piece) {
-    done_[piece] = true;
-    if (file_ != nullptr) write({{"piece", piece}});
-  }
-  if (file_ != nullptr) flush();
+  std::fill_n(done_.begin() + static_cast<std::ptrdiff_t>(first), pieces, true);
+  if (file_ == nullptr) return;
+  write(line_of(first, pieces));
+  flush();
 }
 
 void Journal::write(const json& line) {

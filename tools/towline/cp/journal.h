@@ -1,7 +1,7 @@
 // A journal of the pieces that a copy has finished, kept in a file, so that an interrupted copy can resume.
 //
-// The file has one JSON value per line: the identity of the copy, then each finished piece. An incomplete
-// line, left by a kill during a write, is ignored.
+// The file has one JSON value per line: the identity of the copy, then finished pieces: the first one's number, and how many
+// there are ("pieces"; one if it is missing). An incomplete line, left by a kill during a write, is ignored.
 #pragma once
 
 #include <cstdint>
