@@ -33,6 +33,7 @@ int32_t Connection::submit_part(const Prepared& prepared, const towline_submit_a
   part->end = args.end;
   part->regions = plan.remote->regions;
   part->prepared = &prepared;
+  part->lands = prepared.lands;
   part->produced = 0;
   part->cursor.emplace(plan, args.begin, args.end);
   const int32_t result = part->is_read ? start_read(*part, args) : start_write(*part, args);
@@ -261,7 +262,7 @@ towline_part_result Connection::result_of(const Part& part) const noexcept {
   if (status == Status::kOk) return result;
   // Frames of one lane are settled in order, so the confirmed bytes are a prefix. With several lanes, and where this
   // side's GPU copies chunks, which end in any order, they may be anywhere.
-  const bool in_order = part.chained || (lanes_.size() == 1 && !part.prepared->lands);
+  const bool in_order = part.chained || (lanes_.size() == 1 && !part.lands);
   uint64_t settled = part.begin;
   if (part.outstanding == 0) settled += part.produced;
   if (part.outstanding != 0 && in_order) settled += part.confirmed;

@@ -44,6 +44,7 @@ struct Part {
   bool chained = false;       // all its frames use one lane, the only such part there (see kFlagChained)
   bool message_sent = false;  // inside its last frame
   bool unmapped = false;      // its own memory was not there any more
+  bool lands = false;         // as its plan does, which may go before the connection is closed
   uint64_t cookie = 0;
   uint64_t begin = 0;
   uint64_t end = 0;
