@@ -1,6 +1,7 @@
 // Backends that move data in the clear, in agents with keys.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,11 @@ class SecuredBackends : public testing::Test {
 // Adding one is naming it: what stops it can only be that this host lacks its library.
 TEST_F(SecuredBackends, ABackendThatIsAddedHasBeenNamed) {
   const auto agent = make_agent();
-  for (const std::string name : {"rdma", "ucx", "libfabric"}) {
+  std::vector<std::string> names = {"rdma", "libfabric"};
+#if !defined(__SANITIZE_THREAD__)  // UCX takes over calls that threads make before ThreadSanitizer knows them
+  names.emplace_back("ucx");
+#endif
+  for (const std::string& name : names) {
     const bool there_already =
         name == "rdma" && agent->backends().find(name) != nullptr && agent->backends().find(name)->open();
     if (there_already) continue;
