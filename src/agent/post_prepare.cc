@@ -153,7 +153,7 @@ Status Post::establish_part(Part& part, uint64_t deadline_ns) noexcept {
     if (part.link == nullptr) part.link = &peer.link(*backend_, part.worker->index());
     Link& link = *part.link;
     if (link.state() == Link::State::kDown) {
-      // Another operation's deadline, which was earlier, is none of this one's.
+      // It ended at the deadline of another operation, and this one has time left.
       const bool cut_short = link.last_error() == Status::kTimedOut && agent().now_ns() < deadline_ns;
       if (part.attempt == 0 || part.attempt != link.attempts() || cut_short) {
         link.connect(deadline_ns);

@@ -1,5 +1,4 @@
 #include "agent/worker.h"
-#include "agent/waiter.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "agent/agent.h"
+#include "agent/waiter.h"
 #include "base/clock.h"
 #include "base/os/topology.h"
 #include "base/sync/wake.h"
@@ -181,8 +181,6 @@ TEST(Worker, ADescriptorWhoseWatchFailedIsNotWatchedAnyMore) {
   worker.unwatch(event.fd());
 }
 
-// A sleeper asks for the pages of its way to the next message when it wakes. So its code lies together, and
-// what its worker is made of is noted.
 // What it waits for may never come: the peer's word on a connection that broke.
 TEST(Waiter, ASleepThatNothingEndsDoesNotTakeTheWorkersFromTheirThreads) {
   std::atomic<uint32_t> word{0};
@@ -200,6 +198,8 @@ TEST(Waiter, ASleepThatNothingEndsDoesNotTakeTheWorkersFromTheirThreads) {
   EXPECT_EQ(taken, 2);
 }
 
+// A sleeper asks for the pages of its way to the next message when it wakes. So its code lies together, and
+// what its worker is made of is noted.
 TEST(Worker, ASleeperKnowsThePagesOfItsWayToTheNextMessage) {
   const auto agent = quiet_agent();
   Worker& worker = *agent->workers()[0];

@@ -1,4 +1,4 @@
-// A hop as the thread of a strand gets it: words that are a Hop of whoever made the strand.
+// Runs a hop on the thread of a strand: `words` hold the Hop that the strand's owner has posted.
 #pragma once
 
 #include <fmt/format.h>

@@ -38,8 +38,7 @@ std::vector<PeerName> names_of(const OpenSsl& openssl, const X509* certificate) 
     const auto* const bytes = reinterpret_cast<const char*>(openssl.ASN1_STRING_get0_data(text));
     PeerName name = {type == GEN_DNS ? PeerName::Kind::kDns : PeerName::Kind::kUri,
                      std::string(bytes, static_cast<std::size_t>(openssl.ASN1_STRING_length(text)))};
-    const bool printable = std::ranges::all_of(name.text, [](char c) { return c > ' ' && c < 127; });
-    if (name.text.empty() || name.text.size() > PeerPatterns::kMostBytes || !printable)
+    if (!may_be_name(name.text))
       fail(Status::kPermissionDenied,
            "one of its names is empty, has more than {} bytes, or some that names don't have",
            PeerPatterns::kMostBytes);

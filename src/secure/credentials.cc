@@ -14,8 +14,8 @@ namespace {
 
 constexpr long kMostChainBytes = 32 << 10;  // of the other side's certificates
 constexpr char kIdentity[] = "towline";
-constexpr unsigned char kCipher[] = {0x13,
-                                     0x01};  // TLS_AES_128_GCM_SHA256, whose hash the shared key goes with
+// TLS_AES_128_GCM_SHA256, whose hash the shared key goes with.
+constexpr unsigned char kCipher[] = {0x13, 0x01};
 constexpr char kCiphers[] = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
 
 }  // namespace

@@ -30,8 +30,8 @@ class FilesLook {
     dev_t device = 0;
     ino_t number = 0;
     off_t bytes = 0;
-    int64_t changed_ns =
-        0;  // its content or its number of links, owner, rights: no program can set this time
+    // Its content, or its number of links, owner or rights. No program can set this time.
+    int64_t changed_ns = 0;
   };
   std::array<File, 4> files_{};  // as in Keys::kSettings
 };

@@ -52,9 +52,13 @@ bool fit_all(const std::vector<std::string>& patterns, const std::vector<std::st
 
 }  // namespace
 
+bool may_be_name(std::string_view text) noexcept {
+  return !text.empty() && text.size() <= PeerPatterns::kMostBytes &&
+         std::ranges::all_of(text, [](char c) { return c > ' ' && c < 127; });
+}
+
 bool PeerPatterns::take_apart(PeerName::Kind kind, std::string_view text, Parts& parts) {
-  const bool printable = std::ranges::all_of(text, [](char c) { return c > ' ' && c < 127; });
-  if (text.empty() || text.size() > kMostBytes || !printable) return false;
+  if (!may_be_name(text)) return false;
   if (kind == PeerName::Kind::kUri) {
     const std::size_t end = text.find(kSchemeEnd);
     if (end == 0 || end == std::string_view::npos) return false;

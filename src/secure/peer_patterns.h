@@ -23,6 +23,9 @@ struct PeerName {
   std::string text;
 };
 
+// Neither empty nor too long, and of printable characters without blanks, as a name or a pattern is.
+bool may_be_name(std::string_view text) noexcept;
+
 class PeerPatterns {
  public:
   static constexpr std::size_t kMost = 256;

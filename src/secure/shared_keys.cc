@@ -59,9 +59,8 @@ SharedKeys::SharedKeys(const OpenSsl& openssl, const std::string& file) : openss
     if (key.empty() && !(rest.empty() && keys_.empty())) continue;
     if (key.size() < kLeastKeyBytes)
       fail(Status::kInvalidArgument,
-           "secure.key_file = \"{}\": line {} has {} bytes: at least {} are needed, for instance of: openssl "
-           "rand "
-           "-hex 32",
+           "secure.key_file = \"{}\": line {} has {} bytes: at least {} are needed, for instance of: "
+           "openssl rand -hex 32",
            file, number, key.size(), kLeastKeyBytes);
     if (heading == 0 && is_heading(key)) heading = number;
     std::string labelled = "towline shared key 1";

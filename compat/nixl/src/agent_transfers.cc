@@ -82,7 +82,7 @@ std::string failure_text(const char* call, const nixlXferReqH& request, int32_t 
   return text;
 }
 
-// Of a post of this thread that has just answered `status`. What is no failure has none.
+// Why a post of this thread has just answered `status`; empty if that is no failure.
 std::string_view refusal_of(int32_t status) noexcept {
   return status < 0 && status != TOWLINE_AGAIN ? std::string_view{towline_last_error()} : std::string_view{};
 }

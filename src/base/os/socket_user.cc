@@ -210,9 +210,8 @@ UserRefusal SocketUsers::refusal(int fd) noexcept {
   if (from.where == Where::kGone) return {"had closed its end before it was served", Status::kPeerLost};
   if (from.where == Where::kNoRoom)
     return {
-        "could not be told from another user's without a free descriptor, and was cut: it may try again, and "
-        "a higher limit "
-        "of open files (ulimit -n) leaves room",
+        "could not be told from another user's without a free descriptor, and was cut: it may try again, "
+        "and a higher limit of open files (ulimit -n) leaves room",
         status_from_errno(EMFILE)};
   return {"is no process of this agent's user, and was cut: listen.any_user serves all users of this host",
           Status::kPermissionDenied};

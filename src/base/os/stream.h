@@ -95,7 +95,7 @@ class Stream {
   // The whole handshake: kOk, kTimedOut, kPeerLost, kPermissionDenied. Throws what `meanwhile` throws.
   [[nodiscard]] Status shake_hands(Deadline deadline, const Meanwhile& meanwhile = {});
   [[nodiscard]] const StreamSession* session() const noexcept { return session_.get(); }
-  // Why the session failed; null: it did not, or there is none.
+  // Why the session failed; null if it has not, or if the stream has no session.
   [[nodiscard]] const char* why() const noexcept { return session_ == nullptr ? nullptr : session_->why(); }
   // What the last failure came from: the session's words, else the system's.
   [[nodiscard]] std::string failure(const StreamResult& result) const;
