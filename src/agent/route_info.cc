@@ -52,6 +52,16 @@ json not_taken(const std::vector<Route::Way>& ways) {
   return all;
 }
 
+// What it makes, or "" without memory.
+template <class Make>
+std::string text_if_memory(const Make& make) noexcept {
+  try {
+    return make();
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
+}
+
 }  // namespace
 
 std::vector<Route::Way> Route::ways(uint64_t bytes) const {
@@ -176,23 +186,15 @@ std::string Post::failure_itself(const std::string& more) const {
 }
 
 std::string Post::failure_of(Status status) const noexcept {
-  try {
-    return sentence(status, {});
-  } catch (const std::bad_alloc&) {
-    return {};
-  }
+  return text_if_memory([&] { return sentence(status, {}); });
 }
 
 std::string Post::whole_failure_of(Status status) const noexcept {
-  try {
-    return sentence(status, reason_of(status));
-  } catch (const std::bad_alloc&) {
-    return {};
-  }
+  return text_if_memory([&] { return sentence(status, reason_of(status)); });
 }
 
 std::string Post::refusal_of(Status status) const noexcept {
-  try {
+  return text_if_memory([&] {
     std::string why = take_failure_text();
     if (status == Status::kBusy) why = "it is in flight; wait for its outcome before it is posted again";
     if (why.empty() && status == Status::kStale) why = gone_region();
@@ -200,9 +202,7 @@ std::string Post::refusal_of(Status status) const noexcept {
     return fmt::format("a {} of {} blocks {} peer '{}' over {} was refused: {}",
                        route_.op() == TOWLINE_WRITE ? "write" : "read", plan_.picked_blocks(),
                        direction_of(route_.op()), remote().peer()->name(), way_name(), why);
-  } catch (const std::bad_alloc&) {
-    return {};
-  }
+  });
 }
 
 std::string Post::sentence(Status status, const std::string& more) const {
